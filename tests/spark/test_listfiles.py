@@ -6,20 +6,22 @@ import os
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from lookback.core.errors import StoreFailed
 from lookback.core.values.columns import from_values
-from lookback.core.values.lists import Lists
+from lookback.core.values.lists import FOREVER, ListChange, ListRows, Lists
 from lookback.core.values.types import STRING
 from lookback.spark.replay import trials
-from lookback.spark.stream import listfiles
+from lookback.spark.stream import listfeed, listfiles
 from lookback.spark.stream.listfeed import ListFeed, ReplayedLists, describe_changes
-from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes
+from lookback.spark.stream.listfiles import ListFiles, pack_rows, unpack_rows
 from lookback.spark.stream.parcels import Parcels
 from payins import STREAM
 
@@ -32,8 +34,12 @@ def _without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def added(value: str, rows: int = 1, list_: str = "a", expires_at: int | None = None) -> NetChange:
-    return NetChange(list_, value, expires_at, None, rows)
+def added(value: str, rows: int = 1, list_: str = "a", expires_at: int | None = None) -> list[ListChange]:
+    return [ListChange("insert" if rows > 0 else "delete", 1, list_, value, expires_at)] * abs(rows)
+
+
+def rows_of(*changes: list[ListChange]) -> dict[str, ListRows]:
+    return ListRows.by_list(row for rows in changes for row in rows)
 
 
 def members(lists: Lists, name: str = "a", time: int = 0) -> set[str]:
@@ -56,10 +62,10 @@ def count_reads(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> Counter[st
 def test_each_commit_is_read_as_it_was(tmp_path: Path) -> None:
     files = ListFiles(Parcels(tmp_path))
     assert files.read(None, frozenset("a")) == Lists.empty()
-    files.add(None, 1, [added("v1"), added("v2", list_="b"), added("v3", expires_at=10)])
-    files.add(1, 4, [added("v1", -1), added("v4", 2)])
-    files.add(4, 5, [])  # a commit that changed a reason
-    files.add(5, 9, [added("v4", -1)])
+    files.add(None, 1, rows_of(added("v1"), added("v2", list_="b"), added("v3", expires_at=10)))
+    files.add(1, 4, rows_of(added("v1", -1), added("v4", 2)))
+    files.add(4, 5, rows_of())  # a commit that changed a reason
+    files.add(5, 9, rows_of(added("v4", -1)))
     names = frozenset("abc")
     expected = {1: {"v1", "v3"}, 4: {"v3", "v4"}, 5: {"v3", "v4"}, 9: {"v3", "v4"}}
     for commit in (1, 9, 4, 5, 1):
@@ -74,8 +80,8 @@ def test_each_commit_is_read_as_it_was(tmp_path: Path) -> None:
 
 def test_a_worker_reads_of_a_changed_list_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ListFiles(Parcels(tmp_path))
-    files.add(None, 1, [added("v1"), added("v1", list_="b")])
-    files.add(1, 2, [added("v2")])
+    files.add(None, 1, rows_of(added("v1"), added("v1", list_="b")))
+    files.add(1, 2, rows_of(added("v2")))
     reads = count_reads(files, monkeypatch)
     names = frozenset("ab")
     files.read(2, names)
@@ -83,7 +89,7 @@ def test_a_worker_reads_of_a_changed_list_only_what_is_new(tmp_path: Path, monke
     reads.clear()
     files.read(2, names)
     assert reads == {"index": 1}
-    files.add(2, 3, [added("v3")])
+    files.add(2, 3, rows_of(added("v3")))
     reads.clear()
     assert members(files.read(3, names)) == {"v1", "v2", "v3"}
     assert reads == {"index": 1, "changes": 1}
@@ -95,7 +101,9 @@ def test_many_changes_become_a_snapshot_and_a_beginner_reads_few_pieces(
     files = ListFiles(Parcels(tmp_path))
     for commit in range(200):
         files.add(
-            commit - 1 if commit else None, commit, [added(VALUES[commit % 8], 1 if commit // 8 % 2 == 0 else -1)]
+            commit - 1 if commit else None,
+            commit,
+            rows_of(added(VALUES[commit % 8], 1 if commit // 8 % 2 == 0 else -1)),
         )
     reads = count_reads(files, monkeypatch)
     listfiles._KEPT.clear()
@@ -103,14 +111,14 @@ def test_many_changes_become_a_snapshot_and_a_beginner_reads_few_pieces(
     assert reads["snapshot"] == 1
     assert reads["changes"] <= 64
     # A list that is filled at once is a snapshot at once.
-    files.add(199, 200, [added(f"w{n}") for n in range(10_001)])
+    files.add(199, 200, rows_of(*(added(f"w{n}") for n in range(10_001))))
     assert sum(name.endswith("snapshot") for name in files.parcels.list() if name.startswith(f"{200:020}")) == 1
 
 
 def test_old_commits_go_with_the_pieces_that_only_they_need(tmp_path: Path) -> None:
     files = ListFiles(Parcels(tmp_path))
     for commit in range(150):
-        files.add(commit - 1 if commit else None, commit, [added(VALUES[commit % 8])])
+        files.add(commit - 1 if commit else None, commit, rows_of(added(VALUES[commit % 8])))
     files.drop_before(140)
     assert (files.list_commits(), files.read_floor()) == ([*range(140, 150)], 140)
     assert [members(files.read(commit, frozenset("a"))) for commit in (140, 149)] == [set(VALUES)] * 2
@@ -124,7 +132,7 @@ def test_old_commits_go_with_the_pieces_that_only_they_need(tmp_path: Path) -> N
 def test_lost_and_damaged_files_are_found(tmp_path: Path) -> None:
     files = ListFiles(Parcels(tmp_path))
     for commit in (1, 2, 3):
-        files.add(commit - 1 or None, commit, [added(VALUES[commit])])
+        files.add(commit - 1 or None, commit, rows_of(added(VALUES[commit])))
     (piece,) = (name for name in files.parcels.list() if name.startswith(f"{2:020}") and name.endswith("changes"))
     files.parcels.remove(piece)
     assert files.find_damaged([1, 2, 3]) == [2, 3]
@@ -137,24 +145,22 @@ def test_lost_and_damaged_files_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_files_and_a_replay_agree_with_all_changes_applied(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    rows = Counter[NetChange]()
-    history: dict[int, list[NetChange]] = {}
+    rows = Counter[tuple[str, str, int | None, str | None]]()
+    history: dict[int, list[ListChange]] = {}
     for commit in sorted(draw.sample(range(1, 400), 120)):
         changes = []
         for _ in range(draw.randrange(4)):
-            row = NetChange(
-                draw.choice("abc"), draw.choice(VALUES), draw.choice([None, 5]), draw.choice([None, "cidr"]), 1
-            )
-            number = -1 if rows[row] and draw.random() < 0.5 else 1
-            rows[row] += number
-            changes.append(row._replace(rows=number))
+            row = draw.choice("abc"), draw.choice(VALUES), draw.choice([None, 5]), draw.choice([None, "cidr"])
+            is_removed = rows[row] and draw.random() < 0.5
+            rows[row] += -1 if is_removed else 1
+            changes.append(ListChange("delete" if is_removed else "insert", commit, *row))
         history[commit] = changes
     files, names = ListFiles(Parcels(tmp_path)), frozenset("abc")
-    known = ListFeed(0, max(history), history)
+    known = ListFeed(0, max(history), {commit: ListRows.by_list(changes) for commit, changes in history.items()})
     known.write(files)
     replayed = ReplayedLists.of(known)
     for commit in [*draw.sample(sorted(history), 20), max(history)]:
-        applied = [each for at in history if at <= commit for each in list_changes(history[at], at)]
+        applied = [each for at, changes in history.items() if at <= commit for each in changes]
         expected = Lists.empty().apply(applied)
         for source in (files, replayed):
             lists = source.read(commit, names)
@@ -163,11 +169,39 @@ def test_files_and_a_replay_agree_with_all_changes_applied(tmp_path: Path, seed:
                     assert members(lists, name, moment) == members(expected, name, moment), (commit, name, moment)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_that_were_read_as_columns_are_the_changes_row_by_row(seed: int) -> None:
+    draw = random.Random(seed)
+    values = ["", "10.0.0.0/8", "10.0.0.1", "1/2", "::/0", "v", "é\0'", "cidr"]
+    there: list[ListChange] = []
+    changes: list[ListChange] = []
+    for _ in range(draw.choice([0, 1, 60])):
+        if there and draw.random() < 0.4:
+            row = replace(there.pop(draw.randrange(len(there))), change="delete")
+        else:
+            expires_at, kind = draw.choice([None, 0, 5, -(2**63), FOREVER]), draw.choice([None, "cidr", "other"])
+            row = ListChange("insert", 0, draw.choice(["a", "", "b'"]), draw.choice(values), expires_at, kind)
+            there.append(row)
+        changes.append(replace(row, commit=len(changes) // 25))
+    columns = {name: [getattr(row, name) for row in changes] for name in listfeed._SCHEMA.names}
+    table = listfeed._sum_rows(pa.table(columns, schema=listfeed._SCHEMA))
+    by_commit = listfeed._split_by_commit(table, {row.commit for row in changes})
+    assert list(by_commit) == sorted({row.commit for row in changes})
+    read = applied = Lists.empty()
+    asked = from_values(STRING, [*values, "10.255.255.255", "::1", "11.0.0.0"])
+    for commit, rows in by_commit.items():
+        read = read.change({name: unpack_rows(pack_rows(listed), name) for name, listed in rows.items()}, commit)
+        applied = applied.apply([row for row in changes if row.commit == commit], commit)
+        assert (read.commit, read.counts) == (applied.commit, applied.counts)
+        for name in read.names:
+            assert read.find_until(name, asked).tolist() == applied.find_until(name, asked).tolist()
+
+
 @pytest.mark.long
 def test_c11_3_a_list_of_a_million_values_is_one_file_and_a_change_of_it_a_small_one(tmp_path: Path) -> None:
     files = ListFiles(Parcels(tmp_path))
-    files.add(None, 1, [added(f"{number:07}") for number in range(1_000_000)])
-    files.add(1, 2, [added("v1"), added("0000001", -1)])
+    files.add(None, 1, rows_of(*(added(f"{number:07}") for number in range(1_000_000))))
+    files.add(1, 2, rows_of(added("v1"), added("0000001", -1)))
     sizes = {file.name.partition(".")[0][-1] + file.suffix: file.stat().st_size for file in tmp_path.iterdir()}
     assert sizes["1.snapshot"] < 24_100_000
     assert sizes["2.changes"] < 100
@@ -185,7 +219,7 @@ def test_c11_3_a_list_of_a_million_values_is_one_file_and_a_change_of_it_a_small
 
 
 def test_before_the_first_commit_that_can_be_read_lists_are_as_they_were_then(tmp_path: Path) -> None:
-    history = ListFeed(5, 6, {6: [added("v2")]}, [added("v1")])
+    history = ListFeed(5, 6, {6: rows_of(added("v2"))}, rows_of(added("v1")))
     files = ListFiles(Parcels(tmp_path))
     history.write(files, [1, 3, 6])
     assert files.list_commits() == [1, 3, 4, 6]
@@ -196,13 +230,13 @@ def test_before_the_first_commit_that_can_be_read_lists_are_as_they_were_then(tm
 
 
 def test_what_a_commit_did_is_said_in_a_few_words() -> None:
-    changes = [
+    changes = rows_of(
         added("v1"), added("v2"), added("v3", -1), added("v4", -1, expires_at=1), added("v4", expires_at=2),
         added("v1", -1, "b"),
-    ]  # fmt: skip
+    )  # fmt: skip
     assert describe_changes(changes) == "a: 2 added, 1 changed, 1 removed; b: 1 removed"
-    assert describe_changes([]) == "no value changed"
-    many = describe_changes([added("v", list_=f"l{n:02}") for n in range(12)])
+    assert describe_changes({}) == "no value changed"
+    many = describe_changes(rows_of(*(added("v", list_=f"l{n:02}") for n in range(12))))
     assert many.endswith("l09: 1 added; and 2 other lists")
 
 

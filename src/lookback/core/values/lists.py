@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from ipaddress import ip_address, ip_network
 from math import isqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from lookback.core.errors import StateError
-from lookback.core.values.columns import Column, Values, from_values
+from lookback.core.values.columns import Column, Mask, Values, from_values
 from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
@@ -55,6 +56,48 @@ class ListChange:
     value: str | None
     expires_at: int | None = None
     kind: str | None = None
+
+
+@dataclass(frozen=True)
+class ListRows:
+    """Rows of one list that were added or removed; all arrays have one length, and so has what `take` returns.
+
+    values: texts. until: when each expires, in microseconds, FOREVER for never. is_cidr: whether its row is of kind cidr. rows:
+    how many such rows were added, or, if negative, removed; never 0.
+    """
+
+    values: Values
+    until: Int64s
+    is_cidr: Mask
+    rows: Int64s
+
+    @classmethod
+    def by_list(cls, changes: Iterable[ListChange]) -> dict[str, ListRows]:
+        """Orders the changes of rows by list."""
+        by_list: dict[str, list[ListChange]] = {}
+        for change in changes:
+            if change.list is not None and change.value is not None:
+                by_list.setdefault(change.list, []).append(change)
+        return {name: cls._of(listed) for name, listed in by_list.items()}
+
+    @classmethod
+    def _of(cls, changes: Sequence[ListChange]) -> ListRows:
+        values = from_values(STRING, [each.value for each in changes]).values
+        until = np.array([FOREVER if each.expires_at is None else each.expires_at for each in changes], dtype=np.int64)
+        is_cidr = np.array([each.kind == CIDR for each in changes], dtype=bool)
+        return cls(values, until, is_cidr, np.array([1 if each.change == "insert" else -1 for each in changes]))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, index: npt.NDArray[Any]) -> ListRows:
+        """Returns those at `index` (positions or a mask)."""
+        return ListRows(self.values[index], self.until[index], self.is_cidr[index], self.rows[index])
+
+    @classmethod
+    def concat(cls, parts: Sequence[ListRows]) -> ListRows:
+        """Joins one part or more."""
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -230,19 +273,19 @@ class Lists:
         return Lists(self.commit, {name: each for name, each in self._lists.items() if name in names})
 
     def apply(self, changes: Iterable[ListChange], commit: int | None = None) -> Lists:
-        """Returns the lists after changes. commit: the last one that was read, if it has none of the changes.
-
-        Takes time by the number of changes. To remove a row that is not there changes nothing.
-        """
+        """Returns the lists after changes. commit: the last one that was read, if it has none of the changes."""
         known = [each for each in changes if each.list is not None and each.value is not None]
-        commits = [each.commit for each in known] + [each for each in (self.commit, commit) if each is not None]
-        by_list: dict[str, list[ListChange]] = {}
-        for change in known:
-            by_list.setdefault(str(change.list), []).append(change)
-        lists = dict(self._lists)
-        for name, listed in by_list.items():
-            lists[name] = _change_list(lists.get(name, _List()), listed)
-        return Lists(max(commits, default=None), lists)
+        commits = [each.commit for each in known] + ([] if commit is None else [commit])
+        return self.change(ListRows.by_list(known), max(commits, default=None))
+
+    def change(self, rows: Mapping[str, ListRows], commit: int | None = None) -> Lists:
+        """Returns the lists after rows were added and removed, by list. commit: the last one that was read.
+
+        Takes time by the number of rows. To remove a row that is not there changes nothing.
+        """
+        commits = [each for each in (self.commit, commit) if each is not None]
+        changed = {name: _change_list(self._lists.get(name, _List()), listed) for name, listed in rows.items()}
+        return Lists(max(commits, default=None), {**self._lists, **changed})
 
     def find_until(self, name: str, texts: Column) -> Int64s:
         """Finds per text when it ceases to be a value of a list, in microseconds: no time is before that of one that is none.
@@ -339,40 +382,36 @@ class KnownLists:
         return self.versions[commit] if names is None else self.versions[commit].select(names)
 
 
-def _change_list(before: _List, changes: Sequence[ListChange]) -> _List:
+def _change_list(before: _List, rows: ListRows) -> _List:
     """Returns a list after changes of its rows."""
-    texts: list[ListChange] = []
-    ranged: list[ListChange] = []
-    ranges: list[ListChange] = []
-    prefixes = set(before.prefixes)
-    for change in changes:
-        value, is_declared = str(change.value), change.kind == CIDR
-        (ranged if is_declared else texts).append(change)
-        # Ranges are known before a row of kind cidr makes the list one of ranges.
-        network = _read_network(value) if is_declared or _RANGE.fullmatch(value) else None
-        if network is not None:
-            version, number, length = network
-            prefixes.add((version, length))
-            ranges.append(replace(change, value=_name_network(version, number, length)))
+    # Ranges are known before a row of kind cidr makes the list one of ranges.
+    has_slash = np.fromiter(("/" in value for value in rows.values), dtype=bool, count=len(rows))
+    networks = {
+        at: network
+        for at in np.flatnonzero(rows.is_cidr | has_slash).tolist()
+        if (rows.is_cidr[at] or _RANGE.fullmatch(rows.values[at]))
+        and (network := _read_network(rows.values[at])) is not None
+    }
+    ranges = rows.take(np.array(list(networks), dtype=np.int64))
+    ranges.values[:] = [_name_network(*network) for network in networks.values()]
     return _List(
-        _change_values(before.texts, texts),
-        _change_values(before.ranged, ranged),
+        _change_values(before.texts, rows.take(~rows.is_cidr)),
+        _change_values(before.ranged, rows.take(rows.is_cidr)),
         _change_values(before.ranges, ranges),
-        frozenset(prefixes),
+        before.prefixes | {(version, length) for version, _, length in networks.values()},
     )
 
 
-def _change_values(before: _Values, changes: Sequence[ListChange]) -> _Values:
-    if not changes:
+def _change_values(before: _Values, rows: ListRows) -> _Values:
+    if not len(rows):
         return before
-    keys = _hash_texts([str(change.value) for change in changes])
-    until = [FOREVER if change.expires_at is None else change.expires_at for change in changes]
-    signs = [1 if change.change == "insert" else -1 for change in changes]
-    if min(signs) > 0 and len(changes) > max(_FEWEST_CHANGED, before.count // 4):
-        return before.add_all(keys, np.array(until, dtype=np.int64))
+    keys = encode_keys([Column(STRING, rows.values)], len(rows))
+    if rows.rows.min() > 0 and rows.rows.sum() > max(_FEWEST_CHANGED, before.count // 4):
+        each = np.repeat(np.arange(len(rows)), rows.rows)
+        return before.add_all(keys.take(each), rows.until[each])
     net = Counter[tuple[_Hash, int]]()
-    for hashed, end, sign in zip(keys.list_pairs(), until, signs, strict=True):
-        net[hashed, end] += sign
+    for hashed, until, number in zip(keys.list_pairs(), rows.until.tolist(), rows.rows.tolist(), strict=True):
+        net[hashed, until] += number
     return before.change(net)
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lookback.core.values.cache import RecentCache
-from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
 from lookback.core.values.texts import cut_end
 from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.listfiles import ListFiles, NetChange, list_changes, pack_changes, unpack_changes
+from lookback.spark.stream.listfiles import ListFiles, pack_rows, unpack_rows
 from lookback.spark.tables.history import find_first_readable
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions
 
@@ -35,6 +36,8 @@ _SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _ROW = ["list", "value", "expires_at", "kind"]
+# The commit of rows that were there before all that can be read.
+_NEVER = -1
 # In a sentence about a commit stand at most so many lists.
 _MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
 
@@ -43,14 +46,14 @@ _MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
 class ListFeed:
     """The changes of lists by commit, ascending; a commit that changed rows is there even if they are as before, net.
 
-    begins: the first commit that can be read, or the one that was asked for. before: the rows that the table had before it, if
-    not all earlier commits were read. last: the last commit of the table.
+    begins: the first commit that can be read, or the one that was asked for. changes: by commit the changed rows of each list.
+    before: the rows that the table had before it, if not all earlier commits were read. last: the last commit of the table.
     """
 
     begins: int
     last: int
-    changes: Mapping[int, Sequence[NetChange]]
-    before: Sequence[NetChange] = field(default=())
+    changes: Mapping[int, Mapping[str, ListRows]]
+    before: Mapping[str, ListRows] = field(default_factory=dict)
 
     @classmethod
     def read(cls, tables: Tables, first: int = 0, names: Collection[str] | None = None) -> ListFeed:
@@ -60,13 +63,15 @@ class ListFeed:
         """
         last = tables.version(TABLE)
         try:
-            return cls(first, last, _read_changes(tables, first, last, names))
+            changed, commits = _read_changes(tables, first, last, names)
+            return cls(first, last, _split_by_commit(changed, commits))
         except SPARK_ERRORS:
             begins = find_first_readable(tables, TABLE)
             if begins <= first:
                 raise
-        changes = _read_changes(tables, begins, last, names)
-        return cls(begins, last, changes, _read_before(tables, last, changes, names))
+        changed, commits = _read_changes(tables, begins, last, names)
+        before = _split_by_commit(_read_before(tables, last, changed, names), [_NEVER])[_NEVER]
+        return cls(begins, last, _split_by_commit(changed, commits), before)
 
     def write(self, files: ListFiles, asked: Iterable[int] = ()) -> None:
         """Writes the lists after each commit. asked: commits that must be there too, with the lists as they were then.
@@ -78,9 +83,9 @@ class ListFeed:
         before: int | None = None
         if early or self.before:
             before = self.begins - 1
-            files.begin({*early, before}, Lists.empty().apply(list_changes(self.before, before)))
+            files.begin({*early, before}, Lists.empty().change(self.before, before))
         for commit in sorted({*known, *(each for each in asked if each >= self.begins)}):
-            files.add(before, commit, self.changes.get(commit, ()))
+            files.add(before, commit, self.changes.get(commit, {}))
             before = commit
 
 
@@ -123,17 +128,14 @@ class ReplayedLists:
     def of(cls, history: ListFeed) -> ReplayedLists:
         """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
         steps: dict[str, list[_Step]] = {}
-        contents = Lists.empty().apply(list_changes(history.before, history.begins - 1))
+        contents = Lists.empty().change(history.before, history.begins - 1)
         for name in contents.names:
             steps[name] = [_Step(-1, contents.select([name]).to_bytes(), is_whole=True)]
         for commit, changes in history.changes.items():
-            contents = contents.apply(list_changes(changes, commit))
-            by_list: dict[str, list[NetChange]] = {}
-            for change in changes:
-                by_list.setdefault(change.list, []).append(change)
-            for name, listed in by_list.items():
-                is_whole = len(listed) > _MANY_CHANGES
-                content = contents.select([name]).to_bytes() if is_whole else pack_changes(listed)
+            contents = contents.change(changes, commit)
+            for name, rows in changes.items():
+                is_whole = len(rows) > _MANY_CHANGES
+                content = contents.select([name]).to_bytes() if is_whole else pack_rows(rows)
                 steps.setdefault(name, []).append(_Step(commit, content, is_whole))
         return cls(uuid.uuid4().hex, steps, history.begins)
 
@@ -153,13 +155,15 @@ class ReplayedLists:
         if end < reached.steps:
             reached.steps, reached.contents = 0, Lists.empty()
         begin = max((at for at in range(reached.steps, end) if steps[at].is_whole), default=reached.steps)
-        changes: list[ListChange] = []
+        changes: list[ListRows] = []
         for step in steps[begin:end]:
             if step.is_whole:
                 reached.contents = Lists.from_bytes(step.content, name)
             else:
-                changes += unpack_changes(name, step.commit, step.content, name)
-        reached.contents, reached.steps = reached.contents.apply(changes), end
+                changes.append(unpack_rows(step.content, name))
+        if changes:
+            reached.contents = reached.contents.change({name: ListRows.concat(changes)})
+        reached.steps = end
         return reached.contents
 
 
@@ -167,15 +171,11 @@ class ReplayedLists:
 _REACHED: RecentCache[_Reached] = RecentCache(1_000)
 
 
-def describe_changes(changes: Sequence[NetChange]) -> str:
+def describe_changes(changes: Mapping[str, ListRows]) -> str:
     """Says in a few words what a commit did to which list, such as `vips: 2 added, 1 removed`."""
-    added: dict[str, set[str]] = {}
-    removed: dict[str, set[str]] = {}
-    for change in changes:
-        (added if change.rows > 0 else removed).setdefault(change.list, set()).add(change.value)
     parts = []
-    for name in sorted({*added, *removed}):
-        new, old = added.get(name, set()), removed.get(name, set())
+    for name, rows in sorted(changes.items()):
+        new, old = (set(rows.values[is_meant].tolist()) for is_meant in (rows.rows > 0, rows.rows < 0))
         counts = {"added": len(new - old), "changed": len(new & old), "removed": len(old - new)}
         parts.append(f"{name}: {', '.join(f'{count:,} {verb}' for verb, count in counts.items() if count)}")
     more = f"; and {len(parts) - _MOST_NAMED:,} other lists" if len(parts) > _MOST_NAMED else ""
@@ -183,19 +183,18 @@ def describe_changes(changes: Sequence[NetChange]) -> str:
     return cut_end("; ".join(parts[:_MOST_NAMED]) + more, _MOST_CHARACTERS) if parts else "no value changed"
 
 
-def _read_changes(
-    tables: Tables, first: int, last: int, names: Collection[str] | None
-) -> dict[int, Sequence[NetChange]]:
+def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] | None) -> tuple[pa.Table, list[int]]:
+    """Reads the rows that commits added or removed, net, and the commits that changed any."""
     if first > last:
-        return {}
+        return _sum_rows(_SCHEMA.empty_table()), []
     folder = tables.log_folder(TABLE) if first == last and names is None else None
     read = None if folder is None else read_commit_files(folder, first)
     if read is not None:
-        return _group_by_commit(read, read["commit"].unique().to_pylist())
+        return _sum_rows(read), read["commit"].unique().to_pylist()
     rows = read_list_changes(tables, first, last)
     commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
     table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
-    return _group_by_commit(table, table["commit"].unique().to_pylist() if commits is None else commits)
+    return _sum_rows(table), table["commit"].unique().to_pylist() if commits is None else commits
 
 
 def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
@@ -232,32 +231,41 @@ def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
     return pa.table(columns, names=_SCHEMA.names).cast(_SCHEMA)
 
 
-def _group_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, Sequence[NetChange]]:
-    by_commit: dict[int, list[NetChange]] = {commit: [] for commit in sorted(commits)}
-    for commit, change in _sum_rows(table):
-        by_commit[commit].append(change)
-    return dict(by_commit)
-
-
-def _read_before(
-    tables: Tables, last: int, changes: Mapping[int, Sequence[NetChange]], names: Collection[str] | None
-) -> list[NetChange]:
+def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection[str] | None) -> pa.Table:
     """Reads the rows that the table had before these changes: those of now without what was changed since."""
-    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(0).cast("bigint")}
+    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(_NEVER).cast("bigint")}
     now = select_list_changes(tables.read(TABLE, version=last).withColumns(columns))
     table = (now if names is None else now.where(F.col("list").isin(*names))).toArrow()
-    rows = {change[:4]: change.rows for _, change in _sum_rows(table)}
-    for change in (change for listed in changes.values() for change in listed):
-        rows[change[:4]] = rows.get(change[:4], 0) - change.rows
-    return [NetChange(*row, number) for row, number in rows.items() if number > 0]
+    undone = changed.set_column(0, "commit", pa.repeat(_NEVER, len(changed)))
+    undone = undone.set_column(undone.schema.get_field_index("rows"), "rows", pc.negate(changed["rows"]))
+    before = _sum(pa.concat_tables([_sum_rows(table), undone]))
+    return before.filter(pc.greater(before["rows"], 0))
 
 
-def _sum_rows(table: pa.Table) -> Iterator[tuple[int, NetChange]]:
-    """Yields the commits and the rows that each of them added or removed, net."""
-    signs = pc.if_else(pc.equal(table["change"], "insert"), 1, -1)
-    summed = table.append_column("rows", signs).group_by(["commit", *_ROW]).aggregate([("rows", "sum")])
-    summed = summed.filter(pc.not_equal(summed["rows_sum"], 0))
+def _sum_rows(table: pa.Table) -> pa.Table:
+    """Sums the rows that each commit added or removed. Columns: commit, list, value, expires_at, kind, and rows, never 0."""
+    signs = pc.cast(pc.if_else(pc.equal(table["change"], "insert"), 1, -1), pa.int64())
+    return _sum(table.cast(_SCHEMA).drop_columns("change").append_column("rows", signs))
+
+
+def _sum(table: pa.Table) -> pa.Table:
+    summed = table.group_by(["commit", *_ROW]).aggregate([("rows", "sum")]).rename_columns(["commit", *_ROW, "rows"])
+    summed = summed.filter(pc.not_equal(summed["rows"], 0))
     # In one order, so that a repeated attempt writes what the first one wrote.
-    summed = summed.sort_by([("commit", "ascending"), *((name, "ascending") for name in _ROW)])
-    commits, *columns = (summed[name].to_pylist() for name in ("commit", *_ROW, "rows_sum"))
-    return zip(commits, map(NetChange, *columns), strict=True)
+    return summed.sort_by([("commit", "ascending"), *((name, "ascending") for name in _ROW)])
+
+
+def _split_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, dict[str, ListRows]]:
+    """Cuts what `_sum` returned into the rows of each list by commit; of the commits also those that have none."""
+    by_commit: dict[int, dict[str, ListRows]] = {commit: {} for commit in sorted(commits)}
+    kinds = pc.fill_null(pc.equal(table["kind"], CIDR), fill_value=False)
+    rows = ListRows(
+        table["value"].to_numpy(), pc.fill_null(table["expires_at"], FOREVER).to_numpy(), kinds.to_numpy(),
+        table["rows"].to_numpy(),
+    )  # fmt: skip
+    numbers, names = table["commit"].to_numpy(), table["list"].combine_chunks().dictionary_encode()
+    codes = names.indices.to_numpy()
+    edges = np.flatnonzero((numbers[1:] != numbers[:-1]) | (codes[1:] != codes[:-1])) + 1
+    for part in np.split(np.arange(len(rows)), edges) if len(rows) else ():
+        by_commit[int(numbers[part[0]])][names.dictionary[int(codes[part[0]])].as_py()] = rows.take(part)
+    return by_commit

@@ -17,9 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lookback.core.errors import StoreFailed
 from lookback.core.values.cache import RecentCache
-from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
 from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.parcels import Parcels
 
@@ -41,16 +43,6 @@ class Piece(NamedTuple):
     def is_snapshot(self) -> bool:
         """Returns whether it is the whole list."""
         return self.name.endswith(_SNAPSHOT)
-
-
-class NetChange(NamedTuple):
-    """The rows of a value that a commit has added (a positive number) or removed, net. expires_at: microseconds or None."""
-
-    list: str
-    value: str
-    expires_at: int | None
-    kind: str | None
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -99,14 +91,14 @@ class ListFiles:
         for commit in commits:
             self._write_index(commit, chains)
 
-    def add(self, before: int | None, commit: int, changes: Iterable[NetChange]) -> None:
-        """Writes the lists after a commit. before: the commit with the last index, None for no list yet; changes: since then."""
+    def add(self, before: int | None, commit: int, changes: Mapping[str, ListRows]) -> None:
+        """Writes the lists after a commit.
+
+        before: the commit with the last index, None for no list yet; changes: of each list since then.
+        """
         chains = {} if before is None else self._read_index(before)
-        by_list: dict[str, list[NetChange]] = {}
-        for change in changes:
-            by_list.setdefault(change.list, []).append(change)
-        for at, (name, listed) in enumerate(sorted(by_list.items())):
-            chains[name] = self._extend(chains.get(name, []), commit, at, listed)
+        for at, (name, rows) in enumerate(sorted(changes.items())):
+            chains[name] = self._extend(name, chains.get(name, []), commit, at, rows)
         self._write_index(commit, chains)
 
     def drop_before(self, commit: int) -> None:
@@ -137,16 +129,16 @@ class ListFiles:
         except (StoreFailed, ValueError, TypeError):
             return {}
 
-    def _extend(self, chain: Sequence[Piece], commit: int, at: int, changes: Sequence[NetChange]) -> list[Piece]:
-        piece = Piece(_name_piece(commit, at, _CHANGES), sum(abs(each.rows) for each in changes))
+    def _extend(self, name: str, chain: Sequence[Piece], commit: int, at: int, rows: ListRows) -> list[Piece]:
+        piece = Piece(_name_piece(commit, at, _CHANGES), int(abs(rows.rows).sum()))
         extended = [*chain, piece]
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
         if len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
-            self.parcels.write(piece.name, pack_changes(changes))
+            self.parcels.write(piece.name, pack_rows(rows))
             return extended
-        before = self._read_list(changes[0].list, chain, _Kept())
-        return [self._write_snapshot(commit, at, before.apply(list_changes(changes, commit)))]
+        before = self._read_list(name, chain, _Kept())
+        return [self._write_snapshot(commit, at, before.change({name: rows}, commit))]
 
     def _write_snapshot(self, commit: int, at: int, contents: Lists) -> Piece:
         piece = Piece(_name_piece(commit, at, _SNAPSHOT), contents.count)
@@ -158,14 +150,14 @@ class ListFiles:
         names = tuple(piece.name for piece in chain)
         if kept.pieces != names:
             done = len(kept.pieces) if kept.pieces == names[: len(kept.pieces)] else 0
-            contents, changes = kept.contents if done else Lists.empty(), list[ListChange]()
+            contents, changes = kept.contents if done else Lists.empty(), list[ListRows]()
             for piece in chain[done:]:
                 if piece.is_snapshot:
                     contents, changes = Lists.from_bytes(self.parcels.read(piece.name), piece.name), []
                 else:
-                    commit = int(piece.name.partition(".")[0])
-                    changes += unpack_changes(name, commit, self.parcels.read(piece.name), piece.name)
-            kept.contents, kept.pieces = contents.apply(changes), names
+                    changes.append(unpack_rows(self.parcels.read(piece.name), piece.name))
+            kept.contents = contents.change({name: ListRows.concat(changes)}) if changes else contents
+            kept.pieces = names
         return kept.contents
 
     def _read_index(self, commit: int) -> dict[str, list[Piece]]:
@@ -194,23 +186,25 @@ class _Kept:
 _KEPT: RecentCache[_Kept] = RecentCache(_MOST_KEPT)
 
 
-def list_changes(changes: Iterable[NetChange], commit: int) -> list[ListChange]:
-    """Lists the changes of a commit row by row, as the core applies them."""
-    return [
-        ListChange("insert" if each.rows > 0 else "delete", commit, each.list, each.value, each.expires_at, each.kind)
-        for each in changes
-        for _ in range(abs(each.rows))
+def pack_rows(rows: ListRows) -> bytes:
+    """Writes the changed rows of one list."""
+    columns = rows.values.tolist(), rows.until.tolist(), rows.is_cidr.tolist(), rows.rows.tolist()
+    packed = [
+        [value, None if until == FOREVER else until, CIDR if is_cidr else None, number]
+        for value, until, is_cidr, number in zip(*columns, strict=True)
     ]
+    return json.dumps(packed, separators=(",", ":")).encode()
 
 
-def pack_changes(changes: Sequence[NetChange]) -> bytes:
-    """Writes the changes of one list."""
-    return json.dumps([each[1:] for each in changes], separators=(",", ":")).encode()
-
-
-def unpack_changes(name: str, commit: int, content: bytes, place: str) -> list[ListChange]:
-    """Reads the changes of the list `name` by a commit. place: named where they are damaged."""
-    return list_changes((NetChange(name, *row) for row in _parse(place, content)), commit)
+def unpack_rows(content: bytes, place: str) -> ListRows:
+    """Reads what `pack_rows` wrote. place: named where that is damaged."""
+    values, until, kinds, numbers = zip(*_parse(place, content), strict=True)
+    return ListRows(
+        np.array(values, dtype=object),
+        np.array([FOREVER if each is None else each for each in until], dtype=np.int64),
+        np.array([kind == CIDR for kind in kinds], dtype=bool),
+        np.array(numbers, dtype=np.int64),
+    )
 
 
 def _name_commit(commit: int) -> str:

@@ -18,7 +18,7 @@ from lookback.spark.lists import TABLE
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.checkpoint import RULES, Checkpoint
 from lookback.spark.stream.listfeed import ListFeed, describe_changes
-from lookback.spark.stream.listfiles import ListFiles, list_changes
+from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ListsWatch:
         news: dict[int, str] = {}
         if history.begins > self._version + 1:
             before = history.begins - 1
-            self._files.begin([before], Lists.empty().apply(list_changes(history.before, before)))
+            self._files.begin([before], Lists.empty().change(history.before, before))
             news[before] = (
                 f"commits {self._version + 1} to {before} cannot be read any more: all lists as they were then"
             )
