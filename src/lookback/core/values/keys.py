@@ -77,8 +77,8 @@ def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
         return _keep_exact(columns[0])
     halves: list[_UInt64s] = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
     for column in columns:
-        for half, seed in enumerate(_SEEDS):
-            halves[half] = _mix(halves[half] * np.uint64(0x2545F4914F6CDD1D) + _hash(column, half) + seed)
+        for half, (hashed, seed) in enumerate(zip(_hash(column), _SEEDS, strict=True)):
+            halves[half] = _mix(halves[half] * np.uint64(0x2545F4914F6CDD1D) + hashed + seed)
     return Keys(halves[0].view(np.int64), halves[1].view(np.int64))
 
 
@@ -91,7 +91,8 @@ def _keep_exact(column: Column) -> Keys:
     return Keys(low, high)
 
 
-def _hash(column: Column, half: int) -> _UInt64s:
+def _hash(column: Column) -> list[_UInt64s]:
+    """Hashes a column, once for each half."""
     values = column.values
     if values.dtype == np.dtype(object):
         texts = values
@@ -100,17 +101,18 @@ def _hash(column: Column, half: int) -> _UInt64s:
         if column.null is not None:
             texts = texts.copy()
             texts[column.null] = ""
-        hashed: _UInt64s = hash_array(texts, hash_key=_SIP_KEYS[half], categorize=len(texts) > 64)
-    elif values.dtype.kind == "f":
-        # -0.0 and 0.0 are one group in SQL, and so are all NaNs, whatever their bits.
-        unified = np.where(values == 0, 0.0, values.astype(np.float64))
-        unified = np.where(np.isnan(unified), np.nan, unified)
-        hashed = _mix(unified.view(np.uint64) ^ _SEEDS[half])
+        # Most texts come often: each is hashed once.
+        codes, distinct = factorize(texts)
+        halves = [hash_array(distinct, hash_key=key, categorize=False)[codes] for key in _SIP_KEYS]
     else:
-        hashed = _mix(values.astype(np.int64).view(np.uint64) ^ _SEEDS[half])
-    if column.null is not None:
-        hashed = np.where(column.null, _NULL, hashed)
-    return hashed
+        if values.dtype.kind == "f":
+            # -0.0 and 0.0 are one group in SQL, and so are all NaNs, whatever their bits.
+            unified = np.where(values == 0, 0.0, values.astype(np.float64))
+            bits = np.where(np.isnan(unified), np.nan, unified).view(np.uint64)
+        else:
+            bits = values.astype(np.int64).view(np.uint64)
+        halves = [_mix(bits ^ seed) for seed in _SEEDS]
+    return halves if column.null is None else [np.where(column.null, _NULL, half) for half in halves]
 
 
 def _mix(values: _UInt64s) -> _UInt64s:

@@ -385,13 +385,11 @@ class KnownLists:
 def _change_list(before: _List, rows: ListRows) -> _List:
     """Returns a list after changes of its rows."""
     # Ranges are known before a row of kind cidr makes the list one of ranges.
-    has_slash = np.fromiter(("/" in value for value in rows.values), dtype=bool, count=len(rows))
-    networks = {
-        at: network
-        for at in np.flatnonzero(rows.is_cidr | has_slash).tolist()
-        if (rows.is_cidr[at] or _RANGE.fullmatch(rows.values[at]))
-        and (network := _read_network(rows.values[at])) is not None
-    }
+    is_candidate = rows.is_cidr
+    if "/" in "".join(rows.values):
+        is_candidate = is_candidate | [_RANGE.fullmatch(value) is not None for value in rows.values]
+    at = np.flatnonzero(is_candidate)
+    networks = {at: network for at in at.tolist() if (network := _read_network(rows.values[at])) is not None}
     ranges = rows.take(np.array(list(networks), dtype=np.int64))
     ranges.values[:] = [_name_network(*network) for network in networks.values()]
     return _List(
