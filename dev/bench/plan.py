@@ -107,7 +107,9 @@ def _drains(*, quick: bool) -> list[Step]:
             for size in ("1h", "1d", "7d", "30d")
         ),
         ("sequence", "logins", "sequence", half, ()),
-        # One after the other, for the same reason as the next two.
+        # Each pair one after the other, for the same reason as the next two.
+        ("lists", "zipf", "2", half, ("--name", "drain-zipf-2-unlisted")),
+        ("lists", "zipf", "2-asking", half, ()),
         ("lists", "zipf", "2-condition", half, ()),
         ("lists", "zipf", "2-listed", half, ()),
         # One after the other, so that the two stand side by side whatever else the machine does.

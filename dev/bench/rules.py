@@ -105,8 +105,8 @@ def two(events: EventSet) -> Rules:
     )
 
 
-def of_even_customers(where: str, listed: int = 0) -> Callable[[EventSet], Rules]:
-    """The two, of which that about spending takes the customers with even numbers alone: all with odd ones are on the list."""
+def with_condition(where: str, listed: int = 0) -> Callable[[EventSet], Rules]:
+    """The two, of which that about spending has a condition: all customers with odd numbers are on the list."""
 
     def rules(events: EventSet) -> Rules:
         spend, burst = two(events).documents
@@ -232,8 +232,9 @@ LIST, LISTED = "listed-customers", 1_000_000
 ON_LIST = f"in_list(customer_id, '{LIST}')"
 RULE_SETS: dict[str, Callable[[EventSet], Rules]] = {
     PEERS_RULES: two,
-    "2-condition": of_even_customers("customer_id % 2 = 0"),
-    "2-listed": of_even_customers(f"not {ON_LIST}", LISTED),
+    "2-asking": with_condition(f"customer_id % 2 = 0 or {ON_LIST}", LISTED),
+    "2-condition": with_condition("customer_id % 2 = 0"),
+    "2-listed": with_condition(f"not {ON_LIST}", LISTED),
     "10": ten,
     "100": hundred,
     "200": two_hundred,
