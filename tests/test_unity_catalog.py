@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -247,6 +247,33 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
     clock[0] += 10
     watch.follow_if_due(None)
     assert widened == [Coverage()]
+
+
+def test_the_table_of_rules_is_asked_only_where_the_plan_may_be_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def coverage(*fields: str) -> Coverage:
+        return Coverage.of([], fields)
+
+    plans, asked = [SimpleNamespace(coverage=coverage("a"))], list[str]()
+    checkpoint: Any = SimpleNamespace(read_plan=lambda: plans[-1], write_plan=plans.append)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: 1)
+    watch = RulesWatch(tables, SimpleNamespace(name="tx"), checkpoint)  # type: ignore[arg-type]
+
+    def needs() -> Coverage:
+        asked.append("rules")
+        return coverage("b")
+
+    monkeypatch.setattr(watch, "find_current_needs", needs)
+    monkeypatch.setattr(
+        "lookback.spark.stream.watching.replace", lambda plan, coverage: SimpleNamespace(coverage=coverage)
+    )
+    # A batch that changed nothing, and one after which the rules need what the plan has.
+    watch._follow(cast("Any", SimpleNamespace(required=None)))
+    watch._follow(cast("Any", SimpleNamespace(required=coverage("a"))))
+    assert (asked, len(plans)) == ([], 1)
+    # What a rule in the table needs that no batch has applied yet stays in the plan.
+    plans[-1].coverage = coverage("a", "b", "c")
+    watch._follow(cast("Any", SimpleNamespace(required=coverage("a"))))
+    assert (asked, plans[-1].coverage) == (["rules"], coverage("a", "b"))
 
 
 def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatch: pytest.MonkeyPatch) -> None:

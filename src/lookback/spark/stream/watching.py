@@ -102,7 +102,7 @@ class RulesWatch:
         if added is not None:
             self._widen(added)
         if report is not self._seen and report is not None and report.required is not None:
-            self._record(report.required | self.find_current_needs())
+            self._narrow(report.required)
         self._seen = report
 
     def _find_added_needs(self) -> Coverage | None:
@@ -143,10 +143,14 @@ class RulesWatch:
         if plan is not None and not plan.coverage.covers(coverage):
             self._checkpoint.write_plan(replace(plan, coverage=plan.coverage | coverage))
 
-    def _record(self, coverage: Coverage) -> None:
+    def _narrow(self, required: Coverage) -> None:
+        """Leaves out of the plan what no rule needs any more. required: what those need that the last change left in force."""
         plan = self._checkpoint.read_plan()
-        if plan is not None and plan.coverage != coverage:
-            self._checkpoint.write_plan(replace(plan, coverage=coverage))
+        # To ask the table takes a job, beside the batches.
+        if plan is not None and plan.coverage != required:
+            coverage = required | self.find_current_needs()
+            if plan.coverage != coverage:
+                self._checkpoint.write_plan(replace(plan, coverage=coverage))
 
 
 def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
