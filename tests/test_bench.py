@@ -467,7 +467,7 @@ def test_pictures_are_drawn(sample: dict[str, dict[str, Any]], tmp_path: Path, m
 
 
 def test_scale_measures_shards_and_rules_as_the_evaluation_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lookback.spark.stream import shard
+    from lookback.spark.batches import shard
 
     # The measurement raises it for its process.
     monkeypatch.setattr(shard, "_MOST_IN_MEMORY", shard._MOST_IN_MEMORY)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lookback.spark.stream import sink
+from lookback.spark.batches import sink
 from lookback.spark.tables.lakehouse import commit_file
 
 

@@ -27,7 +27,7 @@ from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.streams.declaration import Stream
 from lookback.parameters import check_mode
-from lookback.spark.stream.sink import BatchReport
+from lookback.spark.batches.sink import BatchReport
 from lookback.views import pictures
 
 inject = runpy.run_path(str(Path(__file__).parents[1] / "dev/tools/pictures.py"))["inject"]

@@ -19,7 +19,7 @@ from dev.soak.tally import Tally
 from dev.soak.verdict import find_differences, list_warming
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.rules.compiled import compile_rule
-from lookback.spark.stream.histories import Waiting
+from lookback.spark.checkpoints.histories import Waiting
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
+from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
 from lookback.spark.operations.catalog import SetUpStep, Volume, _Setup
@@ -29,7 +30,6 @@ from lookback.spark.operations.grants import Roles, TablePlace, list_grants
 from lookback.spark.platform import session
 from lookback.spark.platform.session import _set_or_skip
 from lookback.spark.stream.pipeline import Evaluation, _Idle
-from lookback.spark.stream.watching import RulesWatch
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 
@@ -201,7 +201,7 @@ def test_serverless_compute_may_refuse_settings_but_none_that_results_depend_on(
 
 def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = [0.0], list[str]()
-    monkeypatch.setattr("lookback.spark.stream.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("lookback.spark.following.rulewatch.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def version(name: str) -> int:
         asked.append(name)
@@ -222,7 +222,7 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, version, widened = [0.0], [1], list[Coverage]()
-    monkeypatch.setattr("lookback.spark.stream.watching.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("lookback.spark.following.rulewatch.time", SimpleNamespace(monotonic=lambda: clock[0]))
     tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: version[0])
     stream: Any = SimpleNamespace(name="tx")
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ def test_the_table_of_rules_is_asked_only_where_the_plan_may_be_narrowed(monkeyp
 
     monkeypatch.setattr(watch, "find_current_needs", needs)
     monkeypatch.setattr(
-        "lookback.spark.stream.watching.replace", lambda plan, coverage: SimpleNamespace(coverage=coverage)
+        "lookback.spark.following.rulewatch.replace", lambda plan, coverage: SimpleNamespace(coverage=coverage)
     )
     # A batch that changed nothing, and one after which the rules need what the plan has.
     watch._follow(cast("Any", SimpleNamespace(required=None)))
@@ -291,7 +291,7 @@ def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatc
         compiled.append(rule["rule_id"])
         return compile_rule(rule, stream)
 
-    monkeypatch.setattr("lookback.spark.stream.watching.compile_rule", count)
+    monkeypatch.setattr("lookback.spark.following.rulewatch.compile_rule", count)
     tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: 1)
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
 
@@ -312,7 +312,7 @@ def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatc
     assert compiled[50:] == ["r60"]
     assert more.wants == {(("id",), None)}
     assert watch._find_needs(rows) == first
-    monkeypatch.setattr("lookback.spark.stream.watching._MOST_DOCUMENTS", 10)
+    monkeypatch.setattr("lookback.spark.following.rulewatch._MOST_DOCUMENTS", 10)
     watch._needs.clear()
     assert watch._find_needs(rows) == first
     assert len(watch._needs) <= 10

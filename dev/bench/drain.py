@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lookback.config import Settings
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 # The first two batches plan, compile and start workers; what comes after is the steady state.
@@ -133,7 +133,7 @@ def _run(drain: Drain, spark_settings: Mapping[str, str]) -> Path:
 
 
 def _shards(root: Path) -> int:
-    from lookback.spark.stream.checkpoint import Checkpoint  # noqa: PLC0415
+    from lookback.spark.checkpoints.checkpoint import Checkpoint  # noqa: PLC0415
 
     plan = Checkpoint(root / _CHECKPOINT).read_plan()
     return 0 if plan is None else plan.shards

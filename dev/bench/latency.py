@@ -31,8 +31,8 @@ from dev.bench.watching import PROGRESS, Watch, say
 
 if TYPE_CHECKING:
     from lookback.config import Settings
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.stream.pipeline import Evaluation
-    from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 ALERTS_PER_SECOND = 10

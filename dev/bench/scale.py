@@ -103,8 +103,8 @@ def measure_shards(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
-    from lookback.spark.stream import shard as shard_module  # noqa: PLC0415 - imports pyspark
-    from lookback.spark.stream.dispatch import Dispatch  # noqa: PLC0415
+    from lookback.spark.batches import shard as shard_module  # noqa: PLC0415 - imports pyspark
+    from lookback.spark.batches.dispatch import Dispatch  # noqa: PLC0415
 
     rules = [json.loads(document) for document in _make_documents(100)]
     changes = [
@@ -181,7 +181,7 @@ def _measure_reports(shards: int, rules: int) -> dict[str, Any]:
 
 def _gather(answers: pa.Table) -> None:
     """Does what the driver does with the answers of a batch, but for writing the tables."""
-    from lookback.spark.stream import sink  # noqa: PLC0415
+    from lookback.spark.batches import sink  # noqa: PLC0415
 
     now = dt.datetime.now(dt.timezone.utc)
     alerts, late = sink._merge_alerts(answers, now), sink._merge_late(answers, STREAM)
@@ -191,7 +191,7 @@ def _gather(answers: pa.Table) -> None:
 
 
 def _make_batch(rows: int, batch: int) -> pa.RecordBatch:
-    from lookback.spark.stream.dispatch import INSERTED  # noqa: PLC0415
+    from lookback.spark.batches.dispatch import INSERTED  # noqa: PLC0415
 
     random = np.random.default_rng(batch)
     first = batch * rows
@@ -297,8 +297,8 @@ def measure_logs(sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _measure_log(spark: SparkSession, commits: int) -> dict[str, Any]:
+    from lookback.spark.batches.sink import is_written  # noqa: PLC0415
     from lookback.spark.stream.metrics import read_backlog  # noqa: PLC0415
-    from lookback.spark.stream.sink import is_written  # noqa: PLC0415
     from lookback.spark.tables.history import find_first_readable  # noqa: PLC0415
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 

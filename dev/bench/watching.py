@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
 
 # The query keeps so many of its own reports; Spark's default is 100.
 PROGRESS = {"spark.sql.streaming.numRecentProgressUpdates": "2000"}

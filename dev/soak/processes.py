@@ -114,7 +114,7 @@ def _find_error_lines(text: str) -> str:
 
 def _find_last_batch(tables: Tables) -> int:
     """Finds the last finished batch of the evaluation; -1 before the first."""
-    from lookback.spark.stream.checkpoint import checkpoint_folder  # noqa: PLC0415
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder  # noqa: PLC0415
 
     commits = Path(checkpoint_folder(tables, STREAM), "commits").glob("[0-9]*")
     return max((int(file.name) for file in commits if file.name.isdigit()), default=-1)

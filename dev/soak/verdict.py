@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dev.soak.scenario import STREAM, is_usable
 from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITHOUT_HISTORY
+from lookback.spark.checkpoints.checkpoint import checkpoint_folder
 from lookback.spark.replay.proof import prove
-from lookback.spark.stream.checkpoint import checkpoint_folder
 
 if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proofs

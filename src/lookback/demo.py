@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
 
 # The whole Handbook file, if it lies beside the repository; else the slice in the repository.
 _FULL = Path("../shared/data/handbook_transactions.parquet")

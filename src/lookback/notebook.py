@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from lookback.desk.authoring import Authoring
     from lookback.desk.review import ReviewDesk
     from lookback.desk.streams import StreamDesk
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
-    from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 _MAX_LISTED_EVENTS = 50
@@ -518,8 +518,8 @@ def evaluate_stream(
     `auto`, see `lookback.views.live.watch`; `desk`: a continuous evaluation runs beside `desk`, and the cell ends at once. An
     interrupt of the cell ends it cleanly, as Stop at the desk does; a half-done batch is repeated at the next start.
     """
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.replay.histories import make_history
-    from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 
@@ -582,8 +582,8 @@ def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | 
 
 def show_health(workspace: Workspace) -> list[Finding]:
     """Shows in words whether the stream is healthy, and what to do if it is not."""
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.operations.status import read_stream_figures
-    from lookback.spark.stream.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
     figures = read_stream_figures(workspace.tables, workspace.stream, checkpoint)

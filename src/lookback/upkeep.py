@@ -76,8 +76,8 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
 
     The results are shown. Raises SetupError, at the end, if an evaluation cannot go on from its checkpoint.
     """
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.maintenance import maintain as run
-    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     tables, streams = open_place(settings)
@@ -142,9 +142,9 @@ def forget(
     where: a condition over the stream's fields, such as `customer_id = 17`. dry_run: rows are counted, and nothing is
     deleted. Raises ExpressionError if `where` is no such condition, and SetupError.
     """
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.forget import forget as run
     from lookback.spark.operations.forget import forget_condition
-    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = Settings.local(root, conf, catalog=catalog, schema=schema)
     chosen = settings.stream(stream)

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.values.times import to_utc
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations import status
 from lookback.spark.operations.status import find_recent_account, stream_status
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from lookback.views.terminal import describe_account

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lookback.core.streams.blocks import ALERTS_SCHEMA
-from lookback.spark.stream.sink import Sink, is_written
+from lookback.spark.batches.sink import Sink, is_written
 from lookback.spark.tables import appends
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import Tables, commit_file

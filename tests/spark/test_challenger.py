@@ -19,7 +19,7 @@ from payins import STREAM, append, make_events, replay_of_tables, replayed_alert
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]

@@ -15,7 +15,14 @@ import pytest
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, UnknownFormatError, snapshot_declaration
+from lookback.spark.checkpoints.checkpoint import (
+    EVENTS,
+    RULES,
+    Checkpoint,
+    Plan,
+    UnknownFormatError,
+    snapshot_declaration,
+)
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from dev.bench.standalone import Standalone, running
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import checkpoint_folder
 from payins import (
     MORE_RULES,

@@ -18,9 +18,9 @@ from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.blocks import unpack_table
 from lookback.core.streams.declarations import Declarations, Declared
+from lookback.spark.batches.dispatch import INSERTED, BlockBuilder, Dispatch
+from lookback.spark.batches.shard import ALERTS, LATE, LOG, Shard
 from lookback.spark.replay import tasks
-from lookback.spark.stream.dispatch import INSERTED, BlockBuilder, Dispatch
-from lookback.spark.stream.shard import ALERTS, LATE, LOG, Shard
 from payins import MORE_RULES, RULES, STREAM, TIME, make_events
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
 from lookback.core.streams.blocks import unpack_events
 from lookback.core.streams.declarations import Declarations
-from lookback.spark.stream import dispatch
-from lookback.spark.stream.checkpoint import Checkpoint, Plan
-from lookback.spark.stream.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
+from lookback.spark.batches import dispatch
+from lookback.spark.batches.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
+from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
 from payins import STREAM, rule
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def test_c8_pages_of_another_layout_are_told_in_the_words_of_the_one_that_reads_
     )
 
 
-@pytest.mark.parametrize("module", ["lookback", "lookback.spark.stream.dispatch", "sqlglot", "pyarrow", "pydantic"])
+@pytest.mark.parametrize("module", ["lookback", "lookback.spark.batches.dispatch", "sqlglot", "pyarrow", "pydantic"])
 def test_a_cluster_whose_machines_lack_lookback_is_told_what_to_install(module: str) -> None:
     text = f"Traceback\n    return cloudpickle.loads(obj)\nModuleNotFoundError: No module named '{module}'\n\n\tat java"
     error = explain_failure(RuntimeError(text), "payins", FOLDER)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import functions as F  # noqa: N812
 from test_equals_oracle import run_oracle
 
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.status import event_account
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
 if TYPE_CHECKING:

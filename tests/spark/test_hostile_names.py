@@ -18,13 +18,13 @@ from lookback.core.expressions.syntax import LookbackSql
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import parse_time
 from lookback.core.values.types import parse_type
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.fields import find_source_columns
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.status import event_account
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.lakehouse import Tables

@@ -13,17 +13,17 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from alert_rows import AlertRow, collect_alerts, list_alerts
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.explaining.explanations import explain, explain_event
+from lookback.spark.following import listwatch
+from lookback.spark.following.listfeed import read_commit_files
 from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
 from lookback.spark.replay.trials import Course
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream import listwatch
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.listfeed import read_commit_files
-from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.folders import open_folders
 from payins import (

@@ -18,11 +18,12 @@ from lookback.core.errors import StoreFailed
 from lookback.core.values.columns import from_values
 from lookback.core.values.lists import FOREVER, ListChange, ListRows, Lists
 from lookback.core.values.types import STRING
+from lookback.spark.checkpoints import listfiles
+from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows
+from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.following import listfeed
+from lookback.spark.following.listfeed import ListFeed, ReplayedLists, describe_changes
 from lookback.spark.replay import trials
-from lookback.spark.stream import listfeed, listfiles
-from lookback.spark.stream.listfeed import ListFeed, ReplayedLists, describe_changes
-from lookback.spark.stream.listfiles import ListFiles, pack_rows, unpack_rows
-from lookback.spark.stream.parcels import Parcels
 from payins import STREAM
 
 VALUES = [f"v{n}" for n in range(8)]

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.config import load_rule_document, load_stream
 from lookback.core.operations.health import check_health
 from lookback.core.streams.metrics import COLUMNS, FIELDS, RuleCounts
+from lookback.spark.batches.sink import BatchReport
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.stream import metrics as module
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.metrics import Backlog, Metrics, read_backlog
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.sink import BatchReport
 from lookback.spark.tables.schemas import METRICS
 from payins import RULES, STREAM, STREAMS, append, make_events, publish
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lookback.core.errors import StoreFailed
-from lookback.spark.stream.pages import ShardPages
+from lookback.spark.batches.pages import ShardPages
+from lookback.spark.batches.shard import give_back_memory
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.shard import give_back_memory
 from payins import (
     RULES,
     STREAM,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lookback.core.errors import StoreFailed
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.parcels import Parcels
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.parcels import Parcels
 
 
 def test_what_is_written_is_read_listed_and_removed(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import SetupError
+from lookback.spark.batches.dispatch import find_shard_labels
+from lookback.spark.checkpoints.checkpoint import Checkpoint, repartition
+from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream import pipeline
-from lookback.spark.stream.checkpoint import Checkpoint, repartition
-from lookback.spark.stream.dispatch import find_shard_labels
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.watching import RulesWatch
 from payins import (
     MORE_RULES,
     RULES,

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.quarantine import Quarantine
+from lookback.spark.following.quarantine import FILE, Quarantines
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.quarantine import FILE, Quarantines
 from lookback.spark.tables.schemas import RULES as SCHEMA
 from payins import (
     RULES,

@@ -16,6 +16,8 @@ from alert_rows import collect_alerts, list_alerts
 from lookback.config import load_stream
 from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import FIELDS, LATER_COLUMNS, QUEUE
+from lookback.spark.batches import sink
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations.catalog import set_up
 from lookback.spark.operations.forget import forget
@@ -23,8 +25,6 @@ from lookback.spark.operations.status import stream_status
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.snoozes import snooze
-from lookback.spark.stream import sink
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables import appends
 from lookback.spark.tables.schemas import ALERTS

@@ -14,6 +14,7 @@ import lookback
 from alert_rows import collect_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.platform.session import (
     _LOG_CONFIG,
     _OWN_MARK,
@@ -25,7 +26,6 @@ from lookback.spark.platform.session import (
     open_own_session,
 )
 from lookback.spark.replay.backtest import Candidate, backtest
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from payins import (

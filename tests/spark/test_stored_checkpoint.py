@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lookback.core.errors import SetupError, StateError
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from payins import MORE_RULES, STREAM, STREAMS, append, relocate, replay_of_tables, replayed_alerts, stored_alerts

@@ -19,6 +19,7 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
+from lookback.spark.following.warmups import Request
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay import histories
 from lookback.spark.replay.histories import leave_out_settled, make_history
@@ -26,7 +27,6 @@ from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.warmups import Request
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:

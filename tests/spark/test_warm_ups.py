@@ -15,11 +15,11 @@ import pytest
 
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.versions import Piece
+from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints.histories import Histories, Waiting, merge_waiting, name_part
+from lookback.spark.following import warmups
+from lookback.spark.following.warmups import Request, WarmUps
 from lookback.spark.replay.tasks import give_way
-from lookback.spark.stream import warmups
-from lookback.spark.stream.checkpoint import Checkpoint, Plan
-from lookback.spark.stream.histories import Histories, Waiting, merge_waiting, name_part
-from lookback.spark.stream.warmups import Request, WarmUps
 from payins import STREAM, rule
 
 WAITING = Waiting("long", 2, begun=6, earliest=100)

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
+from lookback.spark.checkpoints.checkpoint import EVENTS, Checkpoint
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.maintenance import maintain
 from lookback.spark.operations.status import event_account, stream_status
 from lookback.spark.review import explain
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import EVENTS, Checkpoint
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     MORE_RULES,

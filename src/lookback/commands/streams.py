@@ -28,8 +28,8 @@ from lookback.core.values.durations import parse_duration
 from lookback.views.terminal import describe_change, escape_unprintable, format_json, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.ingest.files import IngestReport
-    from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 
@@ -219,8 +219,8 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.replay.histories import make_history
-    from lookback.spark.stream.checkpoint import Checkpoint
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
@@ -252,7 +252,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _repartition(options: argparse.Namespace) -> None:
-    from lookback.spark.stream.checkpoint import checkpoint_folder, repartition
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder, repartition
 
     settings = load_settings(options)
     stream, tables = settings.stream(options.stream), open_tables(settings)

@@ -60,8 +60,8 @@ def _init(options: argparse.Namespace) -> int:
 
 def _show_status(options: argparse.Namespace) -> int:
     from lookback.core.operations.health import WarmUp, describe_warm_up
+    from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
     from lookback.spark.operations.status import stream_status
-    from lookback.spark.stream.checkpoint import Checkpoint, checkpoint_folder
 
     settings = load_settings(options)
     streams = settings.streams()
@@ -122,8 +122,8 @@ def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _maintain(options: argparse.Namespace) -> int:
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.maintenance import maintain
-    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = load_settings(options)
     tables, streams = open_tables(settings), settings.streams()
@@ -143,8 +143,8 @@ def _maintain(options: argparse.Namespace) -> int:
 
 
 def _forget(options: argparse.Namespace) -> None:
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.forget import forget, forget_condition
-    from lookback.spark.stream.checkpoint import checkpoint_folder
 
     settings = load_settings(options)
     stream = settings.stream(options.stream)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import datetime as dt
 
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.stream.pipeline import Evaluation
-    from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 VIEWS = ("auto", "live", "lines")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
 
 _RULE_COLOURS = [BLUE, ORANGE, GREEN, RED, SKY, "#CC79A7"]
 _DISPOSITIONS = {

@@ -22,10 +22,10 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
+from lookback.spark.following.listfeed import ReplayedLists
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.evaluations import Term
-from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import read_log, restore_rule_changes
 from lookback.spark.tables.history import find_first_readable
 

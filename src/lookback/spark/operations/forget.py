@@ -43,10 +43,10 @@ from lookback.core.rules.document import read_document
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.tables.lakehouse import change_table, parse_file_retention
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
 from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
 from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.review import OlderAlerts, count_older
-from lookback.spark.stream.checkpoint import Checkpoint
 from lookback.spark.stream.resume import require_sources
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES

@@ -24,7 +24,7 @@ from lookback.spark.stream.metrics import read_backlog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
 # At most so much of a logged message goes into a sentence.

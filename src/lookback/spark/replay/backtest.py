@@ -25,6 +25,7 @@ from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import LOOKBACK
+from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import find_local_path, open_own_session
 from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, find_last_rows, read_range_labels
@@ -32,7 +33,6 @@ from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
-from lookback.spark.stream.shard import FAILURES, LOG
 from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:

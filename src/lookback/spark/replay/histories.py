@@ -17,11 +17,11 @@ from lookback.core.rules.rulebook import RuleChange
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import DAY_US
+from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
 from lookback.spark.replay.trials import Course
-from lookback.spark.stream.histories import name_part
 from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.lakehouse import to_timestamp
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.warmups import Request
+    from lookback.spark.following.warmups import Request
     from lookback.spark.tables.lakehouse import Tables
 
 # A piece has about so many events for each shard, which loads it in a batch between those of the stream.

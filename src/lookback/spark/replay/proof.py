@@ -25,6 +25,7 @@ from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
+from lookback.spark.following.listfeed import ReplayedLists
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
@@ -32,7 +33,6 @@ from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import Answers, Plan, judge
 from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.evaluations import Term
-from lookback.spark.stream.listfeed import ReplayedLists
 from lookback.spark.stream.rebuild import (
     find_deletions,
     find_last_arrival,

@@ -53,8 +53,7 @@ from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.lists import ListSource
 from lookback.core.values.times import parse_time
-from lookback.spark.platform.session import count_cores, is_connect
-from lookback.spark.stream.dispatch import (
+from lookback.spark.batches.dispatch import (
     DELETED,
     INSERTED,
     KIND,
@@ -64,10 +63,11 @@ from lookback.spark.stream.dispatch import (
     select_changes,
     take_rows,
 )
-from lookback.spark.stream.histories import name_part
-from lookback.spark.stream.listfeed import ReplayedLists
-from lookback.spark.stream.parcels import Parcels
-from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
+from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
+from lookback.spark.checkpoints.histories import name_part
+from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.following.listfeed import ReplayedLists
+from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
 from lookback.spark.tables.schemas import LATE_EVENTS
 

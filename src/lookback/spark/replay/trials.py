@@ -20,12 +20,12 @@ from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.lists import ListSource
+from lookback.spark.following.listfeed import ListFeed, ReplayedLists
 from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
 from lookback.spark.stream.declared import read_declared
-from lookback.spark.stream.listfeed import ListFeed, ReplayedLists
 from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from lookback.spark.queries import functions as F  # noqa: N812
 if TYPE_CHECKING:
     from lookback.core.engine.schedule import Schedule
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.checkpoint import Checkpoint
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
 

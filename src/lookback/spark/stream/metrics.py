@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.checkpoint import Checkpoint
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
 # Each row is a commit of its own.

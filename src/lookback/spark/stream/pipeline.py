@@ -22,6 +22,22 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
+from lookback.spark.batches.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
+from lookback.spark.batches.processor import ShardProcessor
+from lookback.spark.batches.shard import UncoveredError
+from lookback.spark.batches.sink import BatchReport, Sink
+from lookback.spark.checkpoints.checkpoint import (
+    EVENTS,
+    RULES,
+    Checkpoint,
+    Plan,
+    checkpoint_folder,
+    snapshot_declaration,
+)
+from lookback.spark.following.listwatch import ListsWatch
+from lookback.spark.following.quarantine import Quarantines
+from lookback.spark.following.rulewatch import RulesWatch
+from lookback.spark.following.warmups import Historian, WarmUps
 from lookback.spark.platform.faults import explain_failure
 from lookback.spark.platform.owner import become_owner
 from lookback.spark.platform.session import (
@@ -32,19 +48,10 @@ from lookback.spark.platform.session import (
     open_own_session,
 )
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, Plan, checkpoint_folder, snapshot_declaration
 from lookback.spark.stream.declared import plan_start
-from lookback.spark.stream.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
-from lookback.spark.stream.listwatch import ListsWatch
-from lookback.spark.stream.processor import ShardProcessor
-from lookback.spark.stream.quarantine import Quarantines
 from lookback.spark.stream.rebuild import UnwrittenRows
 from lookback.spark.stream.resume import Beginning, begin
 from lookback.spark.stream.serverless import RemoteBatches
-from lookback.spark.stream.shard import UncoveredError
-from lookback.spark.stream.sink import BatchReport, Sink
-from lookback.spark.stream.warmups import Historian, WarmUps
-from lookback.spark.stream.watching import RulesWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

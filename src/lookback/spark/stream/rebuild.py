@@ -17,10 +17,10 @@ from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declared
+from lookback.spark.batches.dispatch import select_rule_changes
+from lookback.spark.checkpoints.checkpoint import EVENTS, RULES
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.checkpoint import EVENTS, RULES
 from lookback.spark.stream.declared import read_declarations, read_release
-from lookback.spark.stream.dispatch import select_rule_changes
 from lookback.spark.stream.evaluations import Term
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
+from lookback.spark.batches.sink import is_written
+from lookback.spark.checkpoints.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormatError
 from lookback.spark.platform.session import MAX_SHARDS
-from lookback.spark.stream.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormatError
 from lookback.spark.stream.rebuild import Rebuild, has_outputs, log_new_beginning
-from lookback.spark.stream.sink import is_written
 from lookback.spark.tables.history import find_first_readable, require_commits
 
 if TYPE_CHECKING:

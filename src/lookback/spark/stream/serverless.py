@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.rules.quarantine import find_quarantines
 from lookback.core.streams.declaration import Stream
+from lookback.spark.batches.sink import Sink
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.sink import Sink
 from lookback.spark.tables.lakehouse import Tables
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
+from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.platform.owner import become_owner
-from lookback.spark.stream.parcels import Parcels
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
 from lookback.core.values.texts import cut_end
+from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows
 from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.listfiles import ListFiles, pack_rows, unpack_rows
 from lookback.spark.tables.history import find_first_readable
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions
 

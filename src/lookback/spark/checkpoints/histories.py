@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from lookback.core.engine.warming import find_earliest, find_settled
 from lookback.core.state.shard import ShardState
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.parcels import Parcels
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.parcels import Parcels
 
 # The kind of the parcels of histories in a checkpoint.
 _KIND = "histories"

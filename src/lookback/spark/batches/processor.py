@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
     from lookback.core.streams.declarations import Declarations
-    from lookback.spark.stream.shard import Shard
+    from lookback.spark.batches.shard import Shard
 
 PAGES = "pages"
 _NAME = StructType([StructField("name", StringType(), nullable=False)])
@@ -68,8 +68,8 @@ class ShardProcessor(StatefulProcessor):
 
     def _open_shard(self, key: Any) -> Shard:
         from lookback.core.engine.schedule import Schedule
-        from lookback.spark.stream.histories import Histories
-        from lookback.spark.stream.shard import Shard
+        from lookback.spark.batches.shard import Shard
+        from lookback.spark.checkpoints.histories import Histories
 
         histories = None if self._query_id is None else Histories.of(self._query, self._query_id)
         schedule = None if self._schedule is None else Schedule.from_dict(self._schedule)

@@ -28,8 +28,8 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
+from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.checkpoint import Checkpoint, Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

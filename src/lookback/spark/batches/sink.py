@@ -23,8 +23,8 @@ from lookback.core.streams.blocks import LATE_SCHEMA, merge_alerts, unpack_failu
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
-from lookback.spark.stream.histories import Waiting, merge_waiting
-from lookback.spark.stream.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
+from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
+from lookback.spark.checkpoints.histories import Waiting, merge_waiting
 from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.core.values.lists import Lists
 from lookback.core.values.texts import summarize_error
+from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
+from lookback.spark.checkpoints.listfiles import ListFiles
+from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.checkpoint import RULES, Checkpoint
-from lookback.spark.stream.listfeed import ListFeed, describe_changes
-from lookback.spark.stream.listfiles import ListFiles
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:

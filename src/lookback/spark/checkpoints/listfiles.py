@@ -22,8 +22,8 @@ import numpy as np
 from lookback.core.errors import StoreFailed
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.parcels import Parcels
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.parcels import Parcels
 
 _INDEX, _CHANGES, _SNAPSHOT = "index", "changes", "snapshot"
 _FLOOR, _ANNOUNCED = "floor", "announced"

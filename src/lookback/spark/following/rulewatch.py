@@ -22,13 +22,13 @@ from lookback.core.rules.roles import find_roles
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.texts import summarize_error
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.dispatch import select_rule_changes
+from lookback.spark.batches.dispatch import select_rule_changes
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")

@@ -21,18 +21,18 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import SHADOW, find_roles
 from lookback.core.rules.versions import EVALUATED, WITH_STATE, Piece
 from lookback.core.values.texts import summarize_error
-from lookback.spark.stream.checkpoint import RULES, Checkpoint
-from lookback.spark.stream.dispatch import select_rule_changes
-from lookback.spark.stream.histories import Histories, Waiting
-from lookback.spark.stream.parcels import Parcels
+from lookback.spark.batches.dispatch import select_rule_changes
+from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
+from lookback.spark.checkpoints.histories import Histories, Waiting
+from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.tables.answers import compute_at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.batches.sink import BatchReport
     from lookback.spark.rules import RulesTable
-    from lookback.spark.stream.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")

@@ -21,8 +21,8 @@ from lookback.spark.rules import RulesTable
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.stream.checkpoint import Checkpoint
-    from lookback.spark.stream.sink import BatchReport
+    from lookback.spark.batches.sink import BatchReport
+    from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
 FILE = "quarantine.json"

@@ -34,11 +34,11 @@ from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, 
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
-from lookback.spark.stream.checkpoint import Checkpoint
-from lookback.spark.stream.dispatch import EVENTS
-from lookback.spark.stream.histories import Histories, describe_waiting
-from lookback.spark.stream.listfiles import ListFiles
-from lookback.spark.stream.pages import ShardPages
+from lookback.spark.batches.dispatch import EVENTS
+from lookback.spark.batches.pages import ShardPages
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.histories import Histories, describe_waiting
+from lookback.spark.checkpoints.listfiles import ListFiles
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
 # The states of the shards that this Python worker has evaluated, by (query, shard). A state is only a copy: it is used if
