@@ -282,7 +282,7 @@ def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool =
 
     def make() -> Authoring:
         from lookback.desk.authoring import Authoring
-        from lookback.desk.ruletext import RuleText
+        from lookback.desk.rule.text import RuleText
 
         document = None if form.rule_file else _make_document(workspace, form)
         text = RuleText.read(_find_rule_file(workspace, form)) if document is None else RuleText.of(document)

@@ -16,9 +16,9 @@ from lookback import notebook
 from lookback.config import Settings, load_streams
 from lookback.desk.authoring import Authoring
 from lookback.desk.parts import make_text
-from lookback.desk.ruletext import RuleText
-from lookback.desk.sliders import Sliders
-from lookback.desk.tuning import Tuning
+from lookback.desk.rule.sliders import Sliders
+from lookback.desk.rule.text import RuleText
+from lookback.desk.rule.tuning import Tuning
 
 ROOT = Path(__file__).parents[2]
 

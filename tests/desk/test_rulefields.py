@@ -9,10 +9,10 @@ import pytest
 
 from lookback.config import load_streams
 from lookback.core.errors import SetupError
-from lookback.desk import rulefields
-from lookback.desk.checking import check_text, find_nearest_place
-from lookback.desk.rulefields import MeasureField, WindowField
-from lookback.desk.ruletext import RuleText
+from lookback.desk.rule import fields as rulefields
+from lookback.desk.rule.checking import check_text, find_nearest_place
+from lookback.desk.rule.fields import MeasureField, WindowField
+from lookback.desk.rule.text import RuleText
 
 CONF = Path(__file__).parents[2] / "conf"
 RULES = sorted((CONF / "rules").glob("*.yml"))

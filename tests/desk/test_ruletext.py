@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.errors import SetupError
-from lookback.desk.ruletext import RuleText
+from lookback.desk.rule.text import RuleText
 
 RULES = sorted((Path(__file__).parents[2] / "conf/rules").glob("*.yml"))
 COMMENTED = """\

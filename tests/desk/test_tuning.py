@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from lookback.desk.tuning import Tuning
+from lookback.desk.rule.tuning import Tuning
 
 
 def variant(alerts: int, precision: float | None = None, **parameters: Any) -> Any:

@@ -16,8 +16,8 @@ from widgets import field, find, find_all
 from lookback import notebook
 from lookback.config import Settings, load_rule_document
 from lookback.core.rules.gate import Gate
-from lookback.desk import trying
 from lookback.desk.authoring import Authoring
+from lookback.desk.rule import trying
 from lookback.desk.running import Run
 from lookback.desk.streams import StreamDesk
 from lookback.spark.rules import RulesTable

@@ -17,7 +17,6 @@ from lookback.config import read_text
 from lookback.core.errors import SetupError
 from lookback.core.rules.document import RULE_ID
 from lookback.core.values.texts import count_noun
-from lookback.desk.checking import Checked, check_text
 from lookback.desk.parts import (
     TextTable,
     add_classes,
@@ -29,10 +28,11 @@ from lookback.desk.parts import (
     make_row,
     make_text,
 )
-from lookback.desk.publishing import PublishingPanel
-from lookback.desk.ruleform import Place, RuleForm, make_area
-from lookback.desk.ruletext import RuleText
-from lookback.desk.trying import TryingPanel
+from lookback.desk.rule.checking import Checked, check_text
+from lookback.desk.rule.form import Place, RuleForm, make_area
+from lookback.desk.rule.publishing import PublishingPanel
+from lookback.desk.rule.text import RuleText
+from lookback.desk.rule.trying import TryingPanel
 from lookback.desk.work import Work
 
 if TYPE_CHECKING:

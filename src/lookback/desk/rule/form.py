@@ -13,8 +13,6 @@ import ipywidgets
 
 from lookback.core.rules.document import LATE_POLICIES, SEVERITIES, WINDOW_FORMS
 from lookback.core.values.windows import SEQUENCE
-from lookback.desk import rulefields
-from lookback.desk.checking import find_nearest_place
 from lookback.desk.parts import (
     add_classes,
     clean_text,
@@ -25,11 +23,13 @@ from lookback.desk.parts import (
     make_row,
     make_text,
 )
+from lookback.desk.rule import fields as rulefields
+from lookback.desk.rule.checking import find_nearest_place
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.desk.checking import Finding
-    from lookback.desk.ruletext import RuleText
+    from lookback.desk.rule.checking import Finding
+    from lookback.desk.rule.text import RuleText
 
 _WIDE = {"width": "98%"}
 _SHORT = {"width": "265px"}

@@ -14,7 +14,7 @@ from lookback.testing.rule_tests import check_rule
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.desk.ruletext import RuleText
+    from lookback.desk.rule.text import RuleText
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_calendar_time
 from lookback.data_remarks import find_data_remarks
 from lookback.desk.parts import TextTable, make_column, make_field, make_heading, make_row, make_text
-from lookback.desk.sliders import Sliders, draw
-from lookback.desk.tuning import Tuning
+from lookback.desk.rule.sliders import Sliders, draw
+from lookback.desk.rule.tuning import Tuning
 from lookback.spark.lists import read_contents
 from lookback.spark.replay.backtest import Candidate, Range, backtest
 from lookback.spark.tables.history import read_recent_events

@@ -20,7 +20,7 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.desk.ruletext import RuleText
+    from lookback.desk.rule.text import RuleText
 
 KINDS = tuple(KEYS_OF_KIND)
 # The aggregates that a measure can be begun with; an aggregate of a field takes its name in the braces.

@@ -26,7 +26,7 @@ from lookback.views.display import draw_png, read_title
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lookback.desk.tuning import Tuning
+    from lookback.desk.rule.tuning import Tuning
     from lookback.spark.replay.backtest import Figures
 
 _WIDE = {"width": "98%"}
