@@ -338,7 +338,7 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     given no result yet. Retracted alerts are not drawn. Remarks name conditions that no event meets, such as a text that
     was never seen in its field.
     """
-    from lookback.spark.lists import read_contents
+    from lookback.spark.following.listfeed import read_contents
     from lookback.spark.tables.history import read_recent_events
 
     stream = workspace.streams[str(document.get("stream"))]

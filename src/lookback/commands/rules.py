@@ -262,7 +262,8 @@ def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, even
     from lookback.core.rules.memberships import find_unknown_lists
     from lookback.core.rules.remarks import Remark
     from lookback.data_remarks import find_data_remarks
-    from lookback.spark.lists import list_names, read_contents
+    from lookback.spark.following.listfeed import read_contents
+    from lookback.spark.lists import list_names
     from lookback.spark.tables.history import read_recent_events
 
     unknown = find_unknown_lists(rule, list_names(tables)) if rule.lists else []

@@ -21,7 +21,7 @@ from pyspark.sql import Window
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.lists import CIDR, ListChange, Lists
+from lookback.core.values.lists import CIDR
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -113,16 +113,6 @@ def list_names(tables: Tables) -> list[str]:
         return []
     rows = tables.query(TABLE, lambda rows: rows.select("list").distinct())
     return sorted(row["list"] for row in rows if row["list"] is not None)
-
-
-def read_contents(tables: Tables, names: Iterable[str]) -> Lists:
-    """Reads what the lists of these `names` have now, for a trial of a rule that asks them; one that is not there is empty."""
-    wanted = sorted(names)
-    if not wanted or not tables.exists(TABLE):
-        return Lists.empty()
-    commit = {"_change_type": F.lit("insert"), "_commit_version": F.lit(0).cast("bigint")}
-    rows = select_list_changes(tables.read(TABLE).where(F.col("list").isin(wanted)).withColumns(commit))
-    return Lists.empty().apply(ListChange(**row.asDict()) for row in rows.collect())
 
 
 def show_lists(tables: Tables) -> list[dict[str, Any]]:

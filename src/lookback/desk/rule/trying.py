@@ -18,7 +18,7 @@ from lookback.data_remarks import find_data_remarks
 from lookback.desk.parts import TextTable, make_column, make_field, make_heading, make_row, make_text
 from lookback.desk.rule.sliders import Sliders, draw
 from lookback.desk.rule.tuning import Tuning
-from lookback.spark.lists import read_contents
+from lookback.spark.following.listfeed import read_contents
 from lookback.spark.replay.backtest import Candidate, Range, backtest
 from lookback.spark.tables.history import read_recent_events
 from lookback.testing.trial import Trial, run_trial

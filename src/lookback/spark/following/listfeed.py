@@ -171,6 +171,13 @@ class ReplayedLists:
 _REACHED: RecentCache[_Reached] = RecentCache(1_000)
 
 
+def read_contents(tables: Tables, names: Collection[str]) -> Lists:
+    """Reads what the lists of these `names` have now, for a trial of a rule that asks them; one that is not there is empty."""
+    if not names or not tables.exists(TABLE):
+        return Lists.empty()
+    return Lists.empty().change(_split_by_commit(_read_rows(tables, names), [_NEVER])[_NEVER], 0)
+
+
 def describe_changes(changes: Mapping[str, ListRows]) -> str:
     """Says in a few words what a commit did to which list, such as `vips: 2 added, 1 removed`."""
     parts = []
@@ -233,13 +240,17 @@ def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
 
 def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection[str] | None) -> pa.Table:
     """Reads the rows that the table had before these changes: those of now without what was changed since."""
-    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(_NEVER).cast("bigint")}
-    now = select_list_changes(tables.read(TABLE, version=last).withColumns(columns))
-    table = (now if names is None else now.where(F.col("list").isin(*names))).toArrow()
     undone = changed.set_column(0, "commit", pa.repeat(_NEVER, len(changed)))
     undone = undone.set_column(undone.schema.get_field_index("rows"), "rows", pc.negate(changed["rows"]))
-    before = _sum(pa.concat_tables([_sum_rows(table), undone]))
+    before = _sum(pa.concat_tables([_read_rows(tables, names, last), undone]))
     return before.filter(pc.greater(before["rows"], 0))
+
+
+def _read_rows(tables: Tables, names: Collection[str] | None, version: int | None = None) -> pa.Table:
+    """Reads the rows of the table at a version, by default the last one, as those that a commit _NEVER added."""
+    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(_NEVER).cast("bigint")}
+    rows = select_list_changes(tables.read(TABLE, version=version).withColumns(columns))
+    return _sum_rows((rows if names is None else rows.where(F.col("list").isin(*names))).toArrow())
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:
