@@ -63,6 +63,12 @@ SERVER = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
+# As in the session of most other tests: to compile a query takes longer than to run it on a few rows.
+BY_TREES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 # By another key than all rules before it, so that the running plan does not send what it needs; it fails at each event.
 FAILING = rule("failing", group_by=["amount"], measures={"n": "count(*)"}, when="1 / (n - n) > 0", message="{n}")
 OPERATOR = "transformWithStateInPandas"
@@ -71,7 +77,7 @@ OPERATOR = "transformWithStateInPandas"
 def main(folder: Path) -> None:
     """The whole way; the findings go to the standard output. Spark 4.0, without the operator, goes as far as it can."""
     with step("start"):
-        spark = connected(folder)
+        spark = connected(folder, BY_TREES)
     tables = Tables.catalog(spark, *PLACE.values(), volume=str(folder))
     with step("set up"):
         set_up(tables, STREAMS)

@@ -16,7 +16,7 @@ from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.explaining.explanations import explain, explain_event
-from lookback.spark.following import listwatch
+from lookback.spark.following import listfeed, listwatch
 from lookback.spark.following.listfeed import read_commit_files
 from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
@@ -184,7 +184,7 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
 
 
 @pytest.mark.long
-def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables) -> None:
+def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     far = "timestamp'9999-12-31 00:00:00'"
     statements = [
         f"INSERT INTO {{}} (list, value, expires_at) VALUES ('a', 'x', {far}), ('a', 'y', timestamp_micros(-1)), ('b', 'ü', NULL)",
@@ -206,6 +206,14 @@ def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables) -> None:
             assert sorted(table.to_pylist(), key=repr) == sorted(rows.to_pylist(), key=repr), commit
             read += 1
     assert read >= len(statements) - 2
+    last = ready.version("lists")
+    for first in range(last + 2):
+        by_files = listfeed._read_changes(ready, first, last, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(listfeed, "_FEW_COMMITS", 0)
+            by_spark = listfeed._read_changes(ready, first, last, None)
+        assert by_files[0].equals(by_spark[0])
+        assert sorted(by_files[1]) == sorted(by_spark[1])
     sql(ready, "INSERT INTO {} (list, value) VALUES ('d', cast(X'ff' as string))")
     assert read_commit_files(Path(ready.path_or_name("lists")), ready.version("lists")) is None
 

@@ -38,6 +38,8 @@ _SCHEMA = pa.schema(
 _ROW = ["list", "value", "expires_at", "kind"]
 # The commit of rows that were there before all that can be read.
 _NEVER = -1
+# So many commits are read from their files, where that is possible: a job of Spark takes longer.
+_FEW_COMMITS = 20
 # In a sentence about a commit stand at most so many lists.
 _MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
 
@@ -194,9 +196,10 @@ def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] 
     """Reads the rows that commits added or removed, net, and the commits that changed any."""
     if first > last:
         return _sum_rows(_SCHEMA.empty_table()), []
-    folder = tables.log_folder(TABLE) if first == last and names is None else None
-    read = None if folder is None else read_commit_files(folder, first)
-    if read is not None:
+    folder = tables.log_folder(TABLE) if last - first < _FEW_COMMITS and names is None else None
+    parts = [] if folder is None else [read_commit_files(folder, commit) for commit in range(first, last + 1)]
+    if parts and all(part is not None for part in parts):
+        read = pa.concat_tables(parts)
         return _sum_rows(read), read["commit"].unique().to_pylist()
     rows = read_list_changes(tables, first, last)
     commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
