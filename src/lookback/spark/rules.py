@@ -258,12 +258,13 @@ class RulesTable:
 
     def read_announced(self, stream: str) -> list[int]:
         """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
-        is_own = (F.col("status") == LISTS) & (F.get_json_object("document", "$.stream") == F.lit(stream))
 
         def select(rows: DataFrame) -> DataFrame:
-            return rows.where((F.col("rule_id") == "*") & is_own & F.col("version").isNotNull()).select("version")
+            is_list = (F.col("rule_id") == "*") & (F.col("status") == LISTS) & F.col("version").isNotNull()
+            return rows.where(is_list).select("version", "document")
 
-        return sorted({row["version"] for row in self.tables.query("rules", select)})
+        rows = self.tables.query("rules", select)
+        return sorted({row["version"] for row in rows if _names_stream(row["document"], stream)})
 
     def publish_piece(self, stream: str, piece: Piece) -> None:
         """Publishes a row that names a piece of history, for a version that is warming."""
@@ -524,6 +525,14 @@ def _select_columns(rows: DataFrame) -> DataFrame:
     """Selects the columns of the rules table; NULL where a table of an earlier release lacks one."""
     missing = F.lit(None).cast("string")
     return rows.select(*(F.col(name) if name in rows.columns else missing.alias(name) for name in RULES.names))
+
+
+def _names_stream(document: str | None, stream: str) -> bool:
+    """Returns whether the document of a command is about a stream; one that was written by hand may be anything."""
+    try:
+        return bool(read_document(document or "").get("stream") == stream)
+    except LookbackError:
+        return False
 
 
 def _is_objectionable(row: Row) -> bool:

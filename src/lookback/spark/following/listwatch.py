@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
@@ -19,6 +20,7 @@ from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
 from lookback.spark.rules import RulesTable
+from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
@@ -66,7 +68,10 @@ class ListsWatch:
         if self._tables.is_unwritten(TABLE):
             self._version = 0
             return
-        announced = self._rules.read_announced(self._stream.name)
+        announced = compute_at_once(
+            lambda tables: replace(self._rules, tables=tables).read_announced(self._stream.name),
+            self._tables.root, lambda: self._tables,
+        )  # fmt: skip
         if announced:
             self._version = announced[-1]
             self._announced = {announced[-1]: self._tables.version("rules"), **self._files.read_announced()}
