@@ -41,8 +41,8 @@ test-cluster: setup ## on a Spark cluster of several processes: executors, worke
 test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings
 	@$(BIN)/python dev/tools/runtimes.py $(RUNTIMES)
 
-test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in JupyterLab and Chromium; PICTURES=docs/pictures saves what they look like
-	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser
+test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in JupyterLab and Chromium; PICTURES=docs/pictures saves what they look like, AGAIN=1 runs what failed
+	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser$(if $(AGAIN), --last-failed)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
