@@ -246,6 +246,11 @@ DOCUMENTS = {
 }
 
 
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(SetupError, match="cannot be read: embedded null byte"):
+        load_stream("\0")
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_file_that_would_blow_up_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -337,7 +337,8 @@ def read_text(path: str | Path) -> str:
             raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes; that is no declaration, rule or setting")
         with file.open(encoding="utf-8", newline="") as opened:
             return opened.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
+        # Also a path with a NUL, which no system takes.
         raise SetupError(f"{file} cannot be read: {error}") from error
 
 

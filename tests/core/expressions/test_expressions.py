@@ -588,6 +588,8 @@ def test_all_problems_are_found_at_once() -> None:
         ("lower(upper(text))", "lower() of 'upper(text)' changes the case twice; once is enough"),
         ("-wide", "'-wide': Spark cuts a decimal(38,0) to 34 digits there; write 0 - x, or cast to at most 34 digits"),
         ("9" * 5_000, "a number has more than 38 digits"),
+        (".0.", "0.0. is not a number"),
+        ("-(.0.e1)", "0.0.e1 is not a number"),
         ("lower()", "lower() takes 1 argument, got 0"),
         ("case when ok then 1 else 'a' end", "\"case when ok then 1 else 'a' end\" mixes int and string; cast them to one type"),
         ("at - at", "'at - at': '-' takes numbers, got timestamp and timestamp; subtract unix_micros() of one from that of the other"),

@@ -79,6 +79,7 @@ _REMEDIES = {
     "pmod": "use %", "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
 }  # fmt: skip
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 
 _CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
@@ -334,6 +335,8 @@ def split_conjuncts(tree: exp.Expr) -> list[exp.Expr]:
 
 def _read_number(text: str, negated: bool) -> Node:
     sign, level = ("-", UNARY) if negated else ("", PRIMARY)
+    if not _NUMBER.fullmatch(text):
+        raise Refused(f"{text} is not a number")
     if "e" in text.lower():
         value = float(sign + text)
         if value in (float("inf"), float("-inf")):
