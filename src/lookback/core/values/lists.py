@@ -60,7 +60,7 @@ class ListChange:
 
 @dataclass(frozen=True)
 class ListRows:
-    """Rows of one list that were added or removed; all arrays have one length, and so has what `take` returns.
+    """Rows of one list that were added or removed, as columns of shape (rows,).
 
     values: texts. until: when each expires, in microseconds, FOREVER for never. is_cidr: whether its row is of kind cidr. rows:
     how many such rows were added, or, if negative, removed; never 0.
@@ -73,11 +73,10 @@ class ListRows:
 
     @classmethod
     def by_list(cls, changes: Iterable[ListChange]) -> dict[str, ListRows]:
-        """Orders the changes of rows by list."""
+        """Groups the changes of rows by list. changes: with list and value, each."""
         by_list: dict[str, list[ListChange]] = {}
         for change in changes:
-            if change.list is not None and change.value is not None:
-                by_list.setdefault(change.list, []).append(change)
+            by_list.setdefault(str(change.list), []).append(change)
         return {name: cls._of(listed) for name, listed in by_list.items()}
 
     @classmethod
@@ -385,11 +384,12 @@ class KnownLists:
 def _change_list(before: _List, rows: ListRows) -> _List:
     """Returns a list after changes of its rows."""
     # Ranges are known before a row of kind cidr makes the list one of ranges.
-    is_candidate = rows.is_cidr
+    may_be_range = rows.is_cidr
+    # Of a million values one text is searched sooner than each by a pattern.
     if "/" in "".join(rows.values):
-        is_candidate = is_candidate | [_RANGE.fullmatch(value) is not None for value in rows.values]
-    at = np.flatnonzero(is_candidate)
-    networks = {at: network for at in at.tolist() if (network := _read_network(rows.values[at])) is not None}
+        may_be_range = may_be_range | [_RANGE.fullmatch(value) is not None for value in rows.values]
+    candidates = np.flatnonzero(may_be_range).tolist()
+    networks = {at: network for at in candidates if (network := _read_network(rows.values[at])) is not None}
     ranges = rows.take(np.array(list(networks), dtype=np.int64))
     ranges.values[:] = [_name_network(*network) for network in networks.values()]
     return _List(
