@@ -164,7 +164,7 @@ class Oracle:
         if status in ("active", "shadow", "paused"):
             compiled = compile_rule(document, self.stream, lane=self._lane(rule_id, version, status))
             kind = _KINDS[compiled.spec.kind](self, compiled, version, status)
-            self.end(rule_id, version)
+            self._end(rule_id, version)
             if status == "active":
                 self.shadows.pop(rule_id, None)
             (self.shadows if status == "shadow" else self.mains)[rule_id] = kind
@@ -185,7 +185,11 @@ class Oracle:
             COVERED["rows that a gate rejected"] += 1
 
     def end(self, rule_id: str, version: int) -> None:
-        """Takes one version out of force: it was deleted or quarantined, or gets another role."""
+        """Takes one version out of force: it was deleted or quarantined. What others share with it is kept for them alone."""
+        self._end(rule_id, version)
+        self._open()
+
+    def _end(self, rule_id: str, version: int) -> None:
         for role in (self.mains, self.shadows):
             if rule_id in role and role[rule_id].version == version:
                 del role[rule_id]

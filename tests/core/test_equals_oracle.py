@@ -492,6 +492,36 @@ REGRESSIONS: list[dict[str, Any]] = [
         ]}}],
         [{"id": "a", "at": -4, "arrival": 4}, {"id": "b", "at": -3, "arrival": 4}, {"id": "c", "at": -3, "arrival": 7}],
     ),
+    regression(
+        "what is in force under a gate, with its keys in another order",
+        [{"group_by": ["k"], "window": "2 microseconds", "measures": {"m0": "count(*)"}, "when": "true"}],
+        [{"id": "a", "at": 1, "arrival": 1}, {"id": "b", "at": 3, "arrival": 2}],
+        more=({
+            "after": 1, "change": "update", "rule_id": "r1", "version": 1, "status": "active", "gate": True, "shown": "nobody",
+            "document": {
+                "when": "true", "measures": {"m0": "count(*)"}, "window": "2 microseconds", "group_by": ["k"], "stream": "tx",
+                "rule_id": "r1",
+            },
+        },),
+    ),
+    regression(
+        "a quarantined version no longer keeps what it shared with a narrower window",
+        [
+            {"group_by": ["k"], "window": f"{width} microseconds", "measures": {"m0": "count(*)"}, "when": "not window_complete",
+             "allowed_lateness": "2 microseconds"}
+            for width in (4, 1)
+        ],
+        [{"id": "a", "at": -4, "arrival": 5}, {"id": "b", "at": -9, "arrival": 11}],
+        stream="tight",
+        more=tuple(
+            {"after": after, "change": "insert", "rule_id": "r1", "version": version, "status": status,
+             "evidence": '{"quarantined": 1}', "document": {
+                 "rule_id": "r1", "stream": "tx", "group_by": ["k"], "window": "4 microseconds", "measures": {"m0": "count(*)"},
+                 "when": "not window_complete", "allowed_lateness": "2 microseconds",
+             }}
+            for after, version, status in ((4, 2, "quarantined"), (7, 3, "shadow"))
+        ),
+    ),
 ]  # fmt: skip
 
 

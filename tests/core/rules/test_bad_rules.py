@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,27 @@ def test_an_update_that_leaves_a_row_as_it_was_is_no_change() -> None:
     ]
     assert book.apply(changes, None) == ([], [])
     assert in_force(book) == [("r", 2, "active")]
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_an_update_that_lays_the_document_out_otherwise_is_no_change(version: int | None) -> None:
+    """As a tool does that reads JSON and writes it again: keys in another order, other white space."""
+    first = row(version)
+    document = json.loads(str(first.document))
+    again = json.dumps(dict(reversed(document.items())), indent=1)
+    assert again != first.document
+    book = RuleBook(TX, STREAMS)
+    book.apply([first], None)
+    assert book.apply([replace(first, change="update", commit=2, document=again)], None) == ([], [])
+    assert in_force(book) == [("r", 1, "active")]
+    # A row whose document no longer says the same is one.
+    other = json.dumps({**document, "message": "changed"})
+    log, _ = book.apply([replace(first, change="update", commit=3, document=other)], None)
+    assert [each.action for each in log] == ["activated"]
+    log, _ = book.apply(
+        [replace(first, change="delete", commit=4, document=json.dumps(json.loads(other), indent=1))], None
+    )
+    assert [(each.rule_id, each.action) for each in log] == [("r", "retired")]
 
 
 def test_delete_of_a_row_in_force_that_has_no_version_retires_the_rule() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -182,6 +183,21 @@ def read_document(text: object, limits: Limits = WIDEST_LIMITS) -> dict[str, Any
             [make_problem("document", f"must be a JSON object with rule_id, stream ..., got {quote_value(document)}")],
         )
     return document
+
+
+def is_same_document(one: str | None, other: str | None) -> bool:
+    """Returns whether two documents say the same. The order of keys and the white space of their JSON do not count."""
+    if one is None or other is None:
+        return one is other
+    return one == other or _normalize(one) == _normalize(other)
+
+
+@functools.lru_cache(maxsize=256)
+def _normalize(text: str) -> str:
+    try:
+        return json.dumps(read_document(text), sort_keys=True)
+    except (RuleError, RecursionError):
+        return text
 
 
 class _RepeatedKeyError(Exception):

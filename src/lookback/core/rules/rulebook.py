@@ -16,7 +16,7 @@ from typing import Any
 
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import RULE_ID, STATUSES, quote_value, read_document
+from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, quote_value, read_document
 from lookback.core.rules.gate import find_objection
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import SHADOW, WARMING, read_quarantined
@@ -437,7 +437,7 @@ class RuleBook:
         highest = max([*(each.highest for each in roles[:1]), *(each.version for each in warming)], default=0)
         version = change.version
         if version is None:
-            same = any((each.status, each.document) == (change.status, change.document) for each in [*roles, *warming])
+            same = any(_is_row_of(each, change.status, change.document) for each in [*roles, *warming])
             if change.change == "update" and same:
                 return
             version = highest + 1
@@ -514,7 +514,7 @@ class RuleBook:
             return
         warming = self._list_warming(str(change.rule_id))
         present = [*roles, *(each.entry for each in warming)]
-        if any((each.version, each.status, each.document) == (version, status, document) for each in present):
+        if any(each.version == version and _is_row_of(each, status, document) for each in present):
             return
         entry = Entry(str(change.rule_id), version, status, document, name, highest)
         if self._warm_first(change, entry, warming, write):
@@ -675,8 +675,13 @@ def _is_meant(change: RuleChange, entry: Entry) -> bool:
     """Returns whether a deleted row is the one of an entry."""
     if change.version is None:
         # The version that the row was given is unknown, but its status and document identify it.
-        return (entry.status, entry.document) == (change.status, change.document)
+        return _is_row_of(entry, change.status, change.document)
     return entry.version == change.version
+
+
+def _is_row_of(entry: Entry, status: str | None, document: str | None) -> bool:
+    """Returns whether a row with this status and document says what an entry does, however its JSON is laid out."""
+    return entry.status == status and is_same_document(entry.document, document)
 
 
 def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:
@@ -726,7 +731,7 @@ def _check_gate(change: RuleChange, roles: list[Entry], version: int) -> None:
     """
     if not change.gate or change.status != "active":
         return
-    if any((each.version, each.status, each.document) == (version, "active", change.document) for each in roles):
+    if any(each.version == version and _is_row_of(each, "active", change.document) for each in roles):
         return
     document = read_document(change.document, WIDEST_LIMITS)
     if objection := find_objection(document, change.author, change.approved_by, change.evidence, asked=change.gate):
