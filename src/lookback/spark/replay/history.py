@@ -20,8 +20,9 @@ from lookback.spark.tables.history import find_first_readable, list_inserted_row
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-# A task judges the commits of about so many events at a time, of which it holds those of its keys.
-_SPAN_EVENTS = 1_000_000
+# A task judges the commits of about so many events at a time, of which it holds those of its keys. With half of them a
+# backtest of 100 rules takes a twelfth longer, with twice as many no less.
+_SPAN_EVENTS = 2_000_000
 # All rows of a commit have the same one, later than that of every earlier commit.
 _STAMP = "ingested_at"
 # To find the first and the last event time at most so many commits are read; where more may have them, all are.

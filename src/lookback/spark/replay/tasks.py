@@ -77,8 +77,9 @@ if TYPE_CHECKING:
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
-# A task judges about so many events in all, so that its state and its blocks stay small.
-_SHARD_EVENTS = 8_000_000
+# A task judges about so many events in all, so that its state and its blocks stay small: below 1 GB with 100 rules. Rules of
+# several groupings send an event to several shards, so more and smaller ones cost more.
+_SHARD_EVENTS = 12_000_000
 _MAX_SHARDS = 400
 # The most alerts or late events in one row of the answers.
 _ROWS_IN_BLOCK = 10_000
