@@ -379,7 +379,9 @@ def test_a_warm_start_is_shown_with_what_it_costs_the_stream() -> None:
     }
     figures = {"events": 1_800_000, "seconds": 12.5, **spans, "p95_from_then_on_ratio": 2.25, "memory_more_gb": 0.5}
     now = {"warm-handbook": result("warm-handbook", "warm", {"set": "handbook"}, figures)}
-    assert "| handbook | 1,800,000 | 12.5 | 400 | 900 | 410 | 900 | 2.25 | - | - | 0.5 |" in report.render(now, {})
+    assert "| handbook | window | 1,800,000 | 12.5 | 400 | 900 | 410 | 900 | 2.25 | - | - | 0.5 |" in report.render(
+        now, {}
+    )
     reached = [goal.reached(value) for goal in goals.GOALS if (value := goal.value(now)) is not None]
     assert reached == [True, False, True]
 

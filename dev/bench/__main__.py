@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     changes.add_argument("--lists", type=int, default=12, help="changes of a list of a million values")
     warm = commands.add_parser("warm", help="from the commit of a rule to its being in force with its history")
     _set_arguments(warm)
+    warm.add_argument("--rule", choices=("window", "sequence"), default="window", help="what is to know the past")
     warm.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
     warm.add_argument("--rate", type=int, default=1_000, help="events a second meanwhile")
     warm.add_argument("--seconds", type=float, default=60.0, help="that are measured before, and after it is in force")
@@ -218,7 +219,7 @@ def _live(options: argparse.Namespace) -> int:
     elif options.command == "changes":
         latency.run_changes(live, options.known, options.new, options.lists)
     else:
-        warm.run(live, EventSet(options.set, options.rows), options.repeats)
+        warm.run(live, EventSet(options.set, options.rows), options.repeats, options.rule)
     return 0
 
 

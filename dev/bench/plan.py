@@ -151,13 +151,14 @@ def _live(*, quick: bool) -> list[Step]:
     few = ("--known", "3", "--new", "1", "--lists", "3", "--warm-up", "5") if quick else ()
     warm = ("warm", "--set", "handbook")
     large = ("--repeats", f"{_WARM_EVENTS / ROWS['handbook']:.2f}", "--name", "warm-handbook-large")
+    sequences = (*large[:2], "--rule", "sequence", "--name", "warm-handbook-sequence")
     return [
         *(Step("latency", "zipf", ("latency", "--rate", str(rate), *short)) for rate in (100, 1_000, 5_000)),
         Step("latency", "zipf", ("latency", "--rate", "100", "--plain", *short)),
         Step("latency", "zipf", ("latency", "--rate", "1000", "--many", *short)),
         Step("changes", "zipf", ("changes", *few), ("lists",)),
         Step("warm", "handbook", (*warm, *(("--rows", str(_QUICK_ROWS)) if quick else ()), *short)),
-        *(() if quick else (Step("warm", "handbook", (*warm, *large)),)),
+        *(() if quick else (Step("warm", "handbook", (*warm, *large)), Step("warm", "handbook", (*warm, *sequences)))),
     ]
 
 

@@ -277,16 +277,17 @@ def _warm_starts(now: Results) -> str:
         figures, settings = result["figures"], result["settings"]
         p95 = [number(figures[span]["p95_ms"]) for span in ("before", "meanwhile", "after", "from_then_on")]
         memory = [number(figures.get(f"memory_{what}_gb")) for what in ("before", "meanwhile", "more")]
-        rows.append((settings["set"], f"{figures['events']:,}", number(figures["seconds"]), *p95,
+        rows.append((settings["set"], settings.get("rule", "window"), f"{figures['events']:,}", number(figures["seconds"]), *p95,
                      number(figures["p95_from_then_on_ratio"]), *memory))  # fmt: skip
     head = (
-        "set", "events", "in force after s", "p95 ms before", "meanwhile", "a minute after",
+        "set", "rule", "events", "in force after s", "p95 ms before", "meanwhile", "a minute after",
         "both", "both over before", "GB before", "from then on", "more",
     )  # fmt: skip
     note = (
-        "From the commit of a rule on a new grouping key, with a sum and a count over 30 days, to the commit of its row "
-        "`activated`. The p95 is that of other rules' alerts: before the commit, from there to that row, in the minute after it, "
-        "and in both together; the memory is that of the workers and the JVM.\n\n"
+        "From the commit of a rule (window: on a new grouping key, with a sum and a count over 30 days; sequence: three small "
+        "payments of a customer, then a large one at another terminal, within 30 days) to the commit of its row `activated`. "
+        "The p95 is that of other rules' alerts: before the commit, from there to that row, in the minute after it, and in "
+        "both together; the memory is that of the workers and the JVM.\n\n"
     )
     return note + table(head, rows) if rows else ""
 

@@ -1,6 +1,7 @@
-"""Warm start: how soon a rule with a window of 30 days knows the past of a large table, and what that costs the stream.
+"""Warm start: how soon a rule that reaches back 30 days knows the past of a large table, and what that costs the stream.
 
-The table is there and judged; events go on where it ends, in time too. Then a rule on a new grouping key is published.
+The table is there and judged; events go on where it ends, in time too. Then a rule is published: a window on a new grouping
+key, or a sequence.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _RULE = "warmed"
 _TIMEOUT = 900.0
 
 
-def run(live: Live, events: EventSet, repeats: float) -> Path:
+def run(live: Live, events: EventSet, repeats: float, kind: str) -> Path:
     """Measures from the commit of the rule to the commit of its row `activated`. Returns the file of the result.
 
     live.seconds: so long is measured before the rule is published, and again after it is in force. repeats: of the set in time.
+    kind: window or sequence, that of the rule.
     """
     from lookback.spark.rules import RulesTable  # noqa: PLC0415 - Spark is started after the sets are made
 
@@ -47,8 +49,7 @@ def run(live: Live, events: EventSet, repeats: float) -> Path:
     often = f"amount >= {find_amount(events, ALERTS_PER_SECOND / 2 / live.rate)}"
     spend = lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and {often}")
     burst = lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and {often}")
-    warmed = lookback(_RULE, ("customer_id", "terminal_id"), "sum(amount)", 30 * DAY, f"number >= 1 and {often}")
-    warmed["measures"]["number"] = "count(*)"
+    warmed = _make_rule(kind, often, f"amount < {find_amount(events, 0.9)}")
     rules = Rules((spend, burst))
     _judge_apart(events, commits, rules, DATA / "runs" / name)
     with running(live, events, rules, name, commits) as run_now:
@@ -80,13 +81,29 @@ def run(live: Live, events: EventSet, repeats: float) -> Path:
         figures[ratio] = round(figures[what]["p95_ms"] / figures["before"]["p95_ms"], 3)
     figures |= _compare_memory(memory.figures(), memory_meanwhile.figures())
     shutil.rmtree(root)
-    file = record(name, "warm", {"set": events.stem, "repeats": repeats, **settings_of(live)}, figures)
+    file = record(name, "warm", {"set": events.stem, "rule": kind, "repeats": repeats, **settings_of(live)}, figures)
     say(
         f"{name}: in force after {figures['seconds']:.1f} s, {figures['message']}; p95 until {live.seconds:.0f} s after that "
         f"{figures['p95_from_then_on_ratio']} times that of before, {figures['p95_ratio']} times meanwhile, "
         f"{figures.get('memory_more_gb', 0):.2f} GB more"
     )
     return file
+
+
+def _make_rule(kind: str, often: str, small: str) -> dict[str, Any]:
+    """Makes the rule that is to know the past. often: a condition that bounds how often it alerts; small: one in ten events."""
+    if kind == "window":
+        rule = lookback(_RULE, ("customer_id", "terminal_id"), "sum(amount)", 30 * DAY, f"number >= 1 and {often}")
+        rule["measures"]["number"] = "count(*)"
+        return rule
+    steps = [
+        {"name": "small", "where": small, "at_least": 3},
+        {"name": "large", "where": f"{often} and not array_contains(small.terminal_id, terminal_id)"},
+    ]
+    return {
+        "rule_id": _RULE, "stream": TRANSACTIONS.name, "group_by": ["customer_id"],
+        "sequence": {"within": "30 days", "steps": steps},
+    }  # fmt: skip
 
 
 def _judge_apart(events: EventSet, commits: int, rules: Rules, root: Path) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
 from lookback.core.values.lists import Lists
-from lookback.core.values.texts import summarize_error
 from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
+from lookback.spark.platform.faults import succeeds
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.lakehouse import commit_file
@@ -85,16 +85,9 @@ class ListsWatch:
             return
         if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
             return
-        try:
-            self._follow()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+        if not succeeds(self._follow, self._stream.name, "the table lists could not be read, it will be tried again"):
             self._next_look = time.monotonic() + _RETRY_SECONDS
-            reason = summarize_error(error)
-            _LOG.warning(
-                "stream=%s the table lists could not be read, it will be tried again: %s", self._stream.name, reason
-            )
-            return
-        if self._folder is None:
+        elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 
     def _restore(self, announced: list[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,9 +20,9 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.values.limits import LIMITS
-from lookback.core.values.texts import summarize_error
 from lookback.spark.batches.dispatch import select_rule_changes
 from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.platform.faults import succeeds
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport
     from lookback.spark.tables.lakehouse import Tables
 
-_LOG = logging.getLogger("lookback")
 _COLUMNS = ["rule_id", "version", "status", "document"]
 # Looking for a file costs nothing; asking a catalog for a table's version takes a job. If a rule that needs more than is
 # sent arrives between two looks, a new query must be planned, which takes some two seconds.
@@ -83,17 +81,8 @@ class RulesWatch:
         """Brings the plan up to date if a look is due; called often. report: that of the last batch."""
         if time.monotonic() < self._next_look:
             return
-        is_seen = False
-        try:
-            self._follow(report)
-            is_seen = True
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
-            reason = summarize_error(error)
-            _LOG.warning(
-                "stream=%s the rules table could not be looked at, it will be tried again: %s",
-                self._stream.name,
-                reason,
-            )
+        problem = "the rules table could not be looked at, it will be tried again"
+        is_seen = succeeds(lambda: self._follow(report), self._stream.name, problem)
         if self._folder is None or not is_seen:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 

@@ -25,6 +25,7 @@ from lookback.spark.batches.dispatch import select_rule_changes
 from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting
 from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.platform.faults import succeeds
 from lookback.spark.tables.answers import compute_at_once
 
 if TYPE_CHECKING:
@@ -128,15 +129,10 @@ class WarmUps:
 
         A failure is logged and repeated; after three of them the version starts without history.
         """
-        if self._pending and time.monotonic() >= self._next_look:
-            try:
-                self._follow()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
-                self._next_look = time.monotonic() + _PAUSE_SECONDS
-                reason = summarize_error(error)
-                _LOG.warning(
-                    "stream=%s a piece of history could not be named, it will be: %s", self.stream.name, reason
-                )
+        if not self._pending or time.monotonic() < self._next_look:
+            return
+        if not succeeds(self._follow, self.stream.name, "a piece of history could not be named, it will be"):
+            self._next_look = time.monotonic() + _PAUSE_SECONDS
 
     def _follow(self) -> None:
         for waiting in self._pending:

@@ -1,12 +1,16 @@
-"""Turns Spark's errors about a damaged checkpoint or about files that are gone into sentences with a remedy."""
+"""Turns Spark's errors about a damaged checkpoint or about files that are gone into sentences with a remedy, and logs others."""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from lookback.core.errors import SetupError, StateError
+from lookback.core.values.texts import summarize_error
 
+_LOG = logging.getLogger("lookback")
 # Names of Spark's errors, or texts of its log readers, that mean that a checkpoint cannot be read.
 _TORN = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STREAMING_STATEFUL_OPERATOR_|STREAMING_CHECKPOINT_|STATE_STORE_\w+|STDS_\w+|STATE_REPARTITION_\w+"
@@ -59,6 +63,19 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
             f"vacuumed, before they were judged. Their events cannot be judged; to go on without them, {remedy}"
         )
     return error
+
+
+def succeeds(act: Callable[[], object], stream: str, problem: str) -> bool:
+    """Does what a running stream must survive, such as a look at a table. Returns False if it failed, which is logged.
+
+    problem: what to log about the stream of that name, before the error.
+    """
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+        _LOG.warning("stream=%s %s: %s", stream, problem, summarize_error(error))
+        return False
+    return True
 
 
 def collect_messages(error: Exception) -> str:

@@ -38,7 +38,7 @@ from lookback.spark.following.listwatch import ListsWatch
 from lookback.spark.following.quarantine import Quarantines
 from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.following.warmups import Historian, WarmUps
-from lookback.spark.platform.faults import explain_failure
+from lookback.spark.platform.faults import explain_failure, succeeds
 from lookback.spark.platform.owner import become_owner
 from lookback.spark.platform.session import (
     apply_query_settings,
@@ -410,12 +410,9 @@ class _Idle:
         """
         if (time.monotonic() - self._since) * 1e6 < self._span:
             return
-        try:
-            self._advance(query)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+        problem = "the watermark could not be moved on, it will be tried again"
+        if not succeeds(lambda: self._advance(query), self._evaluation.stream.name, problem):
             self._version, self._since = None, time.monotonic()
-            name, reason = self._evaluation.stream.name, summarize_error(error)
-            _LOG.warning("stream=%s the watermark could not be moved on, it will be tried again: %s", name, reason)
 
     def _advance(self, query: StreamingQuery) -> None:
         tables, stream = self._evaluation.tables, self._evaluation.stream
