@@ -55,7 +55,7 @@ class QueuedAlert:
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """Which alerts a queue shows. rule_id, severity: None for any. entity: a part of the key in words, in any case.
+    """Selects the alerts that a queue shows. rule_id, severity: None for any. entity: a part of the key in words, in any case.
 
     age: one of AGES. snoozed: one of SNOOZED.
     """
@@ -110,7 +110,7 @@ class ReviewQueue:
         self._shown: list[QueuedAlert] | None = None
 
     def __len__(self) -> int:
-        """How many alerts wait, shown or not."""
+        """The number of alerts that wait, shown or not."""
         return len(self._alerts)
 
     def __contains__(self, alert_id: str) -> bool:
@@ -122,7 +122,7 @@ class ReviewQueue:
 
     @property
     def filter(self) -> QueueFilter:
-        """Which alerts are shown."""
+        """The filter of the alerts that are shown."""
         return self._filter
 
     @property
@@ -144,7 +144,7 @@ class ReviewQueue:
 
     @property
     def pages(self) -> int:
-        """How many pages there are, at least one."""
+        """The number of pages, at least one."""
         return max(1, -(-len(self.shown) // PAGE_SIZE))
 
     @property

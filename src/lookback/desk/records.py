@@ -66,7 +66,7 @@ class ListedEvent:
 
 @dataclass(frozen=True)
 class OpenedAlert:
-    """What is shown of an alert. lines: it in words; picture: a PNG, picture_words: what that shows.
+    """An alert as it is shown. lines: it in words; picture: a PNG, picture_words: what that shows.
 
     row: of the table `alerts`. events: those that counted, the newest first.
     """

@@ -320,7 +320,7 @@ class ReviewDesk:
 
 
 class _Ahead:
-    """What is prepared in the background: the next alert, and the counts by rule. It touches no widget."""
+    """Prepares the next alert and the counts by rule in the background. It touches no widget."""
 
     def __init__(self, records: AlertRecords, *, in_background: bool) -> None:
         self._records = records
@@ -332,7 +332,7 @@ class _Ahead:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the counts are there."""
+        """True once the counts are there."""
         return self._counting is not None and self._counting.done() and self._counting.exception() is None
 
     @property

@@ -46,7 +46,7 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether the work goes on, also where it was cancelled and has not ended yet."""
+        """True while the work goes on, also where it was cancelled and has not ended yet."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -110,7 +110,7 @@ class Ticker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is there."""
+        """True once the thread is there."""
         return self._thread.is_alive()
 
     def touch(self) -> None:

@@ -92,7 +92,7 @@ class StreamDesk:
 
     @property
     def is_refreshing(self) -> bool:
-        """Whether the list is refreshed by itself."""
+        """True while the list is refreshed by itself."""
         return self._ticker is not None and self._ticker.is_running
 
     def _add_widgets(self) -> None:

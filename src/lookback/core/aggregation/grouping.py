@@ -299,7 +299,7 @@ class Grouping:
 
 
 class _Arrivals:
-    """How the events at some positions arrived. numbers: those of their keys."""
+    """The order in which the events at some positions arrived. numbers: those of their keys."""
 
     def __init__(self, grouping: Grouping, numbers: Int64s, positions: Int64s) -> None:
         self._grouping, self._numbers, self._positions = grouping, numbers, positions

@@ -83,7 +83,7 @@ class JudgedWindow:
 
     @property
     def holds(self) -> bool:
-        """Whether the whole condition holds."""
+        """True if the whole condition holds."""
         return self.is_judged and all(part.holds for part in self.parts)
 
 

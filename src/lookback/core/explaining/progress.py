@@ -39,7 +39,7 @@ class StepProgress:
 
     @property
     def is_met(self) -> bool:
-        """Whether the step had as many events as it needs."""
+        """True if the step had as many events as it needs."""
         return self.at_least <= len(self.event_ids) and (self.at_most is None or len(self.event_ids) <= self.at_most)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the steps of a sequence had come with an event. A wait for an absence is none of the steps.
+    """The steps of a sequence as far as they had come with an event. A wait for an absence is none of the steps.
 
     steps: by the events that count. untimed: were `within` no limit, if the steps come further then; else empty. gap: of
     these, the microseconds from the first event to the event.

@@ -119,7 +119,7 @@ def _settle_in_order(steps: Steps, rows: KeyedRows, known: Candidates) -> Settle
 
 
 def _reads_first_rows(steps: Steps, number: int) -> bool:
-    """Whether the condition of a step reads no more of linked steps before it than their first rows."""
+    """Returns whether the condition of a step reads no more of linked steps before it than their first rows."""
     condition = steps.steps[number].condition
     linked = {step.step.name for step in steps.steps[:number] if not step.own}
     read = {name for name in condition.fields if name.partition(".")[0] in linked}

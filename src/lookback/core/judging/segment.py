@@ -464,7 +464,7 @@ class RuleRun:
 
     @property
     def writes_alerts(self) -> bool:
-        """Whether the rule writes alerts, and does not only flag the events for which it would."""
+        """True if the rule writes alerts, and does not only flag the events for which it would."""
         return self.entry.rule_id not in self._segment.flagging
 
     def note_flagged(self, positions: Int64s) -> None:

@@ -276,7 +276,7 @@ def delete_from_sequences(
 
 
 class _Settled(NamedTuple):
-    """What is known of a row unless an alert has emptied rows of its window.
+    """The facts of a row, unless an alert has emptied rows of its window.
 
     begins: the sort key of the first row that each step took; None if the row does not complete the steps. has_failed:
     whether the last condition has an error for it.

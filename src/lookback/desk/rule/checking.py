@@ -36,7 +36,7 @@ class Checked:
 
     @property
     def is_fine(self) -> bool:
-        """Whether the rule can be published."""
+        """True if the rule can be published."""
         return not self.problems
 
 

@@ -1,4 +1,4 @@
-"""What shards and the driver tell each other about versions that are warming: who waits, and where the history is."""
+"""The files by which shards and the driver agree about versions that are warming: who waits, and where the history is."""
 
 from __future__ import annotations
 

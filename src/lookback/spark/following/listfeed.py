@@ -101,7 +101,7 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Reached:
-    """How far a process has read a list: the number of steps, and the contents after them."""
+    """A list as far as a process has read it: the number of steps, and the contents after them."""
 
     steps: int = 0
     contents: Lists = field(default_factory=Lists.empty)
