@@ -35,6 +35,7 @@ from lookback.core.engine.schedule import (
 )
 from lookback.core.rules.gate import APPROVAL, write_evidence
 from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.rules.versions import WARM, Piece
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events
 from lookback.core.values.lists import KnownLists
@@ -134,6 +135,46 @@ def test_c3_7_the_schedule_reads_the_log(
     schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
     assert dict(schedule.arrivals) == arrivals
     assert schedule.after(100) == 9
+
+
+def piece(commit: int, query: str = "q1", through: int = 1, number: int = 1) -> RuleChange:
+    """A piece of the history of version 1 of rule a; the second is the last."""
+    document = Piece("a", 1, through, number, 2, f"a-1-{through}", query).to_document(STREAM.name)
+    return RuleChange("insert", commit, "*", None, WARM, document)
+
+
+A, B = change(1, "a"), change(5, "b")
+WARMED_UP = [log("a", 1, "warming", 1), log("a", 1, "activated", 5), log("b", 1, "activated", 7)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "taken", "arrival"),
+    {
+        "named once": ([A, piece(2), piece(3, number=2), B], WARMED_UP, 3, 5),
+        # A driver was killed after the stream had taken the last piece, and before it knew that.
+        "named again": ([A, piece(2), piece(3, number=2), B, piece(6, number=2), piece(7, number=2)], WARMED_UP, 3, 5),
+        "made anew by another evaluation": (
+            [A, piece(3, number=2), B, piece(6, "q2", number=2), piece(7, "q2", number=2)],
+            [log("a", 1, "warming", 1), log("b", 1, "activated", 7), log("a", 1, "activated", 9)], 6, 9,
+        ),
+        "made anew from a later commit": (
+            [A, piece(3, number=2), B, piece(6, through=7, number=2), piece(7, through=7, number=2)],
+            [log("a", 1, "warming", 1), log("b", 1, "activated", 7), log("a", 1, "activated", 9)], 6, 9,
+        ),
+        # As one that did not see that the version was in force already.
+        "made anew for nothing": (
+            [A, piece(3, number=2), B, piece(6, "q2", number=2), piece(8, "q3", number=2)], WARMED_UP, 3, 5,
+        ),
+    }.values(),
+)  # fmt: skip
+def test_c11_2_a_version_came_into_force_with_the_piece_that_the_log_tells(
+    changes: list[RuleChange], rows: list[LogRow], taken: int, arrival: int
+) -> None:
+    schedule = Schedule.from_log(changes, rows, STREAM, STREAMS, 9)
+    assert schedule.warming == {(1, "a", 1), (taken, "*", None)}
+    assert [(each.rule_id, each.version, each.arrival) for each in schedule.warmed] == [("a", 1, arrival)]
+    assert (schedule.arrivals[taken], schedule.arrivals[5]) == (arrival, 7)
+    assert not schedule.unexplained
 
 
 def row(rule_id: str, version: int | None = 1, status: str = "active") -> RuleChange:

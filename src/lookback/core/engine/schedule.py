@@ -175,7 +175,30 @@ class Schedule:
         they were written; declarations: None if there was one alone. Changes take effect in their order, so one that was not
         logged, since it changes nothing here, goes with the next that was.
         """
-        declarations = declarations or Declarations.of(stream)
+        rows, ordered = list(logged), order_changes(replace(each, gate="") for each in changes)
+        candidates = _list_last_pieces(ordered, stream.name)
+        while True:
+            last = dict(rows_of_version[-1] for rows_of_version in candidates.values())
+            schedule, left = cls._follow_log(
+                ordered, last, rows, stream, streams, declarations or Declarations.of(stream)
+            )
+            # Of a version that the log has in force, and that this row did not bring there: an earlier one did.
+            early = {
+                rule_id: (rule_id, version)
+                for (rule_id, version), listed in candidates.items()
+                if len(listed) > 1 and (rule_id, version) in left and listed[-1][0] not in schedule.warming
+            }
+            if not early:
+                return replace(schedule, through=through, seed=seed)
+            for version in early.values():
+                candidates[version].pop()
+
+    @classmethod
+    def _follow_log(
+        cls, ordered: Sequence[RuleChange], pieces: Mapping[_Slot, Piece], logged: Sequence[LogRow], stream: Stream,
+        streams: Mapping[str, Stream], declarations: Declarations,
+    ) -> tuple[Schedule, set[tuple[str | None, int | None]]]:  # fmt: skip
+        """Finds the schedule if `pieces` brought their versions into force. Returns it, and the versions of log rows that are left."""
         times = _list_times(logged)
         reads = _list_reads(times)
         book, reached = RuleBook(stream, streams), arrival_number(None)
@@ -183,8 +206,6 @@ class Schedule:
         unlogged: list[int] = []
         refused, unexplained = set[_Slot](), set[str]()
         warming, warmed = set[_Slot](), list[Warmed]()
-        ordered = order_changes(replace(each, gate="") for each in changes)
-        pieces = _find_last_pieces(ordered, stream.name)
         warm_ids = {rule_id for rule_id, _, action in times if action == WARMING}
         for change in ordered:
             # What is accepted depends on the declaration that held when the row was read.
@@ -214,11 +235,15 @@ class Schedule:
                 reached = max(reached, *known)
                 arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
                 unlogged = []
-        unexplained |= {str(rule_id) for (rule_id, _, action), left in times.items() if left and action in _OBEYED}
-        return cls(
-            through, arrivals, seed, frozenset(refused), declarations.to_rows(), frozenset(unexplained), warmed,
+        left = {
+            (rule_id, version) for (rule_id, version, action), listed in times.items() if listed and action in _OBEYED
+        }
+        unexplained |= {str(rule_id) for rule_id, _ in left}
+        schedule = cls(
+            None, arrivals, None, frozenset(refused), declarations.to_rows(), frozenset(unexplained), warmed,
             frozenset(warming),
         )  # fmt: skip
+        return schedule, left
 
 
 def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
@@ -383,21 +408,25 @@ def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, lis
     return _find_first(with_gate, times, reached) < _find_first(without, times, reached)
 
 
-def _find_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[_Slot, Piece]:
-    """Finds the row with the last piece of the history of each version, by which it may have come into force.
+def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[str, int], list[tuple[_Slot, Piece]]]:
+    """Lists, by version, the rows with the last piece of its history, by one of which it may have come into force.
 
-    A version that began to warm up anew has several such rows; the stream took the last one.
+    There are several where the version began to warm up anew, as by another evaluation. A driver that was killed may have named
+    one history twice: only the first of these rows can be it.
     """
-    found: dict[tuple[str, int], tuple[_Slot, Piece]] = {}
+    found: dict[tuple[str, int], list[tuple[_Slot, Piece]]] = {}
+    known = set[tuple[str, int, str, int]]()
     for change in changes:
         if change.rule_id != "*" or change.status != WARM or change.change != "insert":
             continue
         with suppress(ValueError, TypeError, LookupError):
             document = json.loads(change.document or "")
             piece = Piece.from_document(document)
-            if document["stream"] == stream and piece.is_last:
-                found[piece.rule_id, piece.version] = change.slot, piece
-    return dict(found.values())
+            history = (piece.rule_id, piece.version, piece.query, piece.through)
+            if document["stream"] == stream and piece.is_last and history not in known:
+                known.add(history)
+                found.setdefault((piece.rule_id, piece.version), []).append((change.slot, piece))
+    return found
 
 
 def _was_warmed(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
