@@ -26,6 +26,7 @@ from lookback.spark.review import (
     withdraw_reviews,
 )
 from lookback.spark.snoozes import Snooze, read_end, read_snoozes, snooze
+from lookback.spark.tables.answers import compute_at_once
 from lookback.views.display import draw_png, read_title
 from lookback.views.explanations import describe_alert
 from lookback.views.timeline import plot_key_timeline
@@ -94,12 +95,20 @@ class AlertRecords:
 
     def read_queue(self) -> QueueReading:
         """Reads the open alerts with their snoozes."""
+        # A quarter of the time that Spark takes, where the tables are folders.
+        return compute_at_once(
+            lambda them: self._read_queue(them.holding(*self._streams.values())),
+            self._tables.root,
+            lambda: self._tables,
+        )
+
+    def _read_queue(self, tables: Tables) -> QueueReading:
         now = dt.datetime.now(dt.timezone.utc)
-        queue = open_queue(self._tables, self._rule_id, self._stream, self._days, with_snoozed=True)
+        queue = open_queue(tables, self._rule_id, self._stream, self._days, with_snoozed=True)
         rows = queue.select(*_COLUMNS).limit(MOST_QUEUED + 1).toArrow().to_pylist()
-        active = [each for each in read_snoozes(self._tables, ended_after=now) if each.since <= now]
+        active = [each for each in read_snoozes(tables, ended_after=now) if each.since <= now]
         alerts = [make_queued(row, active) for row in rows[:MOST_QUEUED]]
-        return QueueReading(alerts, now, len(rows) > MOST_QUEUED, note_on_older(self._tables, self._days))
+        return QueueReading(alerts, now, len(rows) > MOST_QUEUED, note_on_older(tables, self._days))
 
     def open(self, alert: QueuedAlert) -> OpenedAlert:
         """Explains an alert by the revision that the queue shows, and draws its picture."""

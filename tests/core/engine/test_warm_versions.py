@@ -187,6 +187,28 @@ def test_a_later_version_replaces_one_that_is_warming(document: dict[str, Any], 
     assert set(stage.state.features) == set(compile_rule(document, STREAM).needs)
 
 
+@pytest.mark.parametrize(("document", "through"), [(STRICT, 3), (LONGER, 4)])
+def test_a_replay_logs_of_a_version_that_was_warmed_what_the_stream_did(document: dict[str, Any], through: int) -> None:
+    """11.2: a rebuild drops the rows of rule_log that are there, so the commit in the message has to be the same."""
+    changes = [
+        RuleChange("insert", version, "r", version, "active", json.dumps(each), warms=True)
+        for version, each in ((1, LONG), (2, document))
+    ]
+    messages = []
+    for is_replay in (False, True):
+        book = RuleBook(STREAM, {STREAM.name: STREAM})
+        if is_replay:
+            # The second came into force with its history, the first never did.
+            book.open_warming("r", 2, "active", json.dumps(document))
+        log = [
+            row for arrival, change in ((3, changes[0]), (4, changes[1])) for row in book.apply([change], arrival)[0]
+        ]
+        messages.append([(row.version, row.action, row.message) for row in log])
+    stream, replay = messages
+    assert stream == replay
+    assert f"through commit {through} are" in stream[1][2]
+
+
 def test_a_version_that_is_paused_while_it_is_warming_is_silent_at_once_and_warmed() -> None:
     stage = Stage("x", "x")
     stage.change({**SHORT, "warm_start": False}, 1)

@@ -552,7 +552,8 @@ class RuleBook:
         same = next((each for each in replaced if self._has_same_states(each.entry, rule)), None)
         self._drop_warming(replaced)
         if known is not None and not known.is_known:
-            begun = replace(known, entry=replace(entry, lane=known.entry.lane), begun=self._arrival, is_known=True)
+            first = self._arrival if same is None else same.begun
+            begun = replace(known, entry=replace(entry, lane=known.entry.lane), begun=first, is_known=True)
         elif same is not None:
             begun = replace(same, entry=replace(entry, lane=same.entry.lane))
         else:
