@@ -84,10 +84,14 @@ def find_differences(stored: Iterable[Any], replayed: Iterable[Any]) -> list[str
 
 def _find_log_problems(tables: Tables, log: list[dict[str, Any]]) -> list[str]:
     """Finds rows of `rules` that are not exactly once in the log."""
+    changes = [entry for entry in log if _is_change(entry) or entry["action"] == "rejected"]
+    # A version that is paused while it is warming has two rows in the log: it goes on to warm up.
+    paused = {(each["rule_id"], each["version"], each["batch_id"]) for each in changes if each["action"] == "paused"}
     logged = Counter(
         (entry["rule_id"], entry["version"] if entry["rule_id"] != "*" else entry["action"])
-        for entry in log
-        if (_is_change(entry) or entry["action"] == "rejected") and entry["message"] != _BY_RETIRE_ALL
+        for entry in changes
+        if entry["message"] != _BY_RETIRE_ALL
+        and not (entry["action"] == _WARMING and (entry["rule_id"], entry["version"], entry["batch_id"]) in paused)
     )
     written = Counter(
         (row["rule_id"], row["version"] if row["rule_id"] != "*" else row["status"])
