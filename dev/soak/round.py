@@ -160,12 +160,12 @@ class Round:
             # A torn file may be read at any later start.
             killed = 1_000 if self._torn else 0
             for _ in range(self._chance.choice(_WORKER_KILLS)):
-                if self._wait_for_moment(worker) and not is_over():
+                if self._wait_for_moment(worker, is_over) and not is_over():
                     worker.kill_workers()
                     killed += _FAILURES_PER_KILL
                     self._tally.kill("Python workers of the evaluation")
                     self._wait_for_batches(worker, 1)
-            met = self._wait_for_moment(worker)
+            met = self._wait_for_moment(worker, is_over)
             if worker.has_ended():
                 options = self._handle_failure(worker)
             else:
@@ -181,8 +181,8 @@ class Round:
             worker = standby
         worker.kill()
 
-    def _wait_for_moment(self, worker: Worker) -> str:
-        """Waits for a moment to kill at. Returns its name; empty if the process ended or nothing happened for long."""
+    def _wait_for_moment(self, worker: Worker, is_over: Callable[[], bool]) -> str:
+        """Waits for a moment to kill at. Returns its name; empty if the process ended, the round is over, or for long nothing came."""
         moments = [
             (1, Moment("at any time", None, 4)),
             (2, Moment("in a batch", self._place.list_planned, 1.0)),
@@ -197,7 +197,8 @@ class Round:
         moment = self._chance.choices([moment for _, moment in moments], [weight for weight, _ in moments])[0]
         if moment.look is not None:
             self._wait_for_batches(worker, self._chance.choice([0, 0, 0, 1, 2]))
-        return moment.name if moment.wait(self._chance, worker.has_ended, _MAX_WAIT_SECONDS) else ""
+        is_done = moment.wait(self._chance, lambda: worker.has_ended() or is_over(), _MAX_WAIT_SECONDS)
+        return moment.name if is_done else ""
 
     def _tear_a_file(self) -> None:
         torn = tear(self._place, self._chance)
