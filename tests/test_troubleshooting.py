@@ -108,6 +108,8 @@ def _told_by(name: str, node: ast.AST) -> list[ast.expr]:
         return [node.value]
     if isinstance(node, ast.Call) and (ast.unparse(node.func) in TOLD or (name, ast.unparse(node.func)) in REASONS):
         return node.args[:1]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "succeeds":
+        return node.args[1:2]
     return []
 
 

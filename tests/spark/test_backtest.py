@@ -510,7 +510,15 @@ def test_c10_4_a_window_counts_what_pandas_finds_in_it(ready: Tables, spans: Non
 
 @pytest.mark.parametrize(
     ("events", "cores", "shards"),
-    [(0, 2, 2), (1_000_000, 2, 2), (20_300_000, 2, 4), (20_300_000, 8, 8), (4_000_000_000, 8, 400), (1, 500, 400)],
+    [
+        (0, 2, 2),
+        (1_000_000, 2, 2),
+        (20_300_000, 2, 2),
+        (25_000_000, 2, 4),
+        (20_300_000, 8, 8),
+        (5_000_000_000, 8, 400),
+        (1, 500, 400),
+    ],
 )
 def test_every_core_judges_as_many_shards_as_the_others(events: int, cores: int, shards: int) -> None:
     assert tasks.count_shards(events, cores) == shards

@@ -85,7 +85,9 @@ class ListsWatch:
             return
         if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
             return
-        if not succeeds(self._follow, self._stream.name, "the table lists could not be read, it will be tried again"):
+        if not succeeds(
+            self._follow, "stream=%s the table lists could not be read, it will be tried again: %s", self._stream
+        ):
             self._next_look = time.monotonic() + _RETRY_SECONDS
         elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS

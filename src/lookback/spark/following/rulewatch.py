@@ -81,8 +81,11 @@ class RulesWatch:
         """Brings the plan up to date if a look is due; called often. report: that of the last batch."""
         if time.monotonic() < self._next_look:
             return
-        problem = "the rules table could not be looked at, it will be tried again"
-        is_seen = succeeds(lambda: self._follow(report), self._stream.name, problem)
+        is_seen = succeeds(
+            lambda: self._follow(report),
+            "stream=%s the rules table could not be looked at, it will be tried again: %s",
+            self._stream,
+        )
         if self._folder is None or not is_seen:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 

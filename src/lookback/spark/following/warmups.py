@@ -131,7 +131,7 @@ class WarmUps:
         """
         if not self._pending or time.monotonic() < self._next_look:
             return
-        if not succeeds(self._follow, self.stream.name, "a piece of history could not be named, it will be"):
+        if not succeeds(self._follow, "stream=%s a piece of history could not be named, it will be: %s", self.stream):
             self._next_look = time.monotonic() + _PAUSE_SECONDS
 
     def _follow(self) -> None:

@@ -6,9 +6,13 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError, StateError
 from lookback.core.values.texts import summarize_error
+
+if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
 
 _LOG = logging.getLogger("lookback")
 # Names of Spark's errors, or texts of its log readers, that mean that a checkpoint cannot be read.
@@ -65,15 +69,15 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
     return error
 
 
-def succeeds(act: Callable[[], object], stream: str, problem: str) -> bool:
+def succeeds(act: Callable[[], object], message: str, stream: Stream) -> bool:
     """Does what a running stream must survive, such as a look at a table. Returns False if it failed, which is logged.
 
-    problem: what to log about the stream of that name, before the error.
+    message: of the log, with `%s` for the stream's name and for the error.
     """
     try:
         act()
     except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
-        _LOG.warning("stream=%s %s: %s", stream, problem, summarize_error(error))
+        _LOG.warning(message, stream.name, summarize_error(error))
         return False
     return True
 

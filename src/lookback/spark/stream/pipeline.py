@@ -410,8 +410,11 @@ class _Idle:
         """
         if (time.monotonic() - self._since) * 1e6 < self._span:
             return
-        problem = "the watermark could not be moved on, it will be tried again"
-        if not succeeds(lambda: self._advance(query), self._evaluation.stream.name, problem):
+        if not succeeds(
+            lambda: self._advance(query),
+            "stream=%s the watermark could not be moved on, it will be tried again: %s",
+            self._evaluation.stream,
+        ):
             self._version, self._since = None, time.monotonic()
 
     def _advance(self, query: StreamingQuery) -> None:
