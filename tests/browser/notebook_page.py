@@ -36,15 +36,25 @@ _IS_IDLE = """() => {
     window.busyAt ??= now;
     return now - window.busyAt > 500;
 }"""
-# The command answers nothing as long as JupyterLab does not know that the notebook is the current one.
+# The command answers nothing as long as JupyterLab does not know that the notebook is the current one. Now and then, right after
+# the kernel has connected, it asks the kernel nothing and does not end: where no cell has begun for 15 s it is given again.
 _RUN = """() => {
     const {commands, shell} = window.jupyterapp;
+    const pause = () => new Promise((resolve) => setTimeout(resolve, 100));
+    const hasBegun = () => shell.currentWidget.sessionContext.session?.kernel?.status !== 'idle'
+        || [...shell.currentWidget.content.model.cells].some((cell) => cell.type === 'code' && cell.executionCount !== null);
+    const stalls = async () => {
+        for (let attempt = 0; attempt < 150; attempt += 1) {
+            if (hasBegun()) return new Promise(() => {});
+            await pause();
+        }
+    };
     const run = async () => {
         for (let attempt = 0; attempt < 100; attempt += 1) {
             shell.activateById(shell.currentWidget.id);
-            const ok = await commands.execute('notebook:run-all-cells');
+            const ok = await Promise.race([commands.execute('notebook:run-all-cells'), stalls()]);
             if (ok !== undefined) return ok ? 'done' : 'failed';
-            await new Promise((resolve) => setTimeout(resolve, 100));
+            await pause();
         }
         return 'not begun';
     };

@@ -79,3 +79,24 @@ def test_cell_that_fails_is_told(browser: Browser, lab: LabServer) -> None:
     finally:
         page.close()
         lab.end_kernels()
+
+
+def test_run_that_asks_the_kernel_nothing_is_begun_again(browser: Browser, lab: LabServer) -> None:
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+    page = NotebookPage.open(browser, lab.add_notebook("stalls.ipynb", document))
+    try:
+        page.page.evaluate("""() => {
+            const {commands} = window.jupyterapp;
+            const execute = commands.execute.bind(commands);
+            window.runs = 0;
+            commands.execute = (id, ...given) => {
+                if (id !== 'notebook:run-all-cells') return execute(id, ...given);
+                window.runs += 1;
+                return window.runs === 1 ? new Promise(() => {}) : execute(id, ...given);
+            };
+        }""")
+        page.run_all()
+        assert page.page.evaluate("() => window.runs") == 2
+    finally:
+        page.close()
+        lab.end_kernels()
