@@ -385,7 +385,8 @@ class RuleRun:
     def kept_types(self) -> Mapping[str, DataType]:
         """The types of all that a sequence may keep of an event: its fields, and what it was looked up for.
 
-        An error of what was looked up is kept as NULL: either way a condition that needs it is not true.
+        An error of what was looked up is kept as NULL: either way a condition that needs it is not true. One that holds beside
+        NULL, as `in_list(10 div n, 'x') or true`, takes a row that an error should keep out.
         """
         looked_up = dict.fromkeys((membership.name for membership in self.rule.memberships), BOOLEAN)
         return {**self.stream.fields, **looked_up} if looked_up else self.stream.fields
