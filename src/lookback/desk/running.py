@@ -110,7 +110,7 @@ class Ticker:
 
     @property
     def is_running(self) -> bool:
-        """True once the thread is there."""
+        """True while the thread is there."""
         return self._thread.is_alive()
 
     def touch(self) -> None:

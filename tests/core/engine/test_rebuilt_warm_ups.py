@@ -95,9 +95,9 @@ class Evaluated:
                 number, pieces = warming.loaded + 1, warming.pieces or count
                 entry, through = warming.entry, warming.begun
                 parcel = f"{entry.rule_id} {entry.version} {through} {pieces}"
-                self.name_again(Piece(entry.rule_id, entry.version, through, number, pieces, parcel, self.query))
+                self.name(Piece(entry.rule_id, entry.version, through, number, pieces, parcel, self.query))
 
-    def name_again(self, piece: Piece) -> None:
+    def name(self, piece: Piece) -> None:
         self.pieces.append(piece)
         self.change("*", WARM, piece.to_document(STREAM.name))
 
@@ -106,7 +106,7 @@ class Evaluated:
         rule_id, version, through, pieces = parcel.split()
         document = next(
             json.loads(each.document or "")
-            for each in self.named
+            for each in self.changes
             if (each.rule_id, each.version) == (rule_id, int(version))
         )
         state, evaluator, last = new_state(), Evaluator(STREAM, part, int(pieces)), int(through)
@@ -130,11 +130,6 @@ class Evaluated:
         evaluator.process(state, self.batch(last, last, first))
         return History.of(state, compile_rule(document, STREAM)).encode()
 
-    @property
-    def named(self) -> list[RuleChange]:
-        """The rows of versions, with the versions that they got."""
-        return [each for each in self.changes if each.rule_id != "*"]
-
     def take(self, output: Output) -> None:
         self.state.drop_old()
         assert not output.failures
@@ -153,7 +148,7 @@ class Evaluated:
         waiting = [WaitingChange(change, after) for change, after in bound if after is not None]
         batch = self.batch(0, len(self.rows), [change for change, after in bound if after is None])
         output, left = judge_batch(self.evaluator, state, batch, waiting)
-        assert not left or not self.rows
+        assert not left
         state.drop_old()
         return output, state
 
@@ -199,7 +194,7 @@ def test_c11_1_whatever_drivers_name_again_a_rebuild_gives_what_the_stream_gave(
         elif what == "piece":
             stream.name_pieces(*given_)
         elif what == "again" and stream.pieces:
-            stream.name_again(stream.pieces[-1 - given_[0] % len(stream.pieces)])
+            stream.name(stream.pieces[-1 - given_[0] % len(stream.pieces)])
         elif what == "command":
             command, minutes = given_
             text = json.dumps(

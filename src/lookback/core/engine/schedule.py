@@ -175,13 +175,12 @@ class Schedule:
         they were written; declarations: None if there was one alone. Changes take effect in their order, so one that was not
         logged, since it changes nothing here, goes with the next that was.
         """
+        declarations = declarations or Declarations.of(stream)
         rows, ordered = list(logged), order_changes(replace(each, gate="") for each in changes)
         candidates = _list_last_pieces(ordered, stream.name)
         while True:
             last = dict(rows_of_version[-1] for rows_of_version in candidates.values())
-            schedule, left = cls._follow_log(
-                ordered, last, rows, stream, streams, declarations or Declarations.of(stream)
-            )
+            schedule, left = cls._follow_log(ordered, last, rows, stream, streams, declarations)
             # Of a version that the log has in force, and that this row did not bring there: an earlier one did.
             early = {
                 rule_id: (rule_id, version)

@@ -150,15 +150,14 @@ class WarmUps:
 
         A failure is logged: versions of which no piece is named are warming still after the run.
         """
-        try:
-            expected = {(each.rule_id, each.version) for each in self._pending}
-            for waiting in self._pending + tuple(
-                each for each in self._expect() if (each.rule_id, each.version) not in expected
-            ):
-                self._prepare(waiting)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
-            reason = summarize_error(error)
-            _LOG.warning("stream=%s the history of new versions could not be named: %s", self.stream.name, reason)
+        succeeds(self._prepare_all, "stream=%s the history of new versions could not be named: %s", self.stream)
+
+    def _prepare_all(self) -> None:
+        expected = {(each.rule_id, each.version) for each in self._pending}
+        for waiting in self._pending + tuple(
+            each for each in self._expect() if (each.rule_id, each.version) not in expected
+        ):
+            self._prepare(waiting)
 
     def _prepare(self, waiting: Waiting) -> None:
         job = self._find_job(waiting)
