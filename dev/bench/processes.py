@@ -44,8 +44,9 @@ class _Sampler:
 class MemorySampler(_Sampler):
     """Looks twice a second, while it is entered, at the resident memory of the processes below this one.
 
-    The peak of the largest worker is the kernel's own, which misses nothing between two looks. The workers together
-    have two: resident memory, in which a page that they share counts for each, and proportional (PSS), in which it counts once.
+    Histories are the processes that read those of rules that are warming. The peak of the largest worker is the kernel's own,
+    which misses nothing between two looks. The workers together have two: resident memory, in which a page that they share counts
+    for each, and proportional (PSS), in which it counts once.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class MemorySampler(_Sampler):
     def look(self) -> None:
         """Adds the memory that the processes have now."""
         workers: list[float] = []
-        jvm = proportional = 0.0
+        jvm = proportional = histories = 0.0
         for process in _descendants(os.getpid()):
             command, resident = _command(process), _resident(process)
             # First the JVM, whose command may name the module of the workers too.
@@ -72,9 +73,12 @@ class MemorySampler(_Sampler):
                 workers.append(resident)
                 proportional += _kib(process, "smaps_rollup", "Pss:") / 1_024
                 self._raise("largest_worker_peak_mib", _kib(process, "status", "VmHWM:") / 1_024)
+            elif "spark.replay.histories" in command:
+                histories += resident
         self._series.append(sum(workers))
         self._raise("jvm_peak_mib", jvm)
         self._raise("workers_peak_mib", sum(workers))
+        self._raise("histories_peak_mib", histories)
         self._raise("workers_pss_peak_mib", proportional)
         self._raise("most_workers", float(len(workers)))
 

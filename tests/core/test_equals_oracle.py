@@ -522,6 +522,19 @@ REGRESSIONS: list[dict[str, Any]] = [
             for after, version, status in ((4, 2, "quarantined"), (7, 3, "shadow"))
         ),
     ),
+    regression(
+        "a call of in_list with an error keeps an event from a step, whatever the steps before took",
+        [{"group_by": [], "sequence": {"within": "8 microseconds", "steps": [
+            {"name": "s0", "where": "n <= 1"},
+            {"name": "s1", "where": "in_list(10 div n, 'l2') or element_at(s0.n, 1) <= n", "at_least": 2, "at_most": 2},
+            {"name": "s2", "where": "(k <> 'q') or element_at(s1.n, 1) <= n"},
+        ]}}],
+        [
+            {"id": "a", "at": 42, "arrival": 32, "n": 0}, {"id": "b", "at": 42, "arrival": 32, "n": 0},
+            {"id": "c", "at": 45, "arrival": 35, "n": 2**31 - 1}, {"id": "d", "at": 45, "arrival": 38, "n": 2**31 - 1},
+        ],
+        stream="narrow",
+    ),
 ]  # fmt: skip
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +16,20 @@ from typing import Any, cast
 
 import pytest
 
+from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.versions import Piece
 from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
 from lookback.spark.checkpoints.histories import Histories, Waiting, merge_waiting, name_part
+from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.following import warmups
 from lookback.spark.following.warmups import Request, WarmUps
+from lookback.spark.replay import histories
 from lookback.spark.replay.tasks import give_way
+from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM, rule
 
+START = histories._START
 WAITING = Waiting("long", 2, begun=6, earliest=100)
 
 
@@ -206,3 +214,59 @@ def test_a_version_that_goes_on_with_loaded_pieces_has_its_keys_divided_alike(ch
     (request,) = historian.requests
     assert request.pieces == 2
     assert [(piece.piece, piece.pieces) for piece in rules.pieces] == [(2, 2)]
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Has a history made in a process of its own, by something else in place of `make_without_spark`."""
+    tables = Tables.local(cast(Any, None), tmp_path)
+    (tmp_path / STREAM.name).mkdir()
+    request = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(tmp_path), "long-1-6")
+
+    def make(instead: str) -> int:
+        monkeypatch.setattr(histories, "_START", start_with(instead))
+        return histories.make_history(tables, STREAM, request)
+
+    return make
+
+
+def start_with(instead: str) -> str:
+    """The text that a process runs to make a history, with something else in place of `make_without_spark`."""
+    made = f"histories.make_without_spark = lambda root, stream, request: {instead}"
+    return START.replace("\nserve()", f"\nimport time\nfrom lookback.spark.replay import histories\n{made}\nserve()")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can only be nice")
+def test_what_makes_a_history_beside_a_stream_comes_last(apart: Callable[[str], int]) -> None:
+    assert apart("os.sched_getscheduler(0)") == os.SCHED_IDLE
+    cores = len(os.sched_getaffinity(0))
+    assert apart("len(os.sched_getaffinity(0))") == max(1, cores - 1)
+    # What packages print is no answer.
+    assert apart("print('100 %') or 7") == 7
+
+
+def test_a_history_that_fails_in_its_process_is_an_error_that_names_the_cause(apart: Callable[[str], int]) -> None:
+    with pytest.raises(RuntimeError, match="division or modulo by zero"):
+        apart("1 // 0")
+    with pytest.raises(RuntimeError, match="the process that reads the history has ended with code 3"):
+        apart("os._exit(3)")
+
+
+def test_what_makes_a_history_ends_with_its_stream(tmp_path: Path) -> None:
+    request = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(tmp_path), "long-1-6")
+    begun = tmp_path / "begun"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start_with(f"open({str(begun)!r}, 'w').close() or time.sleep(600)")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    with process:
+        assert process.stdin is not None
+        process.stdin.write(histories._write_order(str(tmp_path), STREAM, request))
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # Its parent is gone.
+        process.stdin.close()
+        assert process.wait(60) == 1
+    assert begun.exists()

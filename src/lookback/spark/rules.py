@@ -31,7 +31,8 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.appends import append_directly
+from lookback.spark.tables.answers import compute_at_once
+from lookback.spark.tables.appends import TableChanged, append_directly
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 
@@ -215,13 +216,13 @@ class RulesTable:
         """
         rule_id, evidence = quarantine.rule_id, write_quarantined(quarantine.version)
         for _ in self._attempt(rule_id, 3):
-            rows = self._read_rows(rule_id)
+            read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
             document = self._find_failing_document(quarantine, rows)
             if document is None:
                 return False
             version = max(_count_next_version(rows), quarantine.version + 1)
             new = _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment, evidence)
-            if self._insert(rows, new):
+            if self._insert(rows, new, read_at):
                 return True
         raise AssertionError  # the attempts end with an error
 
@@ -397,7 +398,7 @@ class RulesTable:
         of the rule too.
         """
         for _ in self._attempt(rule_id):
-            rows = self._read_rows(rule_id)
+            read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
             version = _count_next_version(rows)
             if version >= MAX_VERSION:
                 raise RuleError(
@@ -414,7 +415,7 @@ class RulesTable:
             if approval.author:
                 resumed = f"resumed by {author or self.tables.current_user}"
                 new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
-            if self._insert(rows, new):
+            if self._insert(rows, new, read_at):
                 return version
         raise AssertionError  # the attempts end with an error
 
@@ -431,9 +432,16 @@ class RulesTable:
             f"{attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
+    def _find_read_commit(self) -> int | None:
+        """Finds the last commit of the rules, before its rows are read; None where that is not known without a job."""
+        return None if self.tables.log_folder("rules") is None else self.tables.version("rules")
+
     def _read_rows(self, rule_id: str) -> list[Row]:
-        rows = self.tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
-        return self._show_refused_as_drafts(rows)
+        def read(tables: Tables) -> list[Row]:
+            rows = tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
+            return replace(self, tables=tables)._show_refused_as_drafts(rows)
+
+        return compute_at_once(read, self.tables.root, lambda: self.tables)
 
     def _show_refused_as_drafts(self, rows: list[Row]) -> list[Row]:
         """Returns the rows, with status draft for those that say active although the stream rejected them by the gate."""
@@ -450,11 +458,24 @@ class RulesTable:
             for row in rows
         ]  # fmt: skip
 
-    def _insert(self, rows: list[Row], new: _NewRow) -> bool:
+    def _insert(self, rows: list[Row], new: _NewRow, read_at: int | None) -> bool:
         """Appends a version if the rule still has these rows. Returns False if another process has written meanwhile.
 
-        One query reads and writes, so that Delta sees a conflict with every other writer.
+        read_at: see `_find_read_commit`.
         """
+        try:
+            if read_at is None or not append_directly(self.tables, self._to_arrow([new]), "rules", read_at=read_at):
+                self._insert_by_query(rows, new)
+        except TableChanged:
+            return False
+        except SPARK_ERRORS as error:
+            if _CONFLICT not in str(error) and not is_conflict(error):
+                raise
+            return False
+        return True
+
+    def _insert_by_query(self, rows: list[Row], new: _NewRow) -> None:
+        """Does as `_insert` by one query that reads and writes, so that Delta sees a conflict with every other writer."""
         highest = max((row["version"] or 0 for row in rows), default=0)
         current = self.tables.read("rules").where(F.col("rule_id") == new.rule_id)
         counts = current.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
@@ -463,13 +484,7 @@ class RulesTable:
         values["version"] = F.when(is_same, values["version"]).otherwise(F.raise_error(F.lit(_CONFLICT)).cast("bigint"))
         fields = [field for field in RULES if field.name in current.columns]
         row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in fields))
-        try:
-            self.tables.append(row, "rules")
-        except SPARK_ERRORS as error:
-            if _CONFLICT not in str(error) and not is_conflict(error):
-                raise
-            return False
-        return True
+        self.tables.append(row, "rules")
 
     def _find_failing_document(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
         """Returns the document of the failing version; None if a later one has its role, or no row is that version."""
@@ -495,9 +510,11 @@ class RulesTable:
 
     def _append_as_stream(self, rows: Sequence[_NewRow], mark: str) -> None:
         """Appends rows that a running stream writes, and waits for. mark: see `append_directly`."""
-        table = pa.Table.from_pylist([self._complete(row) for row in rows], _ARROW_RULES)
-        if not append_directly(self.tables, table, "rules", mark):
+        if not append_directly(self.tables, self._to_arrow(rows), "rules", mark):
             self._append(*rows)
+
+    def _to_arrow(self, rows: Sequence[_NewRow]) -> pa.Table:
+        return pa.Table.from_pylist([self._complete(row) for row in rows], _ARROW_RULES)
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, if no author is named, the current user."""

@@ -101,6 +101,12 @@ class Membership:
     list_name: str
     text: Expression
 
+    @property
+    def error(self) -> str:
+        """The name under which a sequence keeps whether the call has an error; "" for a call that has none, of a mere field."""
+        is_field = {self.text.sql} <= {f"cast({name_as_sql(name)} as string)" for name in self.text.fields}
+        return "" if is_field else f"{self.name}:error"
+
     def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
         """Returns whether the texts are in the list at their times (microseconds, shape (rows,)); NULL for a NULL."""
         # A text costs more to make and to look up than a number to compare, and most events have one that others have.

@@ -41,7 +41,7 @@ from lookback.core.judging.matching import (
 )
 from lookback.core.judging.nextrows import Compared, NextRows
 from lookback.core.rules.compiled import COUNT
-from lookback.core.values.columns import Column, Mask, from_values
+from lookback.core.values.columns import Column, Mask
 from lookback.core.values.keys import Int64s, list_ranges
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, array
@@ -546,13 +546,16 @@ class _LinkedStep:
     def _read_field(self, name: str, places: Int64s) -> Column:
         """Reads a field of rows that the last step may take; of all of them if they are many."""
         low, high = self._lows[-1], int(self._places.max()) + 1
-        type_, column = self._steps.fields[name], self._columns.get(name)
+        column = self._columns.get(name)
         if column is None and len(places) < high - low:
-            return from_values(type_, self._rows.read(name, self._rows.arrivals[self._able[places]]))
+            return self._make_column(name, self._able[places])
         if column is None:
-            column = from_values(type_, self._rows.read(name, self._rows.arrivals[self._able[low:high]]))
+            column = self._make_column(name, self._able[low:high])
             self._columns[name] = column
         return column.take(places - low)
+
+    def _make_column(self, name: str, able: Int64s) -> Column:
+        return self._steps.make_column(name, lambda each: self._rows.read(each, self._rows.arrivals[able]))
 
     def _read_array(self, name: str, number: int) -> Array:
         """Reads a field of the rows that a step before may take. name: with that of the step."""

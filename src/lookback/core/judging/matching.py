@@ -17,7 +17,7 @@ from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values, is_nan, replace_nan, to_python
 from lookback.core.values.keys import Int64s, TimeSearch
-from lookback.core.values.types import BIGINT, array
+from lookback.core.values.types import BIGINT, BOOLEAN, array
 
 # The time and the number of a row: rows and waits are sorted by it.
 SortKey = tuple[int, int]
@@ -313,6 +313,8 @@ class Steps:
         self.fields = rule_run.kept_types
         # The position of each field among the values of a row.
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
+        # The name under which an error of what is kept by another name is kept.
+        self._errors = {name: error for name, error in rule_run.kept_errors.items() if error in self._kept}
         self.numbers = {step.step.name: at for at, step in enumerate(self.steps)}
         self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
 
@@ -405,8 +407,7 @@ class Steps:
         for name in condition.fields:
             before, _, own = name.partition(".")
             if not own:
-                at = self._kept[name]
-                columns[name] = from_values(self.fields[name], [row.values[at] for row in rows])
+                columns[name] = self.make_column(name, lambda each: [row.values[self._kept[each]] for row in rows])
                 continue
             number = self.numbers[before]
             lengths = [_find_lengths(each, number) for each in evaluations]
@@ -431,6 +432,11 @@ class Steps:
             found.append((holds[start:end], None if errors is None else errors[start:end]))
             start = end
         return found
+
+    def make_column(self, name: str, read: Callable[[str], list[Any]]) -> Column:
+        """Makes the column of a field of rows, or of a call of in_list, with its errors. read: reads what rows keep by a name."""
+        column, error = from_values(self.fields[name], read(name)), self._errors.get(name)
+        return column if error is None else replace(column, error=from_values(BOOLEAN, read(error)).values)
 
     def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
         """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""

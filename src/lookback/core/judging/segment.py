@@ -383,13 +383,26 @@ class RuleRun:
 
     @cached_property
     def kept_types(self) -> Mapping[str, DataType]:
-        """The types of all that a sequence may keep of an event: its fields, and what it was looked up for.
+        """The types of all that a sequence may keep of an event: its fields, what it was looked up for, and if with an error."""
+        names = [name for membership in self.rule.memberships for name in (membership.name, membership.error) if name]
+        return {**self.stream.fields, **dict.fromkeys(names, BOOLEAN)} if names else self.stream.fields
 
-        An error of what was looked up is kept as NULL: either way a condition that needs it is not true. One that holds beside
-        NULL, as `in_list(10 div n, 'x') or true`, takes a row that an error should keep out.
-        """
-        looked_up = dict.fromkeys((membership.name for membership in self.rule.memberships), BOOLEAN)
-        return {**self.stream.fields, **looked_up} if looked_up else self.stream.fields
+    @cached_property
+    def kept_errors(self) -> Mapping[str, str]:
+        """The names under which a sequence keeps the errors of calls of in_list, by those of the calls."""
+        return {membership.name: membership.error for membership in self.rule.memberships if membership.error}
+
+    def read_kept(self, name: str) -> Column:
+        """Reads what a sequence keeps of the events by a name of `kept_types`."""
+        call = self._calls.get(name)
+        if call is None:
+            return self.events.columns[name]
+        error = self.events.columns[call].error
+        return Column(BOOLEAN, np.zeros(len(self.events), dtype=bool) if error is None else error)
+
+    @cached_property
+    def _calls(self) -> Mapping[str, str]:
+        return {error: call for call, error in self.kept_errors.items()}
 
     @cached_property
     def complete_from(self) -> int | None:

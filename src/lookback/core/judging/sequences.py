@@ -377,7 +377,7 @@ class _KeyedBatch:
 
     def read_field(self, name: str, at: Int64s) -> list[Any]:
         """Reads the stored values of a field that is kept."""
-        is_stored, column = at < self._count, self._rule_run.events.columns[name]
+        is_stored, column = at < self._count, self._rule_run.read_kept(name)
         values = column.to_stored_list(self._positions[at[~is_stored] - self._count])
         if is_stored.any():
             of_state = iter(self._stored.list_column(_FIELDS + self._fields.index(name), at[is_stored]))
@@ -415,9 +415,7 @@ class _KeyedBatch:
     def _select_events(self, at: Int64s) -> KeyColumns:
         """Returns the rows of the batch at some places in columns."""
         events, positions = self._rule_run.events, self._positions[at]
-        fields = KeyColumns.from_columns(
-            [events.id_column, *(events.columns[name] for name in self._fields)], positions
-        )
+        fields = KeyColumns.from_columns([events.id_column, *map(self._rule_run.read_kept, self._fields)], positions)
         times, bits = self.times[self._count + at], self.bits[self._count + at]
         return KeyColumns([times, self._row_numbers[at], bits, *fields.values], [None, None, None, *fields.nulls])
 

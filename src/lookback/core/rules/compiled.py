@@ -543,12 +543,14 @@ class _Binder:
         kept = {name.partition(".")[2] for name in dotted if "." in name}
         looked_up = set[str]()
         for compiled in [*steps, *([absent] if absent else [])]:
-            looked_up |= {membership.name for membership in compiled.condition.memberships}
-            kept |= {name for name in compiled.condition.fields if "." not in name} if not compiled.own else set()
+            if not compiled.own:
+                calls = [each for each in compiled.condition.memberships if each.name in compiled.condition.fields]
+                looked_up |= {name for call in calls for name in (call.name, call.error) if name}
+                kept |= {name for name in compiled.condition.fields if "." not in name}
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
             kept |= set(_PLACEHOLDER.findall(self._rule.message))
-        kept_fields = tuple(sorted(kept & {*self._stream.fields, *looked_up}))
+        kept_fields = tuple(sorted((kept & set(self._stream.fields)) | looked_up))
         return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
 
     def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:

@@ -77,6 +77,10 @@ class Column:
     def otherwise(self, value: Any) -> Column:
         return Column(f"{self.sql.removesuffix(' END')} ELSE {_render(value)} END")
 
+    def over(self, window: Window) -> Column:
+        """Computes a function of the rows of a window."""
+        return Column(f"({self.sql} OVER {window.sql})")
+
     # In Spark NULL is the least of all.
     def asc(self) -> Column:
         return Column(f"{self.sql} ASC NULLS FIRST")
@@ -132,6 +136,14 @@ class Column:
 
     def __invert__(self) -> Column:
         return Column(f"(NOT {self.sql})")
+
+
+class Window:
+    """The rows of each group in an order, for `Column.over`."""
+
+    def __init__(self, group_by: Sequence[str], order: Any) -> None:
+        groups = f"PARTITION BY {', '.join(map(quote, group_by))} " if group_by else ""
+        self.sql = f"({groups}ORDER BY {order.asc().sql})"
 
 
 def quote(name: str) -> str:
@@ -280,6 +292,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "count": lambda column: Column("count(*)") if column == "*" else _call("count")(column),
     "count_distinct": _count_distinct,
     "count_if": lambda column: Column(f"count(*) FILTER (WHERE {as_column(column).sql})"),
+    "lag": _call("lag"),
     "min": _call("min"),
     "max": _call("max"),
     "max_by": _max_by,

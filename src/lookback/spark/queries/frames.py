@@ -30,7 +30,8 @@ class Session:
         self.opened: dict[Any, Any] = {}
         # Nothing is loaded or fetched that the package does not bring.
         self._connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
-        self._connection.execute("SET TimeZone = 'UTC'")
+        # The standard output is for answers.
+        self._connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsSpark(f"a session without Spark has no {name}")
@@ -116,6 +117,10 @@ class Frame:
 
     def toArrow(self) -> pa.Table:
         return self._relation.to_arrow_table()
+
+    def toBatches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yields the rows as Arrow data, so many at a time; PySpark has no such method."""
+        yield from self._relation.fetch_record_batch(rows)
 
     def toLocalIterator(self) -> Iterator[Row]:
         """Yields the rows as Spark has them: maps as dicts, structs as rows. Times are aware and UTC."""

@@ -5,13 +5,15 @@ Modules whose queries may run without a JVM import this in place of `pyspark.sql
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.functions import *  # noqa: F403
+    from pyspark.sql.window import WindowSpec
 else:
 
     def __getattr__(name: str) -> Any:
@@ -36,3 +38,14 @@ def without_spark() -> Iterator[None]:
         yield
     finally:
         _WITHOUT_SPARK.reset(token)
+
+
+def make_window(group_by: Sequence[str], order: Column) -> WindowSpec:
+    """Makes the window of the rows of each group in an order; no columns to group by make one of all rows."""
+    if _WITHOUT_SPARK.get():
+        from lookback.spark.queries import columns
+
+        return cast("WindowSpec", columns.Window(group_by, order))
+    from pyspark.sql import Window
+
+    return Window.partitionBy(*group_by).orderBy(order)

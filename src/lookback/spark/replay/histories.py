@@ -1,39 +1,50 @@
-"""Makes the history of the windows of a version that is warming, by a replay in which it gathers rows in silence."""
+"""Makes the history of the windows of a version that is warming, by a replay in which it gathers rows in silence.
+
+Where the tables are folders of this machine, a process of its own makes it beside a stream, without Spark: the system lets it run
+only while the stream leaves a processor idle. Elsewhere jobs of Spark make it.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import subprocess
+import sys
+import threading
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine import warming
 from lookback.core.engine.schedule import WaitingChange
+from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.rulebook import RuleChange
+from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import WIDEST_LIMITS
-from lookback.core.values.texts import quote_identifier
+from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import DAY_US
 from lookback.spark.checkpoints.histories import name_part
+from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.following.warmups import Request
 from lookback.spark.platform.session import is_connect, open_own_session
+from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.queries.functions import make_window
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
+from lookback.spark.replay.tasks import HistoryPlace, Plan, judge, judge_in_turn
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.rebuild import find_highest_before
-from lookback.spark.tables.answers import compute_at_once
+from lookback.spark.tables.answers import compute_at_once, has_reader
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from lookback.core.rules.compiled import CompiledRule
-    from lookback.core.streams.declaration import Stream
-    from lookback.spark.following.warmups import Request
     from lookback.spark.tables.lakehouse import Tables
 
 # A piece has about so many events for each shard, which loads it in a batch between those of the stream.
@@ -42,8 +53,22 @@ _MOST_PIECES = 100
 # A gap of every key is looked for in so many days, or gaps, before all is settled; only if so many events may be left out.
 _SPANS, _LEAST_LEFT_OUT = (1, 10), 500_000
 _TIME, _BEFORE, _HAS_GAP = "_time", "_before", "_has_gap"
+# Before anything is imported the process leaves a core to the stream, and on the others it runs while nobody else does: a thread
+# that is only nice makes those that wake wait for its slice. Not every system knows that; see sched(7).
+_START = """
+import os
+try:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[1:] or cores)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+except (AttributeError, OSError):
+    getattr(os, "nice", int)(19)
+from lookback.spark.replay.histories import serve
+serve()
+"""
 # The scheduler's pool, where it has any: a task of the stream waits for one of these at most, not for all of them.
 _POOL = "lookback-histories"
+_LOG = logging.getLogger("lookback")
 
 
 def make_history(tables: Tables, stream: Stream, request: Request) -> int:
@@ -51,7 +76,34 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
 
     It is that of the commits that can be read, up to `request.through`, with deletes, commands and lists as the stream had them.
     """
-    tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
+    tables = tables.holding(stream)
+    if request.is_beside and tables.root is not None and tables.log_folder(stream.name) is not None and has_reader():
+        pieces = _make_apart(tables.root, stream, request)
+        if pieces is not None:
+            return pieces
+    tables = replace(tables, spark=open_own_session(tables.spark))
+
+    def judge_all(rows: DataFrame, plan: Plan, history: History, shards: int) -> None:
+        with _in_pool(tables.spark):
+            judge(rows, stream, plan, history.events, history.spans, shards=shards).close()
+
+    return _make(tables, stream, request, judge_all)
+
+
+def make_without_spark(root: str, stream: Stream, request: Request) -> int:
+    """Does as `make_history` for tables in folders below `root`, in this process. Raises one of READ_ERRORS where it cannot."""
+    from lookback.spark.tables.folders import open_folders  # noqa: PLC0415 - its packages may be missing
+
+    def judge_all(rows: DataFrame, plan: Plan, history: History, shards: int) -> None:
+        judge_in_turn(rows, stream, plan, history.spans, shards)
+
+    with open_folders(root) as tables:
+        return _make(tables.holding(stream), stream, replace(request, is_beside=False), judge_all)
+
+
+def _make(
+    tables: Tables, stream: Stream, request: Request, judge_all: Callable[[DataFrame, Plan, History, int], None]
+) -> int:
     history = History.read(tables, stream, request.through, is_estimate=True)
     pieces = request.pieces
     if not pieces:
@@ -62,13 +114,86 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
         rows = rows.where(F.col(stream.event_time) >= to_timestamp(request.earliest))
     rows = leave_out_settled(rows, stream, request, history)
     plan = _make_plan(tables, stream, request, history)
-    with _in_pool(tables.spark):
-        judge(rows, stream, plan, history.events, history.spans, shards=parts).close()
+    judge_all(rows, plan, history, parts)
     left = set(request.parcels.list())
     for name in (name_part(request.name, part) for part in range(parts)):
         if name not in left:
             request.parcels.write(name, warming.History.empty(request.rule, plan.high).encode())
     return pieces
+
+
+def _make_apart(root: str, stream: Stream, request: Request) -> int | None:
+    """Makes a history in a process of its own. Returns None where that needs Spark, or no process can be started."""
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        process = subprocess.Popen(  # noqa: S603 - no shell reads it
+            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    except OSError as error:
+        _LOG.warning("stream=%s no process can be started to read its history: %s", stream.name, summarize_error(error))
+        return None
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(_write_order(root, stream, request))
+            process.stdin.flush()
+        # Its input stays open until it has answered: where that ends before, it ends too.
+        answer = process.stdout.read()
+    if not answer:
+        raise RuntimeError(f"the process that reads the history has ended with code {process.returncode}")
+    made = json.loads(answer)
+    if "error" in made:
+        raise RuntimeError(made["error"])
+    if reason := made.get("needs_spark"):
+        _LOG.info("stream=%s its history is read with Spark: %s", stream.name, reason)
+    return made.get("pieces")  # type: ignore[no-any-return]
+
+
+def _write_order(root: str, stream: Stream, request: Request) -> bytes:
+    """Writes what a process needs to make a history, in one line."""
+    own = asdict(replace(request, rule=None, parcels=None))  # type: ignore[arg-type]
+    order = {
+        **own, "root": root, "stream": stream.to_dict(), "rule": request.rule.spec.document,
+        "parcels": str(request.parcels.folder),
+    }  # fmt: skip
+    return json.dumps(order, default=str).encode() + b"\n"
+
+
+def _read_order(line: bytes) -> tuple[str, Stream, Request]:
+    """Reads what `_write_order` wrote."""
+    order = json.loads(line)
+    root, stream = order.pop("root"), Stream.from_dict(order.pop("stream"))
+    rule, parcels = compile_rule(order.pop("rule"), stream), Parcels(Path(order.pop("parcels")))
+    return root, stream, Request(rule, parcels=parcels, **order)
+
+
+def serve() -> None:
+    """Makes the history that the standard input asks for; answers with the number of pieces, why Spark must do it, or an error."""
+    from lookback.spark.tables.folders import READ_ERRORS  # noqa: PLC0415 - its packages may be missing
+
+    # What packages print goes where errors go.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    root, stream, request = _read_order(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        made: dict[str, Any] = {"pieces": make_without_spark(root, stream, request)}
+    except READ_ERRORS as error:
+        made = {"needs_spark": summarize_error(error)}
+    except Exception as error:  # noqa: BLE001 - its parent logs it, and tries again
+        made = {"error": summarize_error(error)}
+    with answers:
+        answers.write(json.dumps(made))
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that has the other end of its input is gone, however that ended."""
+    # A buffered reader would hold its lock when the interpreter ends.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
 
 
 def _estimate_events(history: History, earliest: int | None) -> int:
@@ -92,7 +217,7 @@ def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history
         begin = settled - spans * max(DAY_US, gap)
         if history.events - _estimate_events(history, begin) < _LEAST_LEFT_OUT:
             break
-        later = rows.where(F.col(quote_identifier(stream.event_time)) >= to_timestamp(begin))
+        later = rows.where(F.col(stream.event_time) >= to_timestamp(begin))
         if _find_busy(later, stream, request.rule, begin, settled, gap).isEmpty():
             return later
     return rows
@@ -100,10 +225,9 @@ def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history
 
 def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, settled: int, gap: int) -> DataFrame:
     """Finds the keys that have no gap from `begin` to `settled`, and have gone on since. rows: from `begin` on."""
-    keys = [quote_identifier(name) for name in rule.group_by]
-    time = F.unix_micros(F.col(quote_identifier(stream.event_time)))
+    keys, time = rule.group_by, F.unix_micros(F.col(stream.event_time))
     # Whether there is an event of before is not known: it may have come until `begin`.
-    before = F.coalesce(F.lag(time).over(Window.partitionBy(*keys).orderBy(time)), F.lit(begin))
+    before = F.coalesce(F.lag(time).over(make_window(keys, time)), F.lit(begin))
     gaps = rows.where(F.col("_change_type") == "insert").select(*keys, time.alias(_TIME), before.alias(_BEFORE))
     is_gap = (F.col(_BEFORE) <= settled) & (F.col(_TIME) - F.col(_BEFORE) > gap)
     found = gaps.groupBy(*keys).agg(F.max(_TIME).alias(_TIME), F.max(is_gap).alias(_HAS_GAP))

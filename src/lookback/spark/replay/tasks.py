@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -74,9 +75,12 @@ from lookback.spark.tables.schemas import LATE_EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    from lookback.spark.queries.frames import Frame
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
+# Rows that are read at once where DuckDB reads them.
+_FRAME_ROWS = 100_000
 # A task judges about so many events in all, so that its state and its blocks stay small: below 1 GB with 100 rules. Rules of
 # several groupings send an event to several shards, so more and smaller ones cost more.
 _SHARD_EVENTS = 12_000_000
@@ -282,6 +286,34 @@ def judge(
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
     blocks = blocks.repartition(tasks, "shard").sortWithinPartitions("shard", _SPAN)
     return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
+
+
+def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[int], shards: int) -> None:
+    """Judges rows that are read without Spark, one shard after the other, in this process. `plan.history` has what they leave.
+
+    The rest is as in `judge`. Blocks wait in a file without a name, so that whatever ends the process frees them.
+    """
+    labels, coverage = tuple(map(str, range(shards))), find_coverage(plan.rules)
+    declarations = plan.declarations or Declarations.of(stream)
+    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases)
+    frame = cast("Frame", select_changes(rows, declarations, coverage.fields))
+    with tempfile.TemporaryFile() as file:
+        for _ in _Judge(stream, labels, plan)(_sort_blocks(dispatch(frame.toBatches(_FRAME_ROWS)), file)):
+            pass
+
+
+def _sort_blocks(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """Yields the blocks of `batches` by shard and span, each in a batch of its own."""
+    places: list[tuple[str, int, int]] = []
+    with pa.ipc.new_file(file, _ARROW_BLOCKS) as writer:
+        for batch in batches:
+            for at, (shard, span) in enumerate(zip(batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), strict=True)):
+                places.append((shard, span, len(places)))
+                writer.write_batch(batch.slice(at, 1))
+    if places:
+        reader = pa.ipc.open_file(file)
+        for _, _, number in sorted(places):
+            yield reader.get_batch(number)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def compute_at_once(
     compute: only reads, returns rows and not frames, and may run twice: what only Spark reads for sure, it reads once more from
     what `open_tables` returns. root: None for the tables of a catalog.
     """
-    if root is None or not all(map(importlib.util.find_spec, _READER)):
+    if root is None or not has_reader():
         return compute(open_tables())
     from lookback.spark.tables.folders import READ_ERRORS, open_folders  # noqa: PLC0415 - its packages may be missing
 
@@ -31,3 +31,8 @@ def compute_at_once(
             return compute(tables)
     except READ_ERRORS:
         return compute(open_tables())
+
+
+def has_reader() -> bool:
+    """Returns whether the packages are installed that read tables without Spark."""
+    return all(map(importlib.util.find_spec, _READER))

@@ -30,16 +30,24 @@ _WRITER_FEATURES = frozenset(
 # Up to this version of the protocol, what is asked of writers shows in the settings and columns.
 _LAST_WITHOUT_FEATURES, _WITH_FEATURES = 4, 7
 _CONSTRAINT = "delta.constraints."
-_STREAMING_UPDATE = "DeltaOperations$StreamingUpdate"
+_STREAMING_UPDATE, _WRITE = "DeltaOperations$StreamingUpdate", "DeltaOperations$Write"
+# What a write may say of itself beside its mode: partitions, predicates and the like.
+_MORE_OF_A_WRITE = 8
 
 
-def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str) -> bool:
+class TableChanged(Exception):
+    """Others have written to a table since it was read."""
+
+
+def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str = "", *, read_at: int | None = None) -> bool:
     """Appends `rows` to one of the product's tables in one file and one commit, some 150 ms sooner than a Spark job.
 
-    mark: QUERY_ID:BATCH_ID, which the commit carries as its user metadata. Columns are matched by name; missing ones are NULL.
-    Columns that a table of an earlier release lacks are left out.
+    mark: QUERY_ID:BATCH_ID of a stream, which the commit carries as its user metadata; "" for anybody else. Columns are matched
+    by name; missing ones are NULL. Columns that a table of an earlier release lacks are left out. read_at: the last commit of
+    the table by which the rows were made; None if they do not depend on it.
     Returns False, with nothing committed, if Spark must append the rows: on Databricks, over Spark Connect, to tables
-    elsewhere, and to a table that somebody altered so that it asks more of its writers than a plain file.
+    elsewhere, and to a table that somebody altered so that it asks more of its writers than a plain file. Raises TableChanged
+    if the table has a later commit than `read_at`, or a conflict (see `is_conflict`) if it gets one in this moment.
     """
     folder = None if is_connect(tables.spark) else tables.log_folder(name)
     if folder is None:
@@ -57,8 +65,17 @@ def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str) -> boo
         rows = _select_existing(rows, metadata, name)
         if not (_asks_nothing_more(metadata, protocol) and _fits(rows, metadata, name)):
             return False
-        append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
-        operation = getattr(delta, _STREAMING_UPDATE)(append, query_id, int(batch_id), jvm.scala.Option.apply(mark))
+        if read_at is not None:
+            if transaction.readVersion() != read_at:
+                raise TableChanged(name)
+            # Delta refuses the commit if another one, that was made of the rows there too, comes first.
+            transaction.readWholeTable()
+        if mark:
+            append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
+            operation = getattr(delta, _STREAMING_UPDATE)(append, query_id, int(batch_id), jvm.scala.Option.apply(mark))
+        else:
+            nothing = [jvm.scala.Option.empty()] * _MORE_OF_A_WRITE
+            operation = getattr(delta, _WRITE)(jvm.org.apache.spark.sql.SaveMode.Append, *nothing)
         added = delta.actions.Action.fromJson(json.dumps({"add": _write_file(folder, rows, metadata)}))
         actions = jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of(added)).toSeq()
     except (Py4JError, AttributeError, TypeError, KeyError, ValueError, OSError, pa.ArrowException):
