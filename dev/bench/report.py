@@ -286,8 +286,9 @@ def _warm_starts(now: Results) -> str:
     note = (
         "From the commit of a rule (window: on a new grouping key, with a sum and a count over 30 days; sequence: three small "
         "payments of a customer, then a large one at another terminal, within 30 days) to the commit of its row `activated`. "
-        "The p95 is that of other rules' alerts: before the commit, from there to that row, in the minute after it, and in "
-        "both together; the memory is that of the workers, the JVM and the process that reads the history.\n\n"
+        "The p95 is that of other rules' alerts: in the minute before the rule was published, from its commit to that row, in "
+        "the minute after that, and in the last two together; the memory is that of the workers, the JVM and the process that "
+        "reads the history.\n\n"
     )
     return note + table(head, rows) if rows else ""
 

@@ -15,10 +15,11 @@ import pytest
 
 from lookback.core.streams.blocks import ALERTS_SCHEMA
 from lookback.spark.batches.sink import Sink, is_written
+from lookback.spark.rules import RulesTable
 from lookback.spark.tables import appends
-from lookback.spark.tables.appends import append_directly
-from lookback.spark.tables.lakehouse import Tables, commit_file
-from payins import STREAM
+from lookback.spark.tables.appends import TableChanged, append_directly
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, Tables, commit_file, is_conflict
+from payins import RULES, STREAM, STREAMS
 from sample_alert import ALERT
 
 pytestmark = pytest.mark.spark
@@ -191,6 +192,48 @@ def test_tables_elsewhere_and_a_delta_without_these_classes_are_left_to_spark(
     monkeypatch.setattr(appends, "_STREAMING_UPDATE", "DeltaOperations$SomethingElse")
     Sink(tables, STREAM, "query")._append(alerts({"alert_id": "once"}), "alerts", "query:1")
     assert read_ids(tables) == ["once"]
+
+
+def test_rows_that_are_made_of_a_table_are_refused_once_others_have_written(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at, write_file = tables.version("alerts"), appends._write_file
+
+    def append(name: str) -> bool:
+        return append_directly(tables, alerts({"alert_id": name}), "alerts", read_at=read_at)
+
+    def write_second(*arguments: Any) -> dict[str, Any]:
+        monkeypatch.setattr(appends, "_write_file", write_file)
+        assert append("first")
+        return write_file(*arguments)
+
+    # Both have begun at the same commit.
+    monkeypatch.setattr(appends, "_write_file", write_second)
+    with pytest.raises(SPARK_ERRORS) as raised:
+        append("second")
+    assert is_conflict(raised.value)
+    # It begins when the other one is there.
+    with pytest.raises(TableChanged):
+        append("third")
+    assert read_ids(tables) == ["first"]
+    (commit,) = tables.history("alerts", 1).select("operation", "isBlindAppend", "userMetadata").collect()
+    assert tuple(commit) == ("WRITE", False, None)
+
+
+def test_a_rule_is_published_without_a_job_of_spark(tables: Tables) -> None:
+    def list_jobs() -> set[int]:
+        return set(tables.spark.sparkContext.statusTracker().getJobIdsForGroup())
+
+    rules = RulesTable(tables, STREAMS)
+    rules.push(RULES[0], author="ann")
+    before = list_jobs()
+    assert rules.push({**RULES[0], "message": "{n}"}, author="ann", comment="why") == 2
+    assert rules.set_status(RULES[0]["rule_id"], "paused", author="bob") == 3
+    assert list_jobs() == before
+    rows = tables.read("rules").orderBy("version").collect()
+    assert [(row["version"], row["status"], row["author"], row["comment"]) for row in rows] == [
+        (1, "active", "ann", ""), (2, "active", "ann", "why"), (3, "paused", "bob", ""),
+    ]  # fmt: skip
 
 
 def test_a_kill_between_data_and_commit_leaves_the_table_as_it_was(

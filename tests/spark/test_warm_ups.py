@@ -9,27 +9,37 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from growth import grows_in_proportion
+from lookback.core.engine.warming import History
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage
+from lookback.core.rules.rulebook import RuleChange
 from lookback.core.rules.versions import Piece
-from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints import checkpoint as checkpoints
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting, merge_waiting, name_part
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.following import warmups
 from lookback.spark.following.warmups import Request, WarmUps
+from lookback.spark.queries.frames import Session
+from lookback.spark.queries.functions import without_spark
 from lookback.spark.replay import histories
-from lookback.spark.replay.tasks import give_way
+from lookback.spark.replay.tasks import HistoryPlace, Plan, give_way, judge_in_turn
 from lookback.spark.tables.lakehouse import Tables
-from payins import STREAM, rule
+from payins import START, STREAM, rule
 
-START = histories._START
+START_PROCESS = histories._START
 WAITING = Waiting("long", 2, begun=6, earliest=100)
 
 
@@ -72,7 +82,7 @@ class Historian:
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     monkeypatch.setattr(warmups, "_PAUSE_SECONDS", 0.0)
     made = Checkpoint(tmp_path / "checkpoint")
-    made.write_plan(Plan(2, Coverage()))
+    made.write_plan(checkpoints.Plan(2, Coverage()))
     return made
 
 
@@ -216,6 +226,34 @@ def test_a_version_that_goes_on_with_loaded_pieces_has_its_keys_divided_alike(ch
     assert [(piece.piece, piece.pieces) for piece in rules.pieces] == [(2, 2)]
 
 
+def test_a_history_is_read_without_spark_in_a_time_that_grows_with_its_events(tmp_path: Path) -> None:
+    compiled = compile_rule({**rule("long"), "window": "30 days"}, STREAM)
+    change = RuleChange("insert", -1, "long", 1, "paused", json.dumps(compiled.spec.document))
+
+    def seconds_for(events: int) -> float:
+        place = HistoryPlace(Parcels(tmp_path / str(events)), "long", gives_way=False)
+        plan = Plan([compiled], [change], [], {STREAM.name: STREAM}, erases=True, history=place)
+        commits = np.arange(events) // 1_000 + 1
+        times = pa.array(START + np.arange(events) * 1_000_000).cast(pa.timestamp("us", tz="UTC"))
+        changes = pa.table({
+            "id": [f"e{number}" for number in range(events)], "at": times,
+            "customer": pa.array(np.arange(events) % 700, pa.int32()), "shop": ["a"] * events,
+            "amount": pa.array([Decimal("1.00")] * events, pa.decimal128(18, 2)), "_change_type": ["insert"] * events,
+            "_commit_version": commits, "_commit_timestamp": times,
+        })  # fmt: skip
+        with closing(Session()) as session, without_spark():
+            before = time.process_time()
+            judge_in_turn(
+                cast(Any, session.read(changes)), STREAM, plan, [events // 2_000, events // 1_000], events // 5_000
+            )
+            seconds = time.process_time() - before
+        parts = [History.decode(place.parcels.read(part), part) for part in place.parcels.list()]
+        assert sum(len(part.runs[0]) for part in parts if part.runs[0] is not None) == events
+        return seconds
+
+    assert grows_in_proportion(seconds_for, 40_000)
+
+
 @pytest.fixture
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     """Has a history made in a process of its own, by something else in place of `make_without_spark`."""
@@ -233,7 +271,9 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], in
 def start_with(instead: str) -> str:
     """The text that a process runs to make a history, with something else in place of `make_without_spark`."""
     made = f"histories.make_without_spark = lambda root, stream, request: {instead}"
-    return START.replace("\nserve()", f"\nimport time\nfrom lookback.spark.replay import histories\n{made}\nserve()")
+    return START_PROCESS.replace(
+        "\nserve()", f"\nimport time\nfrom lookback.spark.replay import histories\n{made}\nserve()"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can only be nice")
