@@ -113,7 +113,11 @@ def _open_rows(folder: Path, table: DeltaTable) -> ds.FileSystemDataset:
     if metadata.partition_columns:
         raise NeedsSpark(f"{folder}: files lack the columns by which the table is partitioned")
     # With a file system of Arrow's own, no thread of Arrow comes back to Python or Rust, not even when the interpreter ends.
-    rows = table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(folder), LocalFileSystem()))
+    files = SubTreeFileSystem(str(folder), LocalFileSystem())
+    # Spark may write times in a form that Arrow reads as nanoseconds, which the year 9999 does not fit.
+    rows = table.to_pyarrow_dataset(
+        filesystem=files, parquet_read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    )
     # Where a file has no least value of a column, delta-rs tells Arrow that it is NULL, and a filter leaves the file out.
     fragments = [rows.format.make_fragment(each.path, rows.filesystem) for each in rows.get_fragments()]
     return ds.FileSystemDataset(fragments, rows.schema, rows.format, rows.filesystem)
