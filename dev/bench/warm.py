@@ -57,7 +57,7 @@ def run(live: Live, events: EventSet, repeats: float, kind: str) -> Path:
         with MemorySampler() as memory:
             time.sleep(live.seconds)
         with MemorySampler() as memory_meanwhile:
-            # To publish a rule, Spark reads the table of rules and writes to it: that is not as before, and no history either.
+            # To publish a rule takes a moment, which is neither as before nor a part of the history.
             pushed = time.time()
             version = RulesTable(run_now.tables, STREAMS).push(warmed, author="bench")
             # Read at once: pieces of history are named by rows of this table too.
@@ -132,7 +132,7 @@ def _judge(events: EventSet, commits: int, rules: Rules, root: Path) -> None:
 
 
 def _compare_memory(before: Mapping[str, Any], meanwhile: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sum of the peaks of workers, JVM and what makes the history in GB, before and from the publication on."""
+    """Returns in GB the sums of the peaks of workers, JVM and what reads the history, before and from the push on, and the rise."""
     names = ("workers_peak_mib", "jvm_peak_mib", "histories_peak_mib")
     if any(name not in each for name in names for each in (before, meanwhile)):
         return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -292,14 +291,11 @@ def test_a_history_that_fails_in_its_process_is_an_error_that_names_the_cause(ap
         apart("os._exit(3)")
 
 
-def test_what_makes_a_history_ends_with_its_stream(tmp_path: Path) -> None:
+def test_what_makes_a_history_ends_with_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(tmp_path), "long-1-6")
     begun = tmp_path / "begun"
-    process = subprocess.Popen(
-        [sys.executable, "-c", start_with(f"open({str(begun)!r}, 'w').close() or time.sleep(600)")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    with process:
+    monkeypatch.setattr(histories, "_START", start_with(f"open({str(begun)!r}, 'w').close() or time.sleep(600)"))
+    with histories._start_process() as process:
         assert process.stdin is not None
         process.stdin.write(histories._write_order(str(tmp_path), STREAM, request))
         process.stdin.flush()

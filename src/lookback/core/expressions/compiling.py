@@ -102,8 +102,8 @@ class Membership:
     text: Expression
 
     @property
-    def error(self) -> str:
-        """The name under which a sequence keeps whether the call has an error; "" for a call that has none, of a mere field."""
+    def error_name(self) -> str:
+        """The name under which a sequence keeps whether the call has an error; "" for a call of a mere field, which has none."""
         is_field = {self.text.sql} <= {f"cast({name_as_sql(name)} as string)" for name in self.text.fields}
         return "" if is_field else f"{self.name}:error"
 

@@ -313,8 +313,7 @@ class Steps:
         self.fields = rule_run.kept_types
         # The position of each field among the values of a row.
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
-        # The name under which an error of what is kept by another name is kept.
-        self._errors = {name: error for name, error in rule_run.kept_errors.items() if error in self._kept}
+        self._errors = rule_run.kept_errors
         self.numbers = {step.step.name: at for at, step in enumerate(self.steps)}
         self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
 

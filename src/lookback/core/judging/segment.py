@@ -384,13 +384,13 @@ class RuleRun:
     @cached_property
     def kept_types(self) -> Mapping[str, DataType]:
         """The types of all that a sequence may keep of an event: its fields, what it was looked up for, and if with an error."""
-        names = [name for membership in self.rule.memberships for name in (membership.name, membership.error) if name]
+        names = [*(membership.name for membership in self.rule.memberships), *self.kept_errors.values()]
         return {**self.stream.fields, **dict.fromkeys(names, BOOLEAN)} if names else self.stream.fields
 
     @cached_property
     def kept_errors(self) -> Mapping[str, str]:
         """The names under which a sequence keeps the errors of calls of in_list, by those of the calls."""
-        return {membership.name: membership.error for membership in self.rule.memberships if membership.error}
+        return {membership.name: membership.error_name for membership in self.rule.memberships if membership.error_name}
 
     def read_kept(self, name: str) -> Column:
         """Reads what a sequence keeps of the events by a name of `kept_types`."""

@@ -545,7 +545,7 @@ class _Binder:
         for compiled in [*steps, *([absent] if absent else [])]:
             if not compiled.own:
                 calls = [each for each in compiled.condition.memberships if each.name in compiled.condition.fields]
-                looked_up |= {name for call in calls for name in (call.name, call.error) if name}
+                looked_up |= {name for call in calls for name in (call.name, call.error_name) if name}
                 kept |= {name for name in compiled.condition.fields if "." not in name}
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}

@@ -124,12 +124,8 @@ def _make(
 
 def _make_apart(root: str, stream: Stream, request: Request) -> int | None:
     """Makes a history in a process of its own. Returns None where that needs Spark, or no process can be started."""
-    path = os.pathsep.join(filter(None, sys.path))
     try:
-        process = subprocess.Popen(  # noqa: S603 - no shell reads it
-            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
+        process = _start_process()
     except OSError as error:
         _LOG.warning("stream=%s no process can be started to read its history: %s", stream.name, summarize_error(error))
         return None
@@ -149,6 +145,14 @@ def _make_apart(root: str, stream: Stream, request: Request) -> int | None:
     if reason := made.get("needs_spark"):
         _LOG.info("stream=%s its history is read with Spark: %s", stream.name, reason)
     return made.get("pieces")  # type: ignore[no-any-return]
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    """Starts a process that runs `serve`, with the modules of this one."""
+    return subprocess.Popen(  # noqa: S603 - no shell reads it
+        [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
 
 
 def _write_order(root: str, stream: Stream, request: Request) -> bytes:

@@ -274,10 +274,9 @@ def judge(
     spark = rows.sparkSession
     if shards is None:
         shards = count_shards(events, count_cores(spark)) if saved is None else saved.shards
-    labels, coverage = tuple(find_shard_labels(spark, shards)), find_coverage(plan.rules)
-    declarations = plan.declarations or Declarations.of(stream)
-    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases, plan.gives_way)
-    sent, tasks = select_changes(rows, declarations, coverage.fields), shards
+    labels = tuple(find_shard_labels(spark, shards))
+    dispatch = _SpanDispatch.of(stream, plan, labels, spans)
+    sent, tasks = dispatch.select(rows), shards
     if plan.gives_way:
         tasks = max(1, min(shards, count_cores(spark) - 1))
         sent = sent.coalesce(tasks)
@@ -293,10 +292,9 @@ def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[i
 
     The rest is as in `judge`. Blocks wait in a file without a name, so that whatever ends the process frees them.
     """
-    labels, coverage = tuple(map(str, range(shards))), find_coverage(plan.rules)
-    declarations = plan.declarations or Declarations.of(stream)
-    dispatch = _SpanDispatch(BlockBuilder(declarations, labels), coverage, tuple(spans), plan.erases)
-    frame = cast("Frame", select_changes(rows, declarations, coverage.fields))
+    labels = tuple(map(str, range(shards)))
+    dispatch = _SpanDispatch.of(stream, plan, labels, spans)
+    frame = cast("Frame", dispatch.select(rows))
     with tempfile.TemporaryFile() as file:
         for _ in _Judge(stream, labels, plan)(_sort_blocks(dispatch(frame.toBatches(_FRAME_ROWS)), file)):
             pass
@@ -325,6 +323,16 @@ class _SpanDispatch:
     spans: tuple[int, ...]
     erases: bool
     gives_way: bool = False
+
+    @classmethod
+    def of(cls, stream: Stream, plan: Plan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
+        """Returns the dispatch of a plan's events to the shards with these labels."""
+        builder = BlockBuilder(plan.declarations or Declarations.of(stream), labels)
+        return cls(builder, find_coverage(plan.rules), tuple(spans), plan.erases, plan.gives_way)
+
+    def select(self, changes: DataFrame) -> DataFrame:
+        """Selects what is packed of a change feed."""
+        return select_changes(changes, self.builder.declarations, self.coverage.fields)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`; called by Spark's mapInArrow."""
