@@ -46,7 +46,8 @@ class MemorySampler(_Sampler):
 
     Histories are the processes that read those of rules that are warming. The peak of the largest worker is the kernel's own,
     which misses nothing between two looks. The workers together have two: resident memory, in which a page that they share counts
-    for each, and proportional (PSS), in which it counts once.
+    for each, and proportional (PSS), in which it counts once. All processes together have one more: anonymous memory, without
+    what they map of files, which the system takes back where others need it.
     """
 
     def __init__(self) -> None:
@@ -63,10 +64,11 @@ class MemorySampler(_Sampler):
     def look(self) -> None:
         """Adds the memory that the processes have now."""
         workers: list[float] = []
-        jvm = proportional = histories = 0.0
+        jvm = proportional = histories = anonymous = 0.0
         for process in _descendants(os.getpid()):
             command, resident = _command(process), _resident(process)
             # First the JVM, whose command may name the module of the workers too.
+            anonymous += _kib(process, "status", "RssAnon:") / 1_024
             if "java" in command.partition(" ")[0]:
                 jvm += resident
             elif "pyspark.daemon" in command or "pyspark/daemon" in command:
@@ -80,6 +82,7 @@ class MemorySampler(_Sampler):
         self._raise("workers_peak_mib", sum(workers))
         self._raise("histories_peak_mib", histories)
         self._raise("workers_pss_peak_mib", proportional)
+        self._raise("anonymous_peak_mib", anonymous)
         self._raise("most_workers", float(len(workers)))
 
     def _raise(self, name: str, value: float) -> None:

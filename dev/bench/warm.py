@@ -87,7 +87,7 @@ def run(live: Live, events: EventSet, repeats: float, kind: str) -> Path:
     say(
         f"{name}: in force after {figures['seconds']:.1f} s, {figures['message']}; p95 until {live.seconds:.0f} s after that "
         f"{figures['p95_from_then_on_ratio']} times that of before, {figures['p95_ratio']} times meanwhile, "
-        f"{figures.get('memory_more_gb', 0):.2f} GB more"
+        f"{figures.get('memory_more_gb', 0):.2f} GB more, {figures.get('anonymous_more_gb', 0):.2f} of it not in files"
     )
     return file
 
@@ -132,12 +132,18 @@ def _judge(events: EventSet, commits: int, rules: Rules, root: Path) -> None:
 
 
 def _compare_memory(before: Mapping[str, Any], meanwhile: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns in GB the sums of the peaks of workers, JVM and what reads the history, before and from the push on, and the rise."""
+    """Returns the peaks of memory before and from the push on, and in GB the rise of resident and of anonymous memory.
+
+    Resident memory is the sum of the peaks of workers, JVM and what reads the history.
+    """
     names = ("workers_peak_mib", "jvm_peak_mib", "histories_peak_mib")
-    if any(name not in each for name in names for each in (before, meanwhile)):
+    figures = (*names, "anonymous_peak_mib")
+    if any(name not in each for name in figures for each in (before, meanwhile)):
         return {}
-    sums = [sum(each[name] for name in names) * (1 << 20) / 1e9 for each in (before, meanwhile)]
+    more = {name: (meanwhile[name] - before[name]) * 2**20 / 1e9 for name in figures}
     return {
-        "memory_before_gb": round(sums[0], 3), "memory_meanwhile_gb": round(sums[1], 3),
-        "memory_more_gb": round(sums[1] - sums[0], 3),
-    }  # fmt: skip
+        "memory_before": {name: before[name] for name in figures},
+        "memory_meanwhile": {name: meanwhile[name] for name in figures},
+        "memory_more_gb": round(sum(more[name] for name in names), 3),
+        "anonymous_more_gb": round(more["anonymous_peak_mib"], 3),
+    }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases
 from hypothesis import given
@@ -32,14 +33,38 @@ from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import to_text
 from lookback.core.values.lists import KnownLists, ListChange, Lists
+from lookback.spark.batches import arrayfiles
 from lookback.testing.harness import replay
 from oracle import COVERED, Oracle, OracleEvent
 
 _END = 10**9
 
 
+class FileInMemory:
+    """An array file without a disk: what it holds is taken apart and made anew as there, and cannot be written to."""
+
+    def __init__(self) -> None:
+        self._content: tuple[Any, list[Any]] | None = None
+
+    def write(self, content: Any) -> bool:
+        arrays: dict[int, Any] = {}
+        described = arrayfiles._describe(content, arrays)
+        if any(array.dtype.hasobject for array in arrays.values()):
+            return False
+        self._content = (
+            described,
+            [np.frombuffer(pa.py_buffer(array.tobytes()), array.dtype) for array in arrays.values()],
+        )
+        return True
+
+    def read(self, classes: Mapping[str, type[Any]]) -> Any:
+        return None if self._content is None else arrayfiles._make(*self._content, classes)
+
+
 class DictStore:
-    """Pages in a dict, as the state store keeps them."""
+    """Pages in a dict, as the state store keeps them. files: for what is decoded of each page; None for none."""
+
+    files: dict[tuple[str, bytes], FileInMemory] | None = None
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
@@ -53,6 +78,11 @@ class DictStore:
 
     def remove(self, name: str) -> None:
         del self.pages[name]
+
+    def find_file(self, name: str) -> FileInMemory | None:
+        if self.files is None or name not in self.pages:
+            return None
+        return self.files.setdefault((name, self.pages[name]), FileInMemory())
 
 
 def plain(alert: Alert) -> tuple[Any, ...]:
@@ -132,6 +162,7 @@ def small_pages() -> Iterator[None]:
         patch.setattr(evaluation, "_MOST_EVENTS", 3)
         patch.setattr(state_module, "_MAX_UNSAVED_BYTES", 0)
         patch.setattr(state_module, "_SAMPLE_ROWS", 2)
+        patch.setattr(state_module, "_LEAST_FILED_ROWS", 0)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MOST_CANDIDATES", 2)
         yield
@@ -154,13 +185,14 @@ def _run_engine(case: dict[str, Any]) -> Output:
         known = len(total.rows)
         evaluator = Evaluator(stream, shard, case["shards"], lists=KnownLists(lists_of(case)))
         state, store = new_state(stream, case.get("cached")), DictStore()
+        store.files = {}
         for number, (start, end) in enumerate(zip(edges, [*edges[1:], _END], strict=True)):
             if case["reload"] and number:
                 before = state if number % 2 else None
                 state = new_state(stream, case.get("cached"))
                 assert state.load(store, before)
             twin = copy_of(state, store, stream) if case["reload"] else None
-            state.begin(store)
+            state.begin(store, store.find_file)
             here = events.take((events.commits > start) & (events.commits <= end))
             part = {commit: high for commit, high in marks.items() if start < commit <= end}
             batch = Batch(here, deleted_in(case, events, start, end), part, changes_after(case, start))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,12 +11,20 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
+from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StoreFailed
+from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.state.shard import MANIFEST, ShardState
+from lookback.core.streams.arrival import find_marks
+from lookback.core.streams.events import Events
+from lookback.core.values.cache import Cache
+from lookback.core.values.columns import Column
 from lookback.spark.batches.pages import ShardPages
 from lookback.spark.batches.shard import give_back_memory
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import (
     RULES,
+    START,
     STREAM,
     STREAMS,
     append,
@@ -142,6 +151,77 @@ def test_without_a_folder_the_store_answers(state: MapState, monkeypatch: pytest
     save(state, b"first", run=LARGE)
     assert open_pages(state, manifest=b"first").get("run") == LARGE
     assert state.read == ["run"]
+
+
+def test_what_is_decoded_of_a_page_goes_with_its_copy(state: MapState, place: Path) -> None:
+    save(state, b"first", run=LARGE, rules=b"small")
+    pages = open_pages(state, manifest=b"first")
+    assert pages.find_file("rules") is None
+    decoded = pages.find_file("run")
+    assert decoded is not None
+    assert decoded.write("arrays")
+    pages.put("other", LARGE)
+    pages.keep_copies(b"second")
+    assert open_pages(state, manifest=b"second").find_file("run") == decoded
+    assert decoded.path.exists()
+    pages = open_pages(state, manifest=b"second")
+    pages.put("run", LARGE)
+    assert pages.find_file("run") != decoded
+    pages.keep_copies(b"third")
+    assert not decoded.path.exists()
+    assert len(list_files(place)) == 3
+
+
+def test_a_page_from_the_state_store_has_a_copy_from_then_on(state: MapState) -> None:
+    state.pages["run"] = LARGE
+    pages = open_pages(state, manifest=b"of another machine")
+    assert pages.find_file("run") is None
+    assert pages.get("run") == LARGE
+    pages.keep_copies(b"second")
+    pages = open_pages(state, manifest=b"second")
+    assert pages.get("run") == LARGE
+    assert pages.find_file("run") is not None
+    assert state.read == ["run"]
+
+
+def test_workers_share_long_runs_in_files(state: MapState, place: Path) -> None:
+    document = {"rule_id": "r", "stream": STREAM.name, "group_by": ["customer"], "window": "30 days", "measures": {"m": "sum(amount)"}, "when": "m > 1"}  # fmt: skip
+    changes = [RuleChange("insert", 1, "r", 1, "active", json.dumps(document))]
+
+    def judge(rows: int, first: int) -> ShardState:
+        """As a worker does that has not seen the shard."""
+        shard, manifest = ShardState(RuleBook(STREAM, STREAMS), cache=Cache()), state.pages.get(MANIFEST)
+        pages = open_pages(state, manifest=manifest)
+        shard.load(pages)
+        shard.begin(pages, pages.find_file)
+        made = {
+            "id": np.arange(rows) + first * 10**6, "at": START + first * 10**9 + np.arange(rows) * 1_000,
+            "customer": np.arange(rows) * 7_919 % 100_000, "shop": np.full(rows, "a"), "amount": np.ones(rows),
+        }  # fmt: skip
+        columns = {name: Column(type_, made[name].astype(type_.storage)) for name, type_ in STREAM.fields.items()}
+        events = Events(columns, np.full(rows, first, dtype=np.int64), STREAM.event_id, STREAM.event_time)
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=changes if first == 1 else [])
+        assert not Evaluator(STREAM).process(shard, batch).failures
+        shard.save()
+        pages.keep_copies(shard.manifest)
+        return shard
+
+    def list_decoded() -> list[str]:
+        return [file.name for file in list_files(place) if file.suffix == ".decoded"]
+
+    judge(140_000, 1)
+    assert list_decoded() == []
+    judge(10, 2)
+    (decoded,) = list_decoded()
+    state.read.clear()
+    runs = [stored for stored in judge(10, 3).list_runs() if stored.rows >= 140_000]
+    assert [stored.run is not None and stored.run.memory_bytes for stored in runs] == [0]
+    assert not [name for name in state.read if name.startswith("run:") and name == runs[0].run_id]
+    assert list_decoded() == [decoded]
+    # The file of a run goes with the run.
+    for first in (4, 5, 6):
+        judge(140_000, first)
+    assert decoded not in list_decoded()
 
 
 @pytest.mark.spark

@@ -175,7 +175,7 @@ def test_a_table_is_the_dict_that_it_stands_for(
                 assert len(listed) == len(truth)
                 assert {key: (wake, value) for key, wake, value in moved(table).items()} == truth
             elif step == "evict":
-                for item in list(cache._sizes):
+                for item, _ in cache.list_items():
                     cache.forget(item)
                     item.evict()
             else:

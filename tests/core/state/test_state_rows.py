@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
+from lookback.core.values.keys import TimeSearch
+from lookback.spark.batches.arrayfiles import ArrayFile
 
 STREAM = Stream.from_dict(
     {
@@ -141,6 +144,50 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
     assert found[None] == found[limit]
 
 
+@pytest.mark.parametrize("batches", [12, 24])
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
+    batches: int, has_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 4_000)
+    monkeypatch.setattr(state_module, "_LEAST_FILED_ROWS", 1)
+    measures = {"m": "sum(n)", "few": "count(*) filter (where n > 0)"}
+    rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": measures, "when": "m > 5 and few > 5"}  # fmt: skip
+    shard = _Shard(rule, Cache(50_000), tmp_path if has_files else None)
+    for batch in range(batches):
+        shard.judge_events(_many(1_000, batch))
+    # The run that was merged last is dropped once, and read once.
+    for batch in (batches, batches + 1):
+        shard.judge_events(_many(10, batch))
+    shard.store.read.clear()
+    shard.judge_events(_many(10, batches + 2))
+    long = {stored.run_id for stored in shard.state.list_runs() if stored.rows >= 1_000}
+    assert len(long) >= batches // 4
+    assert len(long & {*shard.store.read}) == (0 if has_files else len(long))
+    assert shard.in_memory() <= 50_000
+    if not has_files:
+        return
+    # Another worker maps the files, of which it has the indexes too.
+    other = _Shard(rule, Cache(50_000), tmp_path)
+    other.store = shard.store
+    assert other.state.load(other.store)
+    searched = []
+    make_search = TimeSearch.__init__
+
+    def note(self: TimeSearch, groups: Any, times: Any, numbered: int = 0) -> None:
+        searched.append(len(times))
+        make_search(self, groups, times, numbered)
+
+    monkeypatch.setattr(TimeSearch, "__init__", note)
+    shard.store.read.clear()
+    other.judge_events(_many(1_000, batches + 3), [])
+    assert not long & {*shard.store.read}
+    # Of the events themselves, and of runs that were not read before.
+    assert len(searched) >= 1
+    assert max(searched) <= 1_000
+    assert other.in_memory() <= 50_000
+
+
 def _many(rows: int, batch: int) -> Events:
     """Events of many cards, each with a few; a millisecond a batch."""
     rng = np.random.default_rng(batch)
@@ -154,23 +201,39 @@ def _many(rows: int, batch: int) -> Events:
     return Events(columns, np.full(rows, batch + 1, dtype=np.int64), "id", "at")
 
 
+class _Store(DictStore):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, name: str) -> bytes | None:
+        self.read.append(name)
+        return super().get(name)
+
+
 class _Shard:
     """One shard that keeps its pages in a store, as the stream's do."""
 
-    def __init__(self, rule: dict[str, Any], cache: Cache) -> None:
+    def __init__(self, rule: dict[str, Any], cache: Cache, folder: Path | None = None) -> None:
         self.state, self.store, self.alerts = (
             ShardState(RuleBook(STREAM, {"uses": STREAM}), cache=cache),
-            DictStore(),
+            _Store(),
             [],
         )
+        self._folder = folder
         self._changes = [RuleChange("insert", 1, rule["rule_id"], 1, "active", json.dumps(rule))]
 
     def judge(self, rows: list[dict[str, Any]]) -> None:
         self.judge_events(read_events(rows, STREAM, 1)[0])
 
-    def judge_events(self, events: Events) -> None:
-        self.state.begin(self.store)
-        batch = Batch(events, marks=find_marks(events, events.commits), changes=self._changes)
+    def judge_events(self, events: Events, changes: list[RuleChange] | None = None) -> None:
+        self.state.begin(
+            self.store, lambda name: None if self._folder is None else ArrayFile(self._folder / name.replace(":", "-"))
+        )
+        changes = self._changes if changes is None else changes
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=changes)
         self.alerts += Evaluator(STREAM).process(self.state, batch).alerts
         self._changes = []
         self.state.drop_old()
@@ -188,4 +251,5 @@ class _Shard:
             if page.rows is not None
         ]
         decoded = [table for table in tables if table._former]
-        return sum(run.memory_bytes for run in runs) + sum(self.state.cache._sizes[item] for item in [*pages, *decoded])
+        sizes = dict(self.state.cache.list_items())
+        return sum(run.memory_bytes for run in runs) + sum(sizes[item] for item in [*pages, *decoded])

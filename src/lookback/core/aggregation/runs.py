@@ -90,6 +90,10 @@ class Run:
         """Drops from memory what is made again when windows are measured."""
         self._indexes.clear()
 
+    def forget_estimate(self) -> None:
+        """Forgets how much memory the run takes, after its arrays moved to a file."""
+        self._estimated = (0, 0)
+
     @property
     def groups(self) -> Int64s:
         """The number of each row's key in `keys`, shape (rows,)."""
@@ -106,13 +110,22 @@ class Run:
         at, low, high = self.find_windows(groups, queries)
         if not len(at):
             return at, ()
+        aggregate_ranges = aggregate.aggregate_ranges if self.parts is None else sum_ranges
+        return at, aggregate_ranges(self._index(name, aggregate), low, high)
+
+    def prepare(self, name: str, aggregate: Aggregate) -> None:
+        """Makes at once what the first windows that are measured would have to wait for."""
+        _ = self._search
+        if name != "count_distinct":
+            self._index(name, aggregate)
+
+    def _index(self, name: str, aggregate: Aggregate) -> Any:
         if name not in self._indexes:
             if self.parts is not None:
                 self._indexes[name] = index_sums(self.parts)
             else:
                 self._indexes[name] = aggregate.build_index(self.times if self.values is None else self.values)
-        aggregate_ranges = aggregate.aggregate_ranges if self.parts is None else sum_ranges
-        return at, aggregate_ranges(self._indexes[name], low, high)
+        return self._indexes[name]
 
     def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
         """Finds the rows in each window; arguments as of `aggregate_windows`.
@@ -121,6 +134,11 @@ class Run:
         """
         at = np.flatnonzero((groups >= 0) & (queries.first <= self._last) & (queries.last >= self._first))
         return at, *self._find_ranges(groups[at], queries.first[at], queries.last[at])
+
+    @cached_property
+    def has_negative_value(self) -> bool:
+        """Whether a value is negative."""
+        return has_negative(self.values)
 
     @cached_property
     def _first(self) -> int:
@@ -221,6 +239,11 @@ def read_rows(arrays: Sequence[Values | None], place: str) -> tuple[Keys, Int64s
     if len(low) != len(high) or len(counts) != len(low) or not counted:
         raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
     return Keys(low, high), starts, times, more
+
+
+def has_negative(values: Values | None) -> bool:
+    """Returns whether one of some values is negative."""
+    return values is not None and len(values) > 0 and bool(values.min() < 0)
 
 
 def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:

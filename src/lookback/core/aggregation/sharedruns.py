@@ -16,11 +16,11 @@ import numpy as np
 
 from lookback.core.aggregation.aggregates import Aggregate, Partial
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.aggregation.runs import Run, concat_rows, read_rows
+from lookback.core.aggregation.runs import Run, concat_rows, has_negative, read_rows
 from lookback.core.errors import StateError
-from lookback.core.values.cache import estimate_bytes
+from lookback.core.values.cache import ArrayFile, estimate_bytes
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, Keys, order_by_group
+from lookback.core.values.keys import SEARCH_CLASSES, Int64s, Keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
 
 # In place of a number: all rows are selected, or no values are kept.
@@ -102,6 +102,7 @@ class SharedRun:
     _before: dict[int, Values] = field(default_factory=dict)
     _indexes: dict[tuple[str, int, int], Any] = field(default_factory=dict)
     _index_bytes: int = 0
+    _has_negative: dict[int, bool] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.times)
@@ -125,6 +126,12 @@ class SharedRun:
         self._before.clear()
         self._indexes.clear()
         self._index_bytes = 0
+
+    def forget_estimate(self) -> None:
+        """Forgets how much memory the run takes, after its arrays moved to a file."""
+        vars(self).pop("_column_bytes", None)
+        self._index_bytes = 0
+        self.frame.forget_estimate()
 
     def column(self, place: Place) -> FeatureColumn:
         """Returns the rows of a feature."""
@@ -160,6 +167,12 @@ class SharedRun:
             self._indexes[known_as] = aggregate.build_index(kept)
             self._index_bytes += estimate_bytes(self._indexes[known_as])
         return self._indexes[known_as]
+
+    def has_negative(self, number: int) -> bool:
+        """Returns whether a value of an argument is negative."""
+        if number not in self._has_negative:
+            self._has_negative[number] = number != NONE and has_negative(self.values[number])
+        return self._has_negative[number]
 
     def encode(self) -> bytes:
         """Encodes the run as a page."""
@@ -221,6 +234,11 @@ class FeatureColumn:
     def values(self) -> Values | None:
         """The values of all rows of the run; they mean something where the feature has the row."""
         return None if self.place.values == NONE else self.run.values[self.place.values]
+
+    @property
+    def has_negative_value(self) -> bool:
+        """Whether a value of the feature, or of a row that it lacks, is negative."""
+        return self.run.has_negative(self.place.values)
 
     def includes(self, other: FeatureColumn) -> bool:
         """Returns whether the feature has all rows of another one in the same run."""
@@ -296,6 +314,24 @@ class FeatureColumn:
         selections = (*run.selections, selection)
         changed = SharedRun(run.keys, run.starts, run.times, selections, run.values)
         return changed, Place(len(selections) - 1, self.place.values, selection.count)
+
+
+# Of what a run in a file is made.
+_CLASSES: dict[str, type[Any]] = {each.__name__: each for each in (SharedRun, Run, Selection, Keys, *SEARCH_CLASSES)}
+
+
+def move_run(run: Run | SharedRun, file: ArrayFile) -> Run | SharedRun | None:
+    """Moves a run with its indexes into a file. Returns it as it is there; None if the file cannot take it."""
+    return read_run(file) if file.write(run) else None
+
+
+def read_run(file: ArrayFile) -> Run | SharedRun | None:
+    """Returns the run of a file, which takes no memory until it is searched; None if there is none."""
+    run = file.read(_CLASSES)
+    if not isinstance(run, (Run, SharedRun)):
+        return None
+    run.forget_estimate()
+    return run
 
 
 def make_shared_run(

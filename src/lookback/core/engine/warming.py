@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lookback.core.aggregation.runs import Run
@@ -200,7 +201,9 @@ class History:
             held.since, held.closed = since, max(held.closed, closed)
         for feature, run in zip(rule.features, self.runs, strict=True):
             if run is not None:
-                state.add_history(feature.feature_id, run)
+                state.add_history(
+                    feature.feature_id, run, partial(Run.prepare, name=feature.function, aggregate=feature.aggregate)
+                )
         if rule.store:
             for rows in self.rows:
                 state.table(rule.store).add_rows(rows)

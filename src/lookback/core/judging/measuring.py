@@ -9,7 +9,7 @@ import numpy as np
 from lookback.core.aggregation.aggregates import Partial
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
 from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
-from lookback.core.aggregation.runs import Run
+from lookback.core.aggregation.runs import Run, has_negative
 from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import CompiledRule, Feature
@@ -314,9 +314,10 @@ class Measuring:
         """Returns whether a value of the feature's rows, or of a row that shares their pages, is negative."""
         known = self._has_negative
         if feature.feature_id not in known:
-            parts = [self.select_rows(feature).values]
-            parts += [run.values for _, run in self._find_runs(feature, -NEVER_DUE, NEVER_DUE)]
-            known[feature.feature_id] = any(part is not None and len(part) and part.min() < 0 for part in parts)
+            runs = self._find_runs(feature, -NEVER_DUE, NEVER_DUE)
+            known[feature.feature_id] = has_negative(self.select_rows(feature).values) or any(
+                run.has_negative_value for _, run in runs
+            )
         return known[feature.feature_id]
 
     def measure(

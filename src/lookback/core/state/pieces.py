@@ -43,7 +43,7 @@ class Pieces:
         self._counts[name] = count = _PIECES_HEAD.unpack(page)[1]
         parts = []
         for at in range(count):
-            part = self._store.get(_name_piece(name, at))
+            part = self._store.get(name_piece(name, at))
             if part is None:
                 error = f"piece {at + 1} of {count} is missing"
                 raise StateError(f"{name}: a page of window state is damaged ({error}); start with a new checkpoint")
@@ -58,7 +58,7 @@ class Pieces:
         if count:
             self._counts[name] = count
             for at, part in enumerate(parts):
-                self._store.put(_name_piece(name, at), part)
+                self._store.put(name_piece(name, at), part)
         self._store.put(name, _PIECES_HEAD.pack(_PIECES_MARK, count) if count else page)
 
     def remove(self, name: str) -> None:
@@ -68,8 +68,9 @@ class Pieces:
 
     def _remove_pieces(self, name: str, first: int) -> None:
         for at in range(first, self._counts.pop(name, 0)):
-            self._store.remove(_name_piece(name, at))
+            self._store.remove(name_piece(name, at))
 
 
-def _name_piece(name: str, at: int) -> str:
+def name_piece(name: str, at: int) -> str:
+    """Returns the name of a piece of a page."""
     return f"{name}/{at}"

@@ -28,6 +28,8 @@ from lookback.core.aggregation.sharedruns import (
     SharedRun,
     make_shared_run,
     merge_shared_runs,
+    move_run,
+    read_run,
 )
 from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
@@ -45,8 +47,8 @@ from lookback.core.state.manifest import (
     SharedRunRecord,
     SuppressedRecord,
 )
-from lookback.core.state.pieces import Pieces, Store
-from lookback.core.values.cache import SHARED_CACHE, Cache
+from lookback.core.state.pieces import Pieces, Store, name_piece
+from lookback.core.values.cache import SHARED_CACHE, ArrayFile, Cache
 from lookback.core.values.columns import Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.pages import decode_page, encode_page
@@ -61,6 +63,8 @@ _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_ROWS = 256
 # Merging makes no larger run: a run is read as a whole, and each row takes some 40 bytes of memory.
 _MAX_MERGED_ROWS = 2**22
+# A shorter run is decoded in half a millisecond.
+_LEAST_FILED_ROWS = 2**15
 # Of runs that are not yet written: more than two rules make of the most events that are judged together, less than a
 # hundred measures do.
 _MAX_UNSAVED_BYTES = 2**27
@@ -81,7 +85,8 @@ class StoredRun:
     segment: the number of the segment that made it. due: of a feature with buckets, half of the run's rows can be combined
     once this time is closed; of a run that features share, the watermark at which half of its rows are of no feature any
     more. places: of the features that share the run; None for a run of one feature. has_dropped: whether its page has
-    features that were dropped since.
+    features that were dropped since. file: where it is kept decoded, with its
+    indexes, once it was read from the store, and so may be needed again and again; None for nowhere.
     """
 
     run_id: str
@@ -94,10 +99,23 @@ class StoredRun:
     run: Run | SharedRun | None = None
     places: dict[str, Place] | None = None
     has_dropped: bool = False
+    file: ArrayFile | None = None
 
     def evict(self) -> None:
-        """Drops the run from memory; the store has it."""
-        self.run = None
+        """Drops the run from memory, unless a file takes it; the store has it."""
+        self.move_to_file()
+        if self.run is not None and self.run.memory_bytes:
+            self.run = None
+
+    def move_to_file(self) -> None:
+        """Moves a run that has a file there, with its indexes, unless it takes no memory."""
+        if self.file is not None and self.run is not None and self.run.memory_bytes:
+            moved = move_run(self.run, self.file)
+            if moved is None:
+                # It is not tried again in every batch.
+                self.file = None
+            else:
+                self.run = moved
 
     def to_record(self) -> RunRecord:
         """Returns the manifest's record of the run."""
@@ -244,11 +262,14 @@ class ShardState:
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
+        self._find_file: Callable[[str], ArrayFile | None] = lambda _: None
         self._run_count = 0
         self._unsaved: dict[str, StoredRun] = {}
         # The row set whose runs were searched last.
         self._searched = ""
         self._removed: list[str] = []
+        # What this batch has loaded of a history.
+        self._prepared: list[StoredRun] = []
         self._saved_rules = ""
         # Whether the store still has the page of suppressed keys that an earlier release wrote.
         self._has_suppressed = False
@@ -260,10 +281,14 @@ class ShardState:
         """The last commit of table `lists` that the shard has obeyed, by which it judges; None before the first."""
         return self.book.lists_commit
 
-    def begin(self, store: Store) -> None:
-        """Starts a batch that writes to `store`."""
-        self._store, self._run_count = Pieces(store, self._pieces), 0
-        self._unsaved, self._removed = {}, []
+    def begin(self, store: Store, find_file: Callable[[str], ArrayFile | None] = lambda _: None) -> None:
+        """Starts a batch that writes to `store`.
+
+        find_file: returns the file in which a page of the store may be kept decoded, for all processes of the machine. The
+        file belongs to this very page. None: there is none.
+        """
+        self._store, self._run_count, self._find_file = Pieces(store, self._pieces), 0, find_file
+        self._unsaved, self._removed, self._prepared = {}, [], []
         for table in self.tables.values():
             table.use_store(self._store)
         self.deferred.use_store(self._store)
@@ -315,6 +340,10 @@ class ShardState:
     def _load(self, stored: StoredRun) -> Run | SharedRun:
         if stored.run is None:
             assert self._store is not None
+            self._place_in_file(stored)
+            stored.run = None if stored.file is None else read_run(stored.file)
+        if stored.run is None:
+            assert self._store is not None
             page = self._store.get(stored.run_id) or b""
             if stored.places is None:
                 stored.run = Run.decode(page, stored.run_id)
@@ -326,6 +355,11 @@ class ShardState:
         run = stored.run
         self.hold(stored)
         return run
+
+    def _place_in_file(self, stored: StoredRun) -> None:
+        """Gives a long run in the store its file, into which it moves when it is evicted, or with the next save."""
+        if stored.rows >= _LEAST_FILED_ROWS:
+            stored.file = self._find_file(stored.run_id) or self._find_file(name_piece(stored.run_id, 0))
 
     def find_rows(
         self, feature_id: str, row_set: str, earliest: int, latest: int
@@ -574,13 +608,18 @@ class ShardState:
             merged = combine_runs(runs, feature.floor, buckets, closed)
         return merged if len(merged) else None
 
-    def add_history(self, feature_id: str, run: Run) -> None:
-        """Adds rows that arrived before all others of a feature."""
+    def add_history(self, feature_id: str, run: Run, prepare: Callable[[Run], None] | None = None) -> None:
+        """Adds rows that arrived before all others of a feature. prepare: makes the indexes that windows will need of them."""
         feature = self.features[feature_id]
         floor = _find_floor(feature)
         is_kept = run.times >= floor
         if is_kept.any():
-            feature.runs.insert(0, self._new_run(feature, run if is_kept.all() else run.take(is_kept)))
+            stored = self._new_run(feature, run if is_kept.all() else run.take(is_kept))
+            feature.runs.insert(0, stored)
+            if prepare is not None and stored.rows >= _LEAST_FILED_ROWS:
+                assert isinstance(stored.run, Run)
+                prepare(stored.run)
+                self._prepared.append(stored)
 
     def replace_feature(self, feature_id: str, row_set: str, by: str) -> None:
         """Puts another feature, which has every row of its own times, in the place of one. by: its id, which ends.
@@ -746,6 +785,9 @@ class ShardState:
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
             self.hold(stored)
+        prepared, self._prepared = self._prepared, []
+        for stored in prepared:
+            self._place_in_file(stored)
         self.deferred.save()
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         if self._has_suppressed:
@@ -754,6 +796,10 @@ class ShardState:
         self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
         self._removed = []
+        for stored in self.list_runs():
+            if stored.file is not None:
+                stored.move_to_file()
+                self.hold(stored)
 
     def load(self, store: Store, known: ShardState | None = None) -> bool:
         """Reads what `save` wrote; returns False if the store is empty. known: a state whose runs are in memory already.
@@ -819,7 +865,7 @@ class ShardState:
     def _share_run(self, stored: StoredRun, known: StoredRun) -> None:
         """Takes over a run that another state has in memory, unless it was evicted there in the meantime."""
         if known.run is not None:
-            stored.run = known.run
+            stored.run, stored.file = known.run, known.file
             self.cache.forget(known)
             self.cache.hold(stored, stored.run.memory_bytes)
 

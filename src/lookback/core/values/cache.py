@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
 
 import numpy as np
+import pyarrow as pa
 
-# A Python worker keeps this much state decoded beside the state store. A row of a run takes about 40 bytes, so about
-# 6 million rows fit; pages beyond that are read again in each batch.
+# A Python worker keeps this much state decoded in memory beside the state store. A row of a run takes about 40 bytes, so
+# about 6 million rows fit. Long runs go into files beyond that (see `ArrayFile`); other pages are read again.
 MAX_CACHED_BYTES = 256 * 2**20
 # The average size of a Python object, without the pointer to it.
 _OBJECT_BYTES = 56
 
 _Entry = TypeVar("_Entry")
+
+
+class ArrayFile(Protocol):
+    """A place beside memory for an object with its arrays, which are Arrow's buffers there, and take no memory."""
+
+    def write(self, content: Any) -> bool:
+        """Puts an object there, in place of one before. Returns False, and changes nothing, if that is not possible.
+
+        content: made of arrays of one dimension, tuples, lists, dicts, texts, numbers, None and objects whose attributes are.
+        """
+
+    def read(self, classes: Mapping[str, type[Any]]) -> Any:
+        """Returns the object, whose arrays cannot be written to; None if there is none.
+
+        classes: by name, those of which it may have objects.
+        """
 
 
 class Evictable(Protocol):
@@ -24,32 +42,52 @@ class Evictable(Protocol):
 
 
 class Cache:
-    """A cache of the most recently used items, of at most `max_bytes` together; the last item stays whatever its size."""
+    """A cache of the most recently used items, of at most `max_bytes` together; the last item stays whatever its size.
+
+    An item that nobody else holds is gone from the cache too.
+    """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._max_bytes = max_bytes
         # The least recently used item comes first.
-        self._sizes: dict[Evictable, int] = {}
+        self._sizes: dict[ref[Evictable], int] = {}
         self.bytes = 0
 
     def hold(self, item: Evictable, item_bytes: int) -> None:
         """Records that an item was used and how many bytes it takes, and evicts others if the cache is too large."""
         self.forget(item)
-        self._sizes[item] = item_bytes
+        if item_bytes == 0:
+            return
+        self._sizes[ref(item, self._drop)] = item_bytes
         self.bytes += item_bytes
         while self.bytes > self._max_bytes and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
-            self.forget(oldest)
-            oldest.evict()
+            self._drop(oldest)
+            evicted = oldest()
+            if evicted is not None:
+                evicted.evict()
 
     def forget(self, item: Evictable) -> None:
         """Removes an item that is gone, or that was changed and so must not be evicted."""
-        self.bytes -= self._sizes.pop(item, 0)
+        self._drop(ref(item))
+
+    def list_items(self) -> Iterator[tuple[Evictable, int]]:
+        """Yields the items with their bytes, the least recently used one first."""
+        for known, item_bytes in list(self._sizes.items()):
+            item = known()
+            if item is not None:
+                yield item, item_bytes
+
+    def _drop(self, known: ref[Evictable]) -> None:
+        self.bytes -= self._sizes.pop(known, 0)
 
 
 def estimate_bytes(content: Any) -> int:
-    """Estimates how many bytes arrays take, alone or inside tuples, lists, dicts and objects."""
+    """Estimates how many bytes of memory arrays take, alone or inside tuples, lists, dicts and objects."""
     if isinstance(content, np.ndarray):
+        if isinstance(content.base, pa.Buffer):
+            # It is in a file.
+            return 0
         return content.nbytes + (len(content) * _OBJECT_BYTES if content.dtype == np.dtype(object) else 0)
     if isinstance(content, (tuple, list)):
         return sum(map(estimate_bytes, content))

@@ -8,10 +8,10 @@ collide: for ten million keys the chance is less than 1 in 10^24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -245,8 +245,8 @@ class TimeSearch:
     def __init__(self, groups: Int64s, times: Int64s, numbered: int = 0) -> None:
         # (group, time) becomes one 64-bit number, in the fastest way in which that cannot overflow.
         numbered = max(numbered, int(groups.max(initial=-1)) + 1)
-        place = _place_in_span(times, numbered) or _place_in_own_spans(groups, times, numbered)
-        self._place = place or _place_by_rank(times)
+        place: _Place | None = _PlaceInSpan.of(times, numbered) or _PlaceInOwnSpans.of(groups, times, numbered)
+        self._place = place or _PlaceByRank(np.unique(times))
         self._places = self._place(groups, times)
 
     def find_first(self, groups: Int64s, times: Int64s) -> Int64s:
@@ -254,46 +254,71 @@ class TimeSearch:
         return search_rows(self._places, self._place(groups, times))
 
 
-_Place = Callable[[Int64s, Int64s], Int64s]
+class _Place(Protocol):
+    """Numbers pairs of group and time in their order."""
+
+    def __call__(self, groups: Int64s, times: Int64s) -> Int64s: ...
 
 
-def _place_in_span(times: Int64s, numbered: int) -> _Place | None:
-    """Returns a function that numbers pairs of group and time in their order; None if the numbers could overflow.
+@dataclass(frozen=True)
+class _PlaceInSpan:
+    """Gives every group numbers for the span of all times; times before and after it have the number of its ends."""
 
-    Every group has numbers for the span of all times; times before and after it have the number of its ends.
-    """
-    low, high = (int(times.min()), int(times.max()) + 1) if len(times) else (0, 0)
-    span = high - low + 1
-    if numbered * span >= _MOST_PLACES:
-        return None
-    # Of few times, `np.clip` takes four times as long.
-    return lambda groups, at: groups * span + (np.minimum(np.maximum(at, low), high) - low)
+    low: int
+    high: int
 
+    def __call__(self, groups: Int64s, times: Int64s) -> Int64s:
+        # Of few times, `np.clip` takes four times as long.
+        within = np.minimum(np.maximum(times, self.low), self.high)
+        placed: Int64s = groups * (self.high - self.low + 1) + (within - self.low)
+        return placed
 
-def _place_in_own_spans(groups: Int64s, times: Int64s, numbered: int) -> _Place | None:
-    """Returns what `_place_in_span` does, where every group has numbers for the span of its own times alone."""
-    counts = np.bincount(groups, minlength=numbered + 1)
-    ends, has_rows = np.cumsum(counts), counts > 0
-    # A group without rows has numbers too, and so have all groups after the last.
-    first, last = np.zeros(numbered + 1, dtype=np.int64), np.zeros(numbered + 1, dtype=np.int64)
-    first[has_rows], last[has_rows] = times[(ends - counts)[has_rows]], times[ends[has_rows] - 1] + 1
-    sizes = last - first + 1
-    if sizes.sum(dtype=np.float64) >= _MOST_PLACES:
-        return None
-    begins = np.cumsum(sizes) - sizes - first
-
-    def place(groups: Int64s, at: Int64s) -> Int64s:
-        groups = np.minimum(groups, numbered)
-        return np.where(groups < 0, -1, begins[groups] + np.clip(at, first[groups], last[groups]))
-
-    return place
+    @classmethod
+    def of(cls, times: Int64s, numbered: int) -> _PlaceInSpan | None:
+        """Returns None if the numbers could overflow."""
+        low, high = (int(times.min()), int(times.max()) + 1) if len(times) else (0, 0)
+        return cls(low, high) if numbered * (high - low + 1) < _MOST_PLACES else None
 
 
-def _place_by_rank(times: Int64s) -> _Place:
-    """Returns what `_place_in_span` does; ranks of all times, which must be searched, take the place of times."""
-    ranks = np.unique(times)
-    span = len(ranks) + 1
-    return lambda groups, at: groups * span + np.searchsorted(ranks, at)
+@dataclass(frozen=True)
+class _PlaceInOwnSpans:
+    """Gives every group numbers for the span of its own times alone; begins, first, last: of each group, and one more."""
+
+    begins: Int64s
+    first: Int64s
+    last: Int64s
+
+    def __call__(self, groups: Int64s, times: Int64s) -> Int64s:
+        groups = np.minimum(groups, len(self.begins) - 1)
+        within = np.clip(times, self.first[groups], self.last[groups])
+        return np.where(groups < 0, -1, self.begins[groups] + within)
+
+    @classmethod
+    def of(cls, groups: Int64s, times: Int64s, numbered: int) -> _PlaceInOwnSpans | None:
+        """Returns None if the numbers could overflow."""
+        counts = np.bincount(groups, minlength=numbered + 1)
+        ends, has_rows = np.cumsum(counts), counts > 0
+        # A group without rows has numbers too, and so have all groups after the last.
+        first, last = np.zeros(numbered + 1, dtype=np.int64), np.zeros(numbered + 1, dtype=np.int64)
+        first[has_rows], last[has_rows] = times[(ends - counts)[has_rows]], times[ends[has_rows] - 1] + 1
+        sizes = last - first + 1
+        if sizes.sum(dtype=np.float64) >= _MOST_PLACES:
+            return None
+        return cls(np.cumsum(sizes) - sizes - first, first, last)
+
+
+@dataclass(frozen=True)
+class _PlaceByRank:
+    """Gives every group numbers for the ranks of all times; only of these ranks."""
+
+    ranks: Int64s
+
+    def __call__(self, groups: Int64s, times: Int64s) -> Int64s:
+        return groups * (len(self.ranks) + 1) + np.searchsorted(self.ranks, times)
+
+
+# Of what a search is made.
+SEARCH_CLASSES = (TimeSearch, _PlaceInSpan, _PlaceInOwnSpans, _PlaceByRank)
 
 
 def list_ranges(first: Int64s, counts: Int64s) -> Int64s:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import StoreFailed
 from lookback.core.state.shard import decode_text
+from lookback.spark.batches.arrayfiles import ArrayFile
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
 # A smaller page comes from the state store as fast.
 _LEAST_BYTES = 16_384
-_INDEX = ".index"
+_INDEX, _DECODED = ".index", ".decoded"
 
 
 class ShardPages:
@@ -27,7 +28,8 @@ class ShardPages:
     Spark hands a page of its state store to Python byte by byte: 7.3 MB took 390 ms on a busy machine. Its tasks take any
     idle worker, so one often gets a shard that another worker had before. It then reads the copies, as fast as files are. Copies are in the
     folder of Spark's own temporary files, which Spark removes when it ends; without such a folder there are none. They
-    belong to one manifest, byte for byte, as a state in memory does; for any other the state store is read.
+    belong to one manifest, byte for byte, as a state in memory does; for any other the state store is read. Beside a copy,
+    the core may keep what it decodes from the page.
     read, written: bytes, from and to the state store.
     """
 
@@ -47,8 +49,11 @@ class ShardPages:
             row = self._pages.getValue((name,))
         except Exception as error:
             raise StoreFailed(f"{name}: {type(error).__name__}: {error}") from error
-        page = None if row is None else bytes(row[0])
-        self.read += 0 if page is None else len(page)
+        if row is None:
+            return None
+        page = bytes(row[0])
+        self.read += len(page)
+        self._copy(name, page)
         return page
 
     def get_text(self, name: str) -> str | None:
@@ -61,17 +66,18 @@ class ShardPages:
         self.written += len(page)
         self._copies.pop(name, None)
         self._pages.updateValue((name,), (page,))
-        if self._folder is not None and len(page) >= _LEAST_BYTES:
-            # Each copy has a file of its own: another attempt of the same task may write at the same time.
-            file = uuid.uuid4().hex
-            with contextlib.suppress(OSError):
-                (self._folder / file).write_bytes(page)
-                self._copies[name] = (file, len(page))
+        self._copy(name, page)
 
     def remove(self, name: str) -> None:
         """Removes a page, which must exist."""
         self._copies.pop(name, None)
         self._pages.removeKey((name,))
+
+    def find_file(self, name: str) -> ArrayFile | None:
+        """Returns the file for what is decoded of a page, which goes with the copy of the page; None if that has none."""
+        if self._folder is None or name not in self._copies:
+            return None
+        return ArrayFile(self._folder / self._name_decoded(name))
 
     def find_copies(self, manifest: bytes | None) -> None:
         """Finds the copies of the pages to which a manifest belongs; until then, pages come from the state store."""
@@ -90,10 +96,21 @@ class ShardPages:
             draft = self._folder / uuid.uuid4().hex
             draft.write_text(json.dumps(self._copies), encoding="utf-8")
             draft.replace(self._folder / index)
-            kept = {index, *(file for file, _ in self._copies.values())}
+            kept = {index, *(file for file, _ in self._copies.values()), *map(self._name_decoded, self._copies)}
             for file in self._folder.iterdir():
                 if file.name not in kept:
                     file.unlink(missing_ok=True)
+
+    def _name_decoded(self, name: str) -> str:
+        return self._copies[name][0] + _DECODED
+
+    def _copy(self, name: str, page: bytes) -> None:
+        if self._folder is not None and len(page) >= _LEAST_BYTES:
+            # Each copy has a file of its own: another attempt of the same task may write at the same time.
+            file = uuid.uuid4().hex
+            with contextlib.suppress(OSError):
+                (self._folder / file).write_bytes(page)
+                self._copies[name] = (file, len(page))
 
     def _read_copy(self, name: str) -> bytes | None:
         if self._folder is None or name not in self._copies:

@@ -34,6 +34,7 @@ from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, 
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.spark.batches.arrayfiles import release_mapped
 from lookback.spark.batches.dispatch import EVENTS
 from lookback.spark.batches.pages import ShardPages
 from lookback.spark.checkpoints.checkpoint import Checkpoint
@@ -97,6 +98,7 @@ class Shard:
         with pause_collector():
             answers = self._judge(rows)
         give_back_memory()
+        release_mapped()
         return answers
 
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -171,7 +173,7 @@ class Shard:
                 state.origin = uuid.uuid4().hex
                 if self._schedule is not None:
                     self._schedule.begin(state, self._stream)
-        state.begin(self._pages)
+        state.begin(self._pages, self._pages.find_file)
         self._forget_old_states(state)
         return state, cached
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 # A piece has about so many events for each shard, which loads it in a batch between those of the stream.
-_PIECE_EVENTS = 400_000
+_PIECE_EVENTS = 200_000
 _MOST_PIECES = 100
 # A gap of every key is looked for in so many days, or gaps, before all is settled; only if so many events may be left out.
 _SPANS, _LEAST_LEFT_OUT = (1, 10), 500_000
