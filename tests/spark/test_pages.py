@@ -188,9 +188,10 @@ def test_workers_share_long_runs_in_files(state: MapState, place: Path) -> None:
     document = {"rule_id": "r", "stream": STREAM.name, "group_by": ["customer"], "window": "30 days", "measures": {"m": "sum(amount)"}, "when": "m > 1"}  # fmt: skip
     changes = [RuleChange("insert", 1, "r", 1, "active", json.dumps(document))]
 
-    def judge(rows: int, first: int) -> ShardState:
+    def judge(rows: int, first: int, most: int = 2**20) -> ShardState:
         """As a worker does that has not seen the shard."""
-        shard, manifest = ShardState(RuleBook(STREAM, STREAMS), cache=Cache()), state.pages.get(MANIFEST)
+        cache, manifest = Cache(most), state.pages.get(MANIFEST)
+        shard = ShardState(RuleBook(STREAM, STREAMS), cache=cache)
         pages = open_pages(state, manifest=manifest)
         shard.load(pages)
         shard.begin(pages, pages.find_file)
@@ -210,16 +211,18 @@ def test_workers_share_long_runs_in_files(state: MapState, place: Path) -> None:
         return [file.name for file in list_files(place) if file.suffix == ".decoded"]
 
     judge(140_000, 1)
+    judge(10, 2, most=2**30)
+    # What has room in memory needs no file.
     assert list_decoded() == []
-    judge(10, 2)
+    judge(10, 3)
     (decoded,) = list_decoded()
     state.read.clear()
-    runs = [stored for stored in judge(10, 3).list_runs() if stored.rows >= 140_000]
+    runs = [stored for stored in judge(10, 4).list_runs() if stored.rows >= 140_000]
     assert [stored.run is not None and stored.run.memory_bytes for stored in runs] == [0]
     assert not [name for name in state.read if name.startswith("run:") and name == runs[0].run_id]
     assert list_decoded() == [decoded]
     # The file of a run goes with the run.
-    for first in (4, 5, 6):
+    for first in (5, 6, 7):
         judge(140_000, first)
     assert decoded not in list_decoded()
 

@@ -796,8 +796,9 @@ class ShardState:
         self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
         self._removed = []
+        # Small state stays in memory: to write files takes longer than to decode its pages now and then.
         for stored in self.list_runs():
-            if stored.file is not None:
+            if self.cache.is_crowded and stored.file is not None:
                 stored.move_to_file()
                 self.hold(stored)
 

@@ -71,6 +71,11 @@ class Cache:
         """Removes an item that is gone, or that was changed and so must not be evicted."""
         self._drop(ref(item))
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more than half of it is in use, so that what is held now may soon be evicted."""
+        return 2 * self.bytes > self._max_bytes
+
     def list_items(self) -> Iterator[tuple[Evictable, int]]:
         """Yields the items with their bytes, the least recently used one first."""
         for known, item_bytes in list(self._sizes.items()):
