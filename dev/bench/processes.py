@@ -67,8 +67,8 @@ class MemorySampler(_Sampler):
         jvm = proportional = histories = anonymous = 0.0
         for process in _descendants(os.getpid()):
             command, resident = _command(process), _resident(process)
-            # First the JVM, whose command may name the module of the workers too.
             anonymous += _kib(process, "status", "RssAnon:") / 1_024
+            # First the JVM, whose command may name the module of the workers too.
             if "java" in command.partition(" ")[0]:
                 jvm += resident
             elif "pyspark.daemon" in command or "pyspark/daemon" in command:

@@ -47,13 +47,13 @@ class FileInMemory:
         self._content: tuple[Any, list[Any]] | None = None
 
     def write(self, content: Any) -> bool:
-        arrays: dict[int, Any] = {}
-        described = arrayfiles._describe(content, arrays)
-        if any(array.dtype.hasobject for array in arrays.values()):
+        arrays: list[Any] = []
+        described = arrayfiles._describe(content, arrays, {})
+        if any(array.dtype.hasobject for array in arrays):
             return False
         self._content = (
             described,
-            [np.frombuffer(pa.py_buffer(array.tobytes()), array.dtype) for array in arrays.values()],
+            [np.frombuffer(pa.py_buffer(array.tobytes()), array.dtype) for array in arrays],
         )
         return True
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Protocol
 
 from lookback.core.errors import StateError
+from lookback.core.values.cache import ArrayFile
+
+FindFile = Callable[[str], ArrayFile | None]
 
 # The largest page that a store is given at once.
 MAX_PIECE_BYTES = 2**26
@@ -29,11 +33,16 @@ class Pieces:
     """A store of pages of any size, on top of a store that takes at most MAX_PIECE_BYTES at once.
 
     A larger page is kept as pieces, and the page of its own name holds their number. counts: the number of pieces of each
-    page that has any; it is saved with the pages, since a page can be replaced or removed without being read.
+    page that has any; it is saved with the pages, since a page can be replaced or removed without being read. find_file:
+    returns the file in which a page of that store may be kept decoded, which belongs to this very page; None for nowhere.
     """
 
-    def __init__(self, store: Store, counts: dict[str, int]) -> None:
-        self._store, self._counts = store, counts
+    def __init__(self, store: Store, counts: dict[str, int], find_file: FindFile = lambda _: None) -> None:
+        self._store, self._counts, self._find_file = store, counts, find_file
+
+    def find_file(self, name: str) -> ArrayFile | None:
+        """Returns the file in which a page may be kept decoded: that of its first piece, if it has any; None for nowhere."""
+        return self._find_file(_name_piece(name, 0) if name in self._counts else name)
 
     def get(self, name: str) -> bytes | None:
         """Returns the page of that name; None if there is none. Raises StateError if a piece is missing."""
@@ -43,7 +52,7 @@ class Pieces:
         self._counts[name] = count = _PIECES_HEAD.unpack(page)[1]
         parts = []
         for at in range(count):
-            part = self._store.get(name_piece(name, at))
+            part = self._store.get(_name_piece(name, at))
             if part is None:
                 error = f"piece {at + 1} of {count} is missing"
                 raise StateError(f"{name}: a page of window state is damaged ({error}); start with a new checkpoint")
@@ -58,7 +67,7 @@ class Pieces:
         if count:
             self._counts[name] = count
             for at, part in enumerate(parts):
-                self._store.put(name_piece(name, at), part)
+                self._store.put(_name_piece(name, at), part)
         self._store.put(name, _PIECES_HEAD.pack(_PIECES_MARK, count) if count else page)
 
     def remove(self, name: str) -> None:
@@ -68,9 +77,8 @@ class Pieces:
 
     def _remove_pieces(self, name: str, first: int) -> None:
         for at in range(first, self._counts.pop(name, 0)):
-            self._store.remove(name_piece(name, at))
+            self._store.remove(_name_piece(name, at))
 
 
-def name_piece(name: str, at: int) -> str:
-    """Returns the name of a piece of a page."""
+def _name_piece(name: str, at: int) -> str:
     return f"{name}/{at}"

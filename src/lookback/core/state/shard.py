@@ -47,7 +47,7 @@ from lookback.core.state.manifest import (
     SharedRunRecord,
     SuppressedRecord,
 )
-from lookback.core.state.pieces import Pieces, Store, name_piece
+from lookback.core.state.pieces import FindFile, Pieces, Store
 from lookback.core.values.cache import SHARED_CACHE, ArrayFile, Cache
 from lookback.core.values.columns import Values
 from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
@@ -85,8 +85,8 @@ class StoredRun:
     segment: the number of the segment that made it. due: of a feature with buckets, half of the run's rows can be combined
     once this time is closed; of a run that features share, the watermark at which half of its rows are of no feature any
     more. places: of the features that share the run; None for a run of one feature. has_dropped: whether its page has
-    features that were dropped since. file: where it is kept decoded, with its
-    indexes, once it was read from the store, and so may be needed again and again; None for nowhere.
+    features that were dropped since. file: where it is kept decoded, with its indexes, if it was read from the store, and so may
+    be needed again and again, or is history; None for nowhere.
     """
 
     run_id: str
@@ -261,8 +261,7 @@ class ShardState:
     cache: Cache = SHARED_CACHE
 
     def __post_init__(self) -> None:
-        self._store: Store | None = None
-        self._find_file: Callable[[str], ArrayFile | None] = lambda _: None
+        self._store: Pieces | None = None
         self._run_count = 0
         self._unsaved: dict[str, StoredRun] = {}
         # The row set whose runs were searched last.
@@ -281,13 +280,9 @@ class ShardState:
         """The last commit of table `lists` that the shard has obeyed, by which it judges; None before the first."""
         return self.book.lists_commit
 
-    def begin(self, store: Store, find_file: Callable[[str], ArrayFile | None] = lambda _: None) -> None:
-        """Starts a batch that writes to `store`.
-
-        find_file: returns the file in which a page of the store may be kept decoded, for all processes of the machine. The
-        file belongs to this very page. None: there is none.
-        """
-        self._store, self._run_count, self._find_file = Pieces(store, self._pieces), 0, find_file
+    def begin(self, store: Store, find_file: FindFile = lambda _: None) -> None:
+        """Starts a batch that writes to `store`. find_file: see `Pieces`."""
+        self._store, self._run_count = Pieces(store, self._pieces, find_file), 0
         self._unsaved, self._removed, self._prepared = {}, [], []
         for table in self.tables.values():
             table.use_store(self._store)
@@ -339,7 +334,6 @@ class ShardState:
 
     def _load(self, stored: StoredRun) -> Run | SharedRun:
         if stored.run is None:
-            assert self._store is not None
             self._place_in_file(stored)
             stored.run = None if stored.file is None else read_run(stored.file)
         if stored.run is None:
@@ -359,7 +353,8 @@ class ShardState:
     def _place_in_file(self, stored: StoredRun) -> None:
         """Gives a long run in the store its file, into which it moves when it is evicted, or with the next save."""
         if stored.rows >= _LEAST_FILED_ROWS:
-            stored.file = self._find_file(stored.run_id) or self._find_file(name_piece(stored.run_id, 0))
+            assert self._store is not None
+            stored.file = self._store.find_file(stored.run_id)
 
     def find_rows(
         self, feature_id: str, row_set: str, earliest: int, latest: int

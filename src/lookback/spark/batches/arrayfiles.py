@@ -54,14 +54,14 @@ class ArrayFile:
         content: made of arrays of one dimension, tuples, lists, dicts, texts, numbers, None and objects whose attributes are.
         Returns False, and writes nothing, if an array has Python objects, or if the disk has no room.
         """
-        arrays = dict[int, _Array]()
+        arrays = list[_Array]()
         try:
             described = {
-                "content": _describe(content, arrays),
-                "arrays": [_describe_array(each) for each in arrays.values()],
+                "content": _describe(content, arrays, {}),
+                "arrays": [_describe_array(each) for each in arrays],
             }
             text = json.dumps(described, separators=(",", ":")).encode()
-            starts = _place(_HEAD.size + len(text), [array.nbytes for array in arrays.values()])
+            starts = _place(_HEAD.size + len(text), [array.nbytes for array in arrays])
             disk = shutil.disk_usage(self.path.parent)
             if disk.free - starts[-1] < disk.total // _FREE_PART:
                 return False
@@ -69,7 +69,7 @@ class ArrayFile:
             try:
                 with draft.open("xb") as file:
                     file.write(_HEAD.pack(_MAGIC, len(text)) + text)
-                    for array, start in zip(arrays.values(), starts, strict=False):
+                    for array, start in zip(arrays, starts, strict=False):
                         file.write(bytes(start - file.tell()))
                         file.write(np.ascontiguousarray(array).data)
                     file.write(bytes(starts[-1] - file.tell()))
@@ -134,18 +134,20 @@ def _describe_array(array: _Array) -> tuple[str, int]:
     return array.dtype.str, len(array)
 
 
-def _describe(content: Any, arrays: dict[int, _Array]) -> Any:
-    """Returns what an object is made of, as JSON has it, and collects its arrays by their identity."""
+def _describe(content: Any, arrays: list[_Array], numbers: dict[int, int]) -> Any:
+    """Returns what an object is made of, as JSON has it, and collects its arrays. numbers: of these, by identity."""
     if content is None or isinstance(content, (bool, int, float, str)):
         return content
     if isinstance(content, np.ndarray):
-        arrays.setdefault(id(content), content)
-        return {"array": list(arrays).index(id(content))}
+        if id(content) not in numbers:
+            numbers[id(content)] = len(arrays)
+            arrays.append(content)
+        return {"array": numbers[id(content)]}
     if type(content) in (tuple, list):
-        return {type(content).__name__: [_describe(item, arrays) for item in content]}
+        return {type(content).__name__: [_describe(item, arrays, numbers) for item in content]}
     if isinstance(content, dict):
-        return {"dict": [[_describe(each, arrays) for each in item] for item in content.items()]}
-    return {"class": type(content).__name__, "attributes": _describe(vars(content), arrays)}
+        return {"dict": [[_describe(each, arrays, numbers) for each in item] for item in content.items()]}
+    return {"class": type(content).__name__, "attributes": _describe(vars(content), arrays, numbers)}
 
 
 def _make(described: Any, arrays: Sequence[_Array], classes: Mapping[str, type[Any]]) -> Any:

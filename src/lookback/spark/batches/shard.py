@@ -97,8 +97,9 @@ class Shard:
         """Judges one batch."""
         with pause_collector():
             answers = self._judge(rows)
-        give_back_memory()
+        # First the files: what is left tells whether the allocator holds much.
         release_mapped()
+        give_back_memory()
         return answers
 
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
