@@ -172,7 +172,7 @@ GOALS = (
          figure("warm-zipf-large", "seconds"), at_least=False),
     Goal("latency as above, the same, p95", "times", 2, ("warm-zipf-large",),
          figure("warm-zipf-large", "p95_from_then_on_ratio"), at_least=False),
-    Goal("memory as above, the same, with files that are mapped", "GB", 2, ("warm-zipf-large",),
+    Goal("memory as above, the same", "GB", 2, ("warm-zipf-large",),
          figure("warm-zipf-large", "memory_more_gb"), at_least=False),
     Goal("time of a drain that asks a list of a million values over one without, Zipf, 2 rules", "times", 1.1,
          ("drain-zipf-2-asking", "drain-zipf-2-unlisted"), ratio("drain-zipf-2-asking", "drain-zipf-2-unlisted", "seconds"),

@@ -46,8 +46,8 @@ class MemorySampler(_Sampler):
 
     Histories are the processes that read those of rules that are warming. The peak of the largest worker is the kernel's own,
     which misses nothing between two looks. The workers together have two: resident memory, in which a page that they share counts
-    for each, and proportional (PSS), in which it counts once. All processes together have one more: anonymous memory, without
-    what they map of files, which the system takes back where others need it.
+    for each, and proportional (PSS), in which it counts once. So have all processes together, each at one instant: proportional
+    memory, and anonymous, without what they map of files, which the system takes back where others need it.
     """
 
     def __init__(self) -> None:
@@ -64,16 +64,21 @@ class MemorySampler(_Sampler):
     def look(self) -> None:
         """Adds the memory that the processes have now."""
         workers: list[float] = []
-        jvm = proportional = histories = anonymous = 0.0
+        jvm = of_workers = histories = proportional = anonymous = 0.0
         for process in _descendants(os.getpid()):
-            command, resident = _command(process), _resident(process)
+            command, resident, own = (
+                _command(process),
+                _resident(process),
+                _kib(process, "smaps_rollup", "Pss:") / 1_024,
+            )
+            proportional += own
             anonymous += _kib(process, "status", "RssAnon:") / 1_024
             # First the JVM, whose command may name the module of the workers too.
             if "java" in command.partition(" ")[0]:
                 jvm += resident
             elif "pyspark.daemon" in command or "pyspark/daemon" in command:
                 workers.append(resident)
-                proportional += _kib(process, "smaps_rollup", "Pss:") / 1_024
+                of_workers += own
                 self._raise("largest_worker_peak_mib", _kib(process, "status", "VmHWM:") / 1_024)
             elif "spark.replay.histories" in command:
                 histories += resident
@@ -81,7 +86,8 @@ class MemorySampler(_Sampler):
         self._raise("jvm_peak_mib", jvm)
         self._raise("workers_peak_mib", sum(workers))
         self._raise("histories_peak_mib", histories)
-        self._raise("workers_pss_peak_mib", proportional)
+        self._raise("workers_pss_peak_mib", of_workers)
+        self._raise("pss_peak_mib", proportional)
         self._raise("anonymous_peak_mib", anonymous)
         self._raise("most_workers", float(len(workers)))
 

@@ -287,8 +287,8 @@ def _warm_starts(now: Results) -> str:
         "From the commit of a rule (window: on a new grouping key, with a sum and a count over 30 days; sequence: three small "
         "payments of a customer, then a large one at another terminal, within 30 days) to the commit of its row `activated`. "
         "The p95 is that of other rules' alerts: in the minute before the rule was published, from its commit to that row, in "
-        "the minute after that, and in the last two together; the memory is that of the workers, the JVM and the process that "
-        "reads the history.\n\n"
+        "the minute after that, and in the last two together; the memory is that of all processes together, in which a page "
+        "that they share counts once.\n\n"
     )
     return note + table(head, rows) if rows else ""
 

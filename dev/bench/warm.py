@@ -132,18 +132,21 @@ def _judge(events: EventSet, commits: int, rules: Rules, root: Path) -> None:
 
 
 def _compare_memory(before: Mapping[str, Any], meanwhile: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the peaks of memory before and from the push on, and in GB the rise of resident and of anonymous memory.
+    """Returns the peaks of memory before and from the push on, and in GB those of all processes together, and their rise.
 
-    Resident memory is the sum of the peaks of workers, JVM and what reads the history.
+    A page that several processes share counts once; anonymous memory is without what they map of files.
     """
-    names = ("workers_peak_mib", "jvm_peak_mib", "histories_peak_mib")
-    figures = (*names, "anonymous_peak_mib")
-    if any(name not in each for name in figures for each in (before, meanwhile)):
+    names = ("workers_peak_mib", "jvm_peak_mib", "histories_peak_mib", "pss_peak_mib", "anonymous_peak_mib")
+    if any(name not in each for name in names for each in (before, meanwhile)):
         return {}
-    more = {name: (meanwhile[name] - before[name]) * 2**20 / 1e9 for name in figures}
+    spans = {"before": before, "meanwhile": meanwhile}
+    together, anonymous = (
+        {span: each[name] * 2**20 / 1e9 for span, each in spans.items()}
+        for name in ("pss_peak_mib", "anonymous_peak_mib")
+    )
     return {
-        "memory_before": {name: before[name] for name in figures},
-        "memory_meanwhile": {name: meanwhile[name] for name in figures},
-        "memory_more_gb": round(sum(more[name] for name in names), 3),
-        "anonymous_more_gb": round(more["anonymous_peak_mib"], 3),
+        **{f"memory_{span}": {name: each[name] for name in names} for span, each in spans.items()},
+        **{f"memory_{span}_gb": round(together[span], 3) for span in spans},
+        "memory_more_gb": round(together["meanwhile"] - together["before"], 3),
+        "anonymous_more_gb": round(anonymous["meanwhile"] - anonymous["before"], 3),
     }

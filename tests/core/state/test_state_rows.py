@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from test_equals_oracle import DictStore
 
 from lookback import Harness
+from lookback.core.aggregation.aggregates import AGGREGATES
+from lookback.core.aggregation.runs import Run
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state import shard as state_module
@@ -188,6 +191,29 @@ def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
     assert other.in_memory() <= 50_000
 
 
+def test_history_leaves_memory_to_other_rows_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "_LEAST_FILED_ROWS", 500)
+    rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": {"m": "sum(n)"}, "when": "m > 5"}  # fmt: skip
+    shard = _Shard(rule, Cache(10**9), tmp_path)
+    shard.judge_events(_many(1_000, 1))
+    (feature_id,) = shard.state.features
+    (own,) = shard.state.list_runs()
+    rows = shard.state.gather_rows(feature_id, "")
+    assert rows is not None
+    shard.begin()
+    shard.state.add_history(feature_id, rows, partial(Run.prepare, name="sum", aggregate=AGGREGATES["sum"]))
+    shard.state.save()
+    history, *others = shard.state.list_runs()
+    assert history.file is not None
+    assert history.run is not None
+    assert history.run.memory_bytes == 0
+    assert own in others
+    assert own.file is None
+    assert own.run is not None
+    assert own.run.memory_bytes > 0
+    assert shard.in_memory() == sum(each.run.memory_bytes for each in others if each.run is not None)
+
+
 def _many(rows: int, batch: int) -> Events:
     """Events of many cards, each with a few; a millisecond a batch."""
     rng = np.random.default_rng(batch)
@@ -228,10 +254,13 @@ class _Shard:
     def judge(self, rows: list[dict[str, Any]]) -> None:
         self.judge_events(read_events(rows, STREAM, 1)[0])
 
-    def judge_events(self, events: Events, changes: list[RuleChange] | None = None) -> None:
+    def begin(self) -> None:
         self.state.begin(
             self.store, lambda name: None if self._folder is None else ArrayFile(self._folder / name.replace(":", "-"))
         )
+
+    def judge_events(self, events: Events, changes: list[RuleChange] | None = None) -> None:
+        self.begin()
         changes = self._changes if changes is None else changes
         batch = Batch(events, marks=find_marks(events, events.commits), changes=changes)
         self.alerts += Evaluator(STREAM).process(self.state, batch).alerts

@@ -780,9 +780,12 @@ class ShardState:
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
             self.hold(stored)
+        # History leaves memory to what other rules use, and waits for its version where all workers find it.
         prepared, self._prepared = self._prepared, []
         for stored in prepared:
             self._place_in_file(stored)
+            stored.move_to_file()
+            self.hold(stored)
         self.deferred.save()
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
         if self._has_suppressed:

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars, find_local_files_jar
+from lookback.spark.platform.logstore import use_folder_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -253,7 +254,10 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
         gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_forward_lines, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
         SparkContext(conf=conf, gateway=gateway)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    if is_here:
+        use_folder_logs(spark)
+    return spark
 
 
 def _forward_lines(lines: IO[bytes]) -> None:

@@ -1,0 +1,101 @@
+package lookback;
+
+import io.delta.storage.HDFSLogStore;
+import java.io.BufferedWriter;
+import java.io.File;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.CopyOption;
+import java.nio.file.FileAlreadyExistsException;
+import java.nio.file.FileSystemException;
+import java.nio.file.Files;
+import java.nio.file.StandardCopyOption;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.Iterator;
+import java.util.List;
+import java.util.UUID;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+
+/**
+ * Delta's log in a folder of this machine. `logstore.py` says what it is for, and compiles it with Janino, which knows no generic
+ * methods and no lambdas.
+ */
+public final class FolderLogStore extends HDFSLogStore {
+
+    public FolderLogStore(Configuration settings) {
+        super(settings);
+    }
+
+    /** Lists the files of the folder whose names are not before that of `first`, by name. Only these are looked at. */
+    public Iterator listFrom(Path first, Configuration settings) throws IOException {
+        Path folder = first.getParent();
+        String[] all = toFile(folder).list();
+        if (all == null) {
+            throw new FileNotFoundException("No such file or directory: " + folder);
+        }
+        List names = new ArrayList();
+        for (int at = 0; at < all.length; at++) {
+            if (all[at].compareTo(first.getName()) >= 0) {
+                names.add(all[at]);
+            }
+        }
+        Collections.sort(names);
+        FileSystem files = first.getFileSystem(settings);
+        List found = new ArrayList();
+        for (Iterator each = names.iterator(); each.hasNext(); ) {
+            try {
+                found.add(files.getFileStatus(new Path(folder, (String) each.next())));
+            } catch (FileNotFoundException gone) {
+                // Removed since: a clean-up of the log, or a file that another process was writing.
+            }
+        }
+        return found.iterator();
+    }
+
+    /** Writes a file that can be seen only when it is whole. Raises FileAlreadyExistsException if it is there, unless `overwrite`. */
+    public void write(Path path, Iterator lines, Boolean overwrite, Configuration settings) throws IOException {
+        java.nio.file.Path file = toFile(path).toPath();
+        java.nio.file.Path whole = file.resolveSibling("." + path.getName() + "." + UUID.randomUUID() + ".tmp");
+        try {
+            BufferedWriter writer = Files.newBufferedWriter(whole, StandardCharsets.UTF_8);
+            try {
+                while (lines.hasNext()) {
+                    writer.write((String) lines.next());
+                    writer.write('\n');
+                }
+            } finally {
+                writer.close();
+            }
+            if (overwrite.booleanValue()) {
+                Files.move(whole, file, new CopyOption[] {StandardCopyOption.ATOMIC_MOVE});
+            } else {
+                create(file, whole);
+            }
+        } finally {
+            Files.deleteIfExists(whole);
+        }
+    }
+
+    /** Gives `whole` the name of `file`. Of several processes that do so at a time one succeeds. */
+    private static void create(java.nio.file.Path file, java.nio.file.Path whole) throws IOException {
+        try {
+            Files.createLink(file, whole);
+        } catch (FileAlreadyExistsException exists) {
+            throw exists;
+        } catch (UnsupportedOperationException noLinks) {
+            Files.move(whole, file, new CopyOption[0]);
+        } catch (FileSystemException noLinks) {
+            // Not every file system has links. A move looks for the file first, as Delta's own log store does.
+            Files.move(whole, file, new CopyOption[0]);
+        }
+    }
+
+    private static File toFile(Path path) {
+        return new File(path.toUri().getPath());
+    }
+}
