@@ -78,7 +78,7 @@ def test_tables_of_a_session_that_is_started_here_use_the_class(spark: SparkSess
 
 
 @given(names=st.lists(_NAMES, unique=True, max_size=12), first=_NAMES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_listing_equals_that_of_delta(
     store: _Store, deltas: _Store, tmp_path_factory: pytest.TempPathFactory, names: list[str], first: str
 ) -> None:
