@@ -277,11 +277,12 @@ def start_with(instead: str) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can only be nice")
 def test_what_makes_a_history_beside_a_stream_comes_last(apart: Callable[[str], int]) -> None:
-    assert apart("os.sched_getscheduler(0)") == os.SCHED_IDLE
-    cores = len(os.sched_getaffinity(0))
-    assert apart("len(os.sched_getaffinity(0))") == max(1, cores - 1)
-    # What packages print is no answer.
-    assert apart("print('100 %') or 7") == 7
+    # What packages print is no answer. One process, since such a one starts slowly where others are busy.
+    policy, cores = divmod(
+        apart("print('100 %') or os.sched_getscheduler(0) * 10_000 + len(os.sched_getaffinity(0))"), 10_000
+    )
+    assert policy == os.SCHED_IDLE
+    assert cores == max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def test_a_history_that_fails_in_its_process_is_an_error_that_names_the_cause(apart: Callable[[str], int]) -> None:
