@@ -119,7 +119,7 @@ def test_a_commit_is_never_written_over_and_leaves_nothing_beside_it(store: _Sto
     store.write(file, ["other"], overwrite=True)
     assert file.read_text(encoding="utf-8") == "other\n"
     assert list(tmp_path.iterdir()) == [file]
-    with pytest.raises(Py4JJavaError, match="NoSuchFileException"):
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
         store.write(tmp_path / "none" / file.name, ["{}"])
 
 

@@ -4,7 +4,10 @@ import io.delta.storage.HDFSLogStore;
 import java.io.BufferedWriter;
 import java.io.File;
 import java.io.FileNotFoundException;
+import java.io.FileOutputStream;
 import java.io.IOException;
+import java.io.OutputStream;
+import java.io.OutputStreamWriter;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.CopyOption;
 import java.nio.file.FileAlreadyExistsException;
@@ -62,7 +65,9 @@ public final class FolderLogStore extends HDFSLogStore {
         java.nio.file.Path file = toFile(path).toPath();
         java.nio.file.Path whole = file.resolveSibling("." + path.getName() + "." + UUID.randomUUID() + ".tmp");
         try {
-            BufferedWriter writer = Files.newBufferedWriter(whole, StandardCharsets.UTF_8);
+            // Not a channel, which a stream that is stopped would close in mid-commit.
+            OutputStream stream = new FileOutputStream(whole.toFile());
+            BufferedWriter writer = new BufferedWriter(new OutputStreamWriter(stream, StandardCharsets.UTF_8));
             try {
                 while (lines.hasNext()) {
                     writer.write((String) lines.next());
