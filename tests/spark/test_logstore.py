@@ -156,14 +156,24 @@ def test_a_users_own_log_store_stays(spark: SparkSession, setting: str) -> None:
         conf.set("spark.delta.logStore.file.impl", before)
 
 
+def _break_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "Broken.java").write_text("class {", encoding="utf-8")
+    monkeypatch.setattr(logstore, "_SOURCE", folder / "Broken.java")
+
+
+def _hide_janino(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    compile_class = logstore._compile
+    monkeypatch.setattr(logstore, "_compile", lambda jvm, loader: compile_class(jvm.org.codehaus.none, loader))
+
+
+@pytest.mark.parametrize("spoil", [_break_source, _hide_janino])
 def test_where_the_class_cannot_be_compiled_delta_uses_its_own(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, spoil: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    conf: Any = spark.sparkContext._jsc.sc().conf()  # type: ignore[attr-defined]
+    conf: Any = spark.sparkContext._jsc.sc().conf()
     before = conf.get("spark.delta.logStore.file.impl")
-    (tmp_path / "Broken.java").write_text("class {", encoding="utf-8")
-    monkeypatch.setattr(logstore, "_SOURCE", tmp_path / "Broken.java")
     monkeypatch.setattr(logstore, "_NAME", "lookback.Broken")
+    spoil(monkeypatch, tmp_path)
     try:
         conf.remove("spark.delta.logStore.file.impl")
         with caplog.at_level(logging.WARNING, "lookback"):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).with_name("FolderLogStore.java")
 _NAME = "lookback.FolderLogStore"
-# Another class for all logs excludes one for those in folders.
-_SETTING, _OTHER_SETTINGS = "spark.delta.logStore.file.impl", ("spark.delta.logStore.class",)
+# Which class Delta uses for logs in folders, and for logs wherever they are; not both may be set.
+_SETTING, _SETTING_OF_ALL = "spark.delta.logStore.file.impl", "spark.delta.logStore.class"
 _LOG = logging.getLogger("lookback")
 
 
@@ -33,14 +33,14 @@ def use_folder_logs(spark: SparkSession) -> None:
     """Gives all tables of a local session that Lookback has started this class, before any is read; a user's own stays."""
     jvm: Any = spark._jvm
     conf: Any = spark.sparkContext._jsc.sc().conf()
-    if any(conf.contains(name) for name in (_SETTING, *_OTHER_SETTINGS)):
+    if conf.contains(_SETTING) or conf.contains(_SETTING_OF_ALL):
         return
     try:
         loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
         if not _is_loaded(loader):
             _compile(jvm, loader)
             loader.loadClass(_NAME)
-    except (Py4JError, OSError) as error:
+    except (Py4JError, OSError, TypeError) as error:  # the last one is how py4j says that a class is not there
         _LOG.warning("Delta's own log store is used, which slows down as logs grow: %s", summarize_error(error))
         return
     conf.set(_SETTING, _NAME)
