@@ -66,11 +66,8 @@ class MemorySampler(_Sampler):
         workers: list[float] = []
         jvm = of_workers = histories = proportional = anonymous = 0.0
         for process in _descendants(os.getpid()):
-            command, resident, own = (
-                _command(process),
-                _resident(process),
-                _kib(process, "smaps_rollup", "Pss:") / 1_024,
-            )
+            command, resident = _command(process), _resident(process)
+            own = _kib(process, "smaps_rollup", "Pss:") / 1_024
             proportional += own
             anonymous += _kib(process, "status", "RssAnon:") / 1_024
             # First the JVM, whose command may name the module of the workers too.

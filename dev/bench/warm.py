@@ -140,13 +140,11 @@ def _compare_memory(before: Mapping[str, Any], meanwhile: Mapping[str, Any]) -> 
     if any(name not in each for name in names for each in (before, meanwhile)):
         return {}
     spans = {"before": before, "meanwhile": meanwhile}
-    together, anonymous = (
-        {span: each[name] * 2**20 / 1e9 for span, each in spans.items()}
-        for name in ("pss_peak_mib", "anonymous_peak_mib")
-    )
+    together = {span: each["pss_peak_mib"] * 2**20 / 1e9 for span, each in spans.items()}
+    anonymous_more = (meanwhile["anonymous_peak_mib"] - before["anonymous_peak_mib"]) * 2**20 / 1e9
     return {
         **{f"memory_{span}": {name: each[name] for name in names} for span, each in spans.items()},
-        **{f"memory_{span}_gb": round(together[span], 3) for span in spans},
+        **{f"memory_{span}_gb": round(each, 3) for span, each in together.items()},
         "memory_more_gb": round(together["meanwhile"] - together["before"], 3),
-        "anonymous_more_gb": round(anonymous["meanwhile"] - anonymous["before"], 3),
+        "anonymous_more_gb": round(anonymous_more, 3),
     }

@@ -15,10 +15,13 @@ from py4j.protocol import Py4JJavaError
 from lookback.spark.platform import logstore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
+
+_SETTING = "spark.delta.logStore.file.impl"
 _NAMES = st.one_of(
     st.integers(0, 10**20 - 1).map(lambda version: f"{version:020d}.json"),
     st.text(st.characters(exclude_characters="/\0:", exclude_categories=["Cs"]), min_size=1, max_size=20),
@@ -141,19 +144,25 @@ def test_of_writers_of_one_commit_at_a_time_one_succeeds(store: _Store, tmp_path
     assert len(list(tmp_path.iterdir())) == len(commits)
 
 
-@pytest.mark.parametrize("setting", ["spark.delta.logStore.class", "spark.delta.logStore.file.impl"])
-def test_a_users_own_log_store_stays(spark: SparkSession, setting: str) -> None:
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Any]:
+    """The settings of Spark without the class that Lookback has set; afterwards it is set again."""
     conf: Any = spark.sparkContext._jsc.sc().conf()  # type: ignore[attr-defined]
-    before = conf.get("spark.delta.logStore.file.impl")
+    before = conf.get(_SETTING)
+    conf.remove(_SETTING)
+    yield conf
+    conf.set(_SETTING, before)
+
+
+@pytest.mark.parametrize("setting", ["spark.delta.logStore.class", _SETTING])
+def test_a_users_own_log_store_stays(spark: SparkSession, conf: Any, setting: str) -> None:
+    conf.set(setting, "theirs")
     try:
-        conf.remove("spark.delta.logStore.file.impl")
-        conf.set(setting, "theirs")
         logstore.use_folder_logs(spark)
         assert conf.get(setting) == "theirs"
-        assert not conf.contains("spark.delta.logStore.file.impl") or setting == "spark.delta.logStore.file.impl"
+        assert not conf.contains(_SETTING) or setting == _SETTING
     finally:
         conf.remove(setting)
-        conf.set("spark.delta.logStore.file.impl", before)
 
 
 def _break_source(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -168,17 +177,16 @@ def _hide_janino(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [_break_source, _hide_janino])
 def test_where_the_class_cannot_be_compiled_delta_uses_its_own(
-    spark: SparkSession, spoil: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: SparkSession,
+    conf: Any,
+    spoil: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    conf: Any = spark.sparkContext._jsc.sc().conf()
-    before = conf.get("spark.delta.logStore.file.impl")
     monkeypatch.setattr(logstore, "_NAME", "lookback.Broken")
     spoil(monkeypatch, tmp_path)
-    try:
-        conf.remove("spark.delta.logStore.file.impl")
-        with caplog.at_level(logging.WARNING, "lookback"):
-            logstore.use_folder_logs(spark)
-        assert not conf.contains("spark.delta.logStore.file.impl")
-        assert "Delta's own log store is used" in caplog.text
-    finally:
-        conf.set("spark.delta.logStore.file.impl", before)
+    with caplog.at_level(logging.WARNING, "lookback"):
+        logstore.use_folder_logs(spark)
+    assert not conf.contains(_SETTING)
+    assert "Delta's own log store is used" in caplog.text

@@ -86,7 +86,7 @@ class StoredRun:
     once this time is closed; of a run that features share, the watermark at which half of its rows are of no feature any
     more. places: of the features that share the run; None for a run of one feature. has_dropped: whether its page has
     features that were dropped since. file: where it is kept decoded, with its indexes, if it was read from the store, and so may
-    be needed again and again, or is history; None for nowhere.
+    be needed again and again, or is history; None for nowhere. is_prepared: it is history whose indexes were made at once.
     """
 
     run_id: str
@@ -100,6 +100,7 @@ class StoredRun:
     places: dict[str, Place] | None = None
     has_dropped: bool = False
     file: ArrayFile | None = None
+    is_prepared: bool = False
 
     def evict(self) -> None:
         """Drops the run from memory, unless a file takes it; the store has it."""
@@ -267,8 +268,6 @@ class ShardState:
         # The row set whose runs were searched last.
         self._searched = ""
         self._removed: list[str] = []
-        # What this batch has loaded of a history.
-        self._prepared: list[StoredRun] = []
         self._saved_rules = ""
         # Whether the store still has the page of suppressed keys that an earlier release wrote.
         self._has_suppressed = False
@@ -283,7 +282,7 @@ class ShardState:
     def begin(self, store: Store, find_file: FindFile = lambda _: None) -> None:
         """Starts a batch that writes to `store`. find_file: see `Pieces`."""
         self._store, self._run_count = Pieces(store, self._pieces, find_file), 0
-        self._unsaved, self._removed, self._prepared = {}, [], []
+        self._unsaved, self._removed = {}, []
         for table in self.tables.values():
             table.use_store(self._store)
         self.deferred.use_store(self._store)
@@ -614,7 +613,7 @@ class ShardState:
             if prepare is not None and stored.rows >= _LEAST_FILED_ROWS:
                 assert isinstance(stored.run, Run)
                 prepare(stored.run)
-                self._prepared.append(stored)
+                stored.is_prepared = True
 
     def replace_feature(self, feature_id: str, row_set: str, by: str) -> None:
         """Puts another feature, which has every row of its own times, in the place of one. by: its id, which ends.
@@ -779,12 +778,10 @@ class ShardState:
         for run_id, stored in new.items():
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
-            self.hold(stored)
-        # History leaves memory to what other rules use, and waits for its version where all workers find it.
-        prepared, self._prepared = self._prepared, []
-        for stored in prepared:
-            self._place_in_file(stored)
-            stored.move_to_file()
+            if stored.is_prepared:
+                # History leaves memory to what other rules use, and waits for its version where all workers find it.
+                self._place_in_file(stored)
+                stored.move_to_file()
             self.hold(stored)
         self.deferred.save()
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)

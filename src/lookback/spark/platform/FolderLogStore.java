@@ -92,8 +92,6 @@ public final class FolderLogStore extends HDFSLogStore {
             Files.createLink(file, whole);
         } catch (FileAlreadyExistsException exists) {
             throw exists;
-        } catch (UnsupportedOperationException noLinks) {
-            Files.move(whole, file, new CopyOption[0]);
         } catch (FileSystemException noLinks) {
             // Not every file system has links. A move looks for the file first, as Delta's own log store does.
             Files.move(whole, file, new CopyOption[0]);
