@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from pandas import factorize
 from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
@@ -109,32 +108,22 @@ class Membership:
 
     def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
         """Returns whether the texts are in the list at their times (microseconds, shape (rows,)); NULL for a NULL."""
-        # A text costs more to make and to look up than a number to compare, and most events have one that others have.
-        at, distinct, rows = _take_distinct({name: columns[name] for name in self.text.fields}, len(times))
-        texts = self.text.evaluate(distinct, rows)
-        known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
-        until = Column(TIMESTAMP, lists.find_until(self.list_name, known), texts.null, texts.error).take(at)
+        read = {name: columns[name] for name in self.text.fields}
+        ((name, column), *others) = read.items()
+        # Equal values of any other type may have different texts.
+        is_exact = column.values.dtype.kind in "ib" or column.type == STRING
+        if others or not is_exact or column.error is not None or not len(times):
+            until = self._find_until(read, len(times), lists)
+        else:
+            answers = lists.recall(self.list_name, (self.text.sql, column.type))
+            until = answers.find(column, lambda part: self._find_until({name: part}, len(part), lists))
         return replace(until, type=BOOLEAN, values=times < until.values)
 
-
-def _take_distinct(columns: Mapping[str, Column], rows: int) -> tuple[Int64s | slice, Mapping[str, Column], int]:
-    """Takes each value of a single column once: per row the position of its value, the column of values, their number.
-
-    Of several columns, and of one in which equal values may have different texts, all rows are taken as they are.
-    """
-    (name, column), *others = columns.items()
-    is_exact = column.values.dtype.kind in "ib" or column.type == STRING
-    if others or not is_exact or column.error is not None or not rows:
-        return slice(None), columns, rows
-    # What stands under a NULL has no meaning, and may be nothing that can be compared.
-    is_known = column.is_known()
-    codes, distinct = factorize(column.values[is_known])
-    # All NULLs are one more value, behind the others.
-    at = np.full(rows, len(distinct), dtype=np.int64)
-    at[is_known] = codes
-    some = np.zeros(len(distinct) + 1, dtype=np.int64)
-    some[at] = np.arange(rows)
-    return at, {name: column.take(some)}, len(some)
+    def _find_until(self, columns: Mapping[str, Column], rows: int, lists: Lists) -> Column:
+        """Finds when the texts cease to be in the list; NULL for a NULL."""
+        texts = self.text.evaluate(columns, rows)
+        known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
+        return Column(TIMESTAMP, lists.find_until(self.list_name, known), texts.null, texts.error)
 
 
 def add_memberships(

@@ -19,8 +19,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
-    Mask,
     arrow_type,
+    concat_columns,
     find_beyond_calendar,
     from_arrow,
     from_values,
@@ -83,7 +83,7 @@ class Events:
         if not others:
             return self
         parts = [self, *others]
-        columns = {name: _concat([part.columns[name] for part in parts]) for name in self.columns}
+        columns = {name: concat_columns([part.columns[name] for part in parts]) for name in self.columns}
         return Events(columns, np.concatenate([part.commits for part in parts]), self._id, self._time)
 
     def with_column(self, name: str, column: Column) -> Events:
@@ -165,27 +165,13 @@ class Events:
         if len(parts) == 1:
             return parts[0]
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-        columns = {name: _concat([part.columns[name] for part in parts]) for name in common}
+        columns = {name: concat_columns([part.columns[name] for part in parts]) for name in common}
         return cls(columns, np.concatenate([part.commits for part in parts]), stream.event_id, stream.event_time)
 
 
 def find_commit_edges(commits: Int64s) -> list[int]:
     """Finds where neighbours of one commit begin among events, from 0 on, and where the last ones end."""
     return [0, *(np.flatnonzero(commits[1:] != commits[:-1]) + 1).tolist(), len(commits)]
-
-
-def _concat(columns: Sequence[Column]) -> Column:
-    values = np.concatenate([column.values for column in columns])
-    null, error = _concat_masks([c.null for c in columns], columns), _concat_masks([c.error for c in columns], columns)
-    return Column(columns[0].type, values, null, error)
-
-
-def _concat_masks(masks: Sequence[Mask | None], columns: Sequence[Column]) -> Mask | None:
-    if all(mask is None for mask in masks):
-        return None
-    parts = [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
-    joined: Mask = np.concatenate(parts)
-    return joined
 
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:

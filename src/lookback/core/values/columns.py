@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -95,6 +95,21 @@ class Column:
         if type_.name not in ("timestamp", "date", "array"):
             return stored
         return [None if value is None else to_python(type_, value) for value in stored]
+
+
+def concat_columns(columns: Sequence[Column]) -> Column:
+    """Joins columns of one type, at least one."""
+    values = np.concatenate([column.values for column in columns])
+    null, error = _concat_masks([c.null for c in columns], columns), _concat_masks([c.error for c in columns], columns)
+    return Column(columns[0].type, values, null, error)
+
+
+def _concat_masks(masks: Sequence[Mask | None], columns: Sequence[Column]) -> Mask | None:
+    if all(mask is None for mask in masks):
+        return None
+    parts = [np.zeros(len(c), dtype=bool) if mask is None else mask for mask, c in zip(masks, columns, strict=True)]
+    joined: Mask = np.concatenate(parts)
+    return joined
 
 
 def to_python(type_: DataType, value: Any) -> Any:

@@ -65,10 +65,11 @@ class Keys:
         return (mixed % np.uint64(shards)).astype(np.int64)
 
 
-def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
+def encode_keys(columns: Sequence[Column], rows: int, *, has_repeats: bool = True) -> Keys:
     """Encodes the key of each of `rows` rows from `columns`, one per group_by field in the order of their names.
 
-    NULL equals NULL. Without columns all rows have one key.
+    NULL equals NULL. Without columns all rows have one key. has_repeats: whether most texts come often; of those that hardly
+    do each is hashed sooner than told from the others.
     """
     if not columns:
         zero = np.zeros(rows, dtype=np.int64)
@@ -77,7 +78,7 @@ def encode_keys(columns: Sequence[Column], rows: int) -> Keys:
         return _keep_exact(columns[0])
     halves: list[_UInt64s] = [np.full(rows, seed, dtype=np.uint64) for seed in _SEEDS]
     for column in columns:
-        for half, (hashed, seed) in enumerate(zip(_hash(column), _SEEDS, strict=True)):
+        for half, (hashed, seed) in enumerate(zip(_hash(column, has_repeats), _SEEDS, strict=True)):
             halves[half] = _mix(halves[half] * np.uint64(0x2545F4914F6CDD1D) + hashed + seed)
     return Keys(halves[0].view(np.int64), halves[1].view(np.int64))
 
@@ -91,8 +92,8 @@ def _keep_exact(column: Column) -> Keys:
     return Keys(low, high)
 
 
-def _hash(column: Column) -> list[_UInt64s]:
-    """Hashes a column, once for each half."""
+def _hash(column: Column, has_repeats: bool) -> list[_UInt64s]:
+    """Hashes a column, once for each half. has_repeats: see `encode_keys`."""
     values = column.values
     if values.dtype == np.dtype(object):
         texts = values
@@ -101,8 +102,7 @@ def _hash(column: Column) -> list[_UInt64s]:
         if column.null is not None:
             texts = texts.copy()
             texts[column.null] = ""
-        # Most texts come often: each is hashed once.
-        codes, distinct = factorize(texts)
+        codes, distinct = factorize(texts) if has_repeats else (slice(None), texts)
         halves = [hash_array(distinct, hash_key=key, categorize=False)[codes] for key in _SIP_KEYS]
     else:
         if values.dtype.kind == "f":

@@ -1,14 +1,14 @@
 """Lists of values, such as known terminals, as they are after a commit of table `lists`; `in_list` asks them.
 
 A value takes 24 bytes of memory: two halves of a hash, by which grouping keys are told apart too, and when it expires. Asking
-takes a binary search, and applying a few changes copies no list.
+takes a binary search, what events ask often is remembered, and applying a few changes copies no list.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from ipaddress import ip_address, ip_network
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from pandas import Index, factorize
 
 from lookback.core.errors import StateError
-from lookback.core.values.columns import Column, Mask, Values, from_values
+from lookback.core.values.cache import SHARED_CACHE, estimate_bytes
+from lookback.core.values.columns import Column, Mask, Values, concat_columns, from_values
 from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
@@ -33,6 +35,8 @@ _FORMAT = 1
 # A few changes are kept beside the sorted values until there are more than this, and than a multiple of the root of their number.
 _FEWEST_CHANGED = 1_000
 _CHANGED_BY_ROOT = 16
+# A process remembers of a list and a field so many answers; fewer new values than one in so many known ones are not added.
+_MOST_ANSWERS, _FEW_SHARE = 250_000, 8
 # The texts of values, those of rows of kind cidr, and the ranges of addresses.
 _TABLES = 3
 _RANGE = re.compile(r"[0-9a-fA-F:.]+/[0-9.]+")
@@ -115,19 +119,26 @@ class _Values:
 
     @classmethod
     def of(cls, low: Int64s, high: Int64s, until: Int64s) -> _Values:
-        order = np.lexsort((until, high, low))
+        order = np.argsort(low)
+        in_order = low[order]
+        # Rows of one value, of which there are few, and two hashes that share their low half.
+        if bool((in_order[1:] == in_order[:-1]).any()):
+            order = np.lexsort((until, high, low))
         return cls(low[order], high[order], until[order], count=len(low))
 
     def find_until(self, keys: Keys) -> Int64s:
         """Finds per hash when it expires; _NO_VALUE for one that is not there."""
         found = np.full(len(keys), _NO_VALUE, dtype=np.int64)
         if len(self.low) and len(keys):
-            at = np.searchsorted(self.low, keys.low, side="right") - 1
-            is_low = (at >= 0) & (self.low[at] == keys.low)
-            is_same = is_low & (self.high[at] == keys.high)
-            found[is_same] = self.until[at[is_same]]
-            for row in np.flatnonzero(is_low & ~is_same):  # two hashes share their low half: almost never
-                found[row] = max(self._list_stored(keys.pair(int(row))), default=_NO_VALUE)
+            # In order each search begins where the one before ended, in memory that is at hand.
+            order = np.argsort(keys.low)
+            low, high = keys.low[order], keys.high[order]
+            at = np.searchsorted(self.low, low, side="right") - 1
+            is_low = (at >= 0) & (self.low[at] == low)
+            is_same = is_low & (self.high[at] == high)
+            found[order[is_same]] = self.until[at[is_same]]
+            for row in order[is_low & ~is_same].tolist():  # two hashes share their low half: almost never
+                found[row] = max(self._list_stored(keys.pair(row)), default=_NO_VALUE)
         if self.changed:
             low, until_by_hash = self._changed_low, self.changed
             for row in np.flatnonzero(np.isin(keys.low, low)) if len(keys) else ():
@@ -191,18 +202,70 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 _NONE = _Values(_NOTHING, _NOTHING, _NOTHING)
 
 
+class Answers:
+    """When the texts that events ask a list for cease to be there, by the value of the field that a text is made of.
+
+    A value comes again and again, and is found sooner than its text is made and looked up.
+    """
+
+    def __init__(self) -> None:
+        # The values, and what was found for NULL and for each of them.
+        self._known: tuple[Index, Column] | None = None
+        self._bytes = 0
+
+    def evict(self) -> None:
+        """Forgets them."""
+        self._known, self._bytes = None, 0
+
+    def find(self, column: Column, ask: Callable[[Column], Column]) -> Column:
+        """Returns per row of a field what `ask` returns for its value. ask: about different values; it is asked about few twice.
+
+        column: of integers, booleans or texts, with one row or more and no error.
+        """
+        if self._known is None:
+            nothing = Column(column.type, column.values[:1], np.ones(1, dtype=bool))
+            self._known = Index(column.values[:0], dtype=column.values.dtype), ask(nothing)
+        index, found = self._known
+        is_known = slice(None) if column.null is None else ~column.null
+        values = column.values[is_known]
+        at = index.get_indexer(Index(values, dtype=index.dtype)) + 1
+        is_new = at == 0
+        if is_new.any():
+            codes, new = factorize(values[is_new])
+            at[is_new] = codes + len(found)
+            found = concat_columns([found, ask(Column(column.type, new))])
+            self._remember(index, found, new)
+        SHARED_CACHE.hold(self, self._bytes)
+        rows = np.zeros(len(column), dtype=np.int64)
+        rows[is_known] = at
+        return found.take(rows)
+
+    def _remember(self, index: Index, found: Column, new: Values) -> None:
+        # To make the index again for a few costs more than to ask about them again.
+        if len(new) * _FEW_SHARE < len(index):
+            return
+        if len(index) + len(new) > _MOST_ANSWERS:
+            self.evict()
+            return
+        values = np.concatenate([index.to_numpy(), new])
+        self._known = Index(values, dtype=index.dtype), found
+        # The index has a table of twice their size.
+        self._bytes = 3 * estimate_bytes(values) + estimate_bytes(found)
+
+
 @dataclass(frozen=True)
 class _List:
     """One list. texts: values compared as texts; ranged: those of rows of kind cidr, which make the list one of ranges.
 
     ranges: the values that are ranges, by their network. prefixes: the lengths of their prefixes, and perhaps of some that are
-    gone.
+    gone. answers: what was found of the texts of a field, by what tells these texts.
     """
 
     texts: _Values = _NONE
     ranged: _Values = _NONE
     ranges: _Values = _NONE
     prefixes: frozenset[_Prefix] = frozenset()
+    answers: dict[Hashable, Answers] = field(default_factory=dict, compare=False)
 
     @property
     def count(self) -> int:
@@ -294,7 +357,11 @@ class Lists:
         """
         if name not in self._lists or not len(texts):
             return np.full(len(texts), _NO_VALUE, dtype=np.int64)
-        return self._lists[name].find_until(encode_keys([texts], len(texts)), texts.values)
+        return self._lists[name].find_until(encode_keys([texts], len(texts), has_repeats=False), texts.values)
+
+    def recall(self, name: str, key: Hashable) -> Answers:
+        """Returns what a list answered since it changed last. key: tells what texts it was asked for."""
+        return self._lists[name].answers.setdefault(key, Answers()) if name in self._lists else Answers()
 
     def to_bytes(self) -> bytes:
         """Returns the lists as a page."""
@@ -403,7 +470,7 @@ def _change_list(before: _List, rows: ListRows) -> _List:
 def _change_values(before: _Values, rows: ListRows) -> _Values:
     if not len(rows):
         return before
-    keys = encode_keys([Column(STRING, rows.values)], len(rows))
+    keys = encode_keys([Column(STRING, rows.values)], len(rows), has_repeats=False)
     if rows.rows.min() > 0 and rows.rows.sum() > max(_FEWEST_CHANGED, before.count // 4):
         each = np.repeat(np.arange(len(rows)), rows.rows)
         return before.add_all(keys.take(each), rows.until[each])

@@ -184,8 +184,9 @@ def describe_changes(changes: Mapping[str, ListRows]) -> str:
     """Says in a few words what a commit did to which list, such as `vips: 2 added, 1 removed`."""
     parts = []
     for name, rows in sorted(changes.items()):
-        new, old = (set(rows.values[is_meant].tolist()) for is_meant in (rows.rows > 0, rows.rows < 0))
-        counts = {"added": len(new - old), "changed": len(new & old), "removed": len(old - new)}
+        new, old = (set(rows.values[is_meant]) for is_meant in (rows.rows > 0, rows.rows < 0))
+        both = len(new & old)
+        counts = {"added": len(new) - both, "changed": both, "removed": len(old) - both}
         parts.append(f"{name}: {', '.join(f'{count:,} {verb}' for verb, count in counts.items() if count)}")
     more = f"; and {len(parts) - _MOST_NAMED:,} other lists" if len(parts) > _MOST_NAMED else ""
     # By SQL a name may be of any length, and a command with a long document is refused.
@@ -257,20 +258,21 @@ def _read_rows(tables: Tables, names: Collection[str] | None, version: int | Non
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:
-    """Sums the rows that each commit added or removed. Columns: commit, list, value, expires_at, kind, and rows, never 0."""
-    signs = pc.cast(pc.if_else(pc.equal(table["change"], "insert"), 1, -1), pa.int64())
-    return _sum(table.cast(_SCHEMA).drop_columns("change").append_column("rows", signs))
+    """Lists the rows that each commit added or removed, net. Columns: commit, list, value, expires_at, kind, and rows, never 0."""
+    is_added = pc.equal(table["change"], "insert")
+    signs = pc.cast(pc.if_else(is_added, 1, -1), pa.int64())
+    signed = table.cast(_SCHEMA).drop_columns("change").append_column("rows", signs)
+    # Where all rows were added a sum changes nothing, and takes most of the time of a million.
+    return signed if pc.all(is_added, min_count=0).as_py() else _sum(signed)
 
 
 def _sum(table: pa.Table) -> pa.Table:
     summed = table.group_by(["commit", *_ROW]).aggregate([("rows", "sum")]).rename_columns(["commit", *_ROW, "rows"])
-    summed = summed.filter(pc.not_equal(summed["rows"], 0))
-    # In one order, so that a repeated attempt writes what the first one wrote.
-    return summed.sort_by([("commit", "ascending"), *((name, "ascending") for name in _ROW)])
+    return summed.filter(pc.not_equal(summed["rows"], 0))
 
 
 def _split_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, dict[str, ListRows]]:
-    """Cuts what `_sum` returned into the rows of each list by commit; of the commits also those that have none."""
+    """Cuts what `_sum_rows` returned into the rows of each list by commit; of the commits also those that have none."""
     by_commit: dict[int, dict[str, ListRows]] = {commit: {} for commit in sorted(commits)}
     kinds = pc.fill_null(pc.equal(table["kind"], CIDR), fill_value=False)
     rows = ListRows(
@@ -279,7 +281,10 @@ def _split_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, dict[
     )  # fmt: skip
     numbers, names = table["commit"].to_numpy(), table["list"].combine_chunks().dictionary_encode()
     codes = names.indices.to_numpy()
-    edges = np.flatnonzero((numbers[1:] != numbers[:-1]) | (codes[1:] != codes[:-1])) + 1
-    for part in np.split(np.arange(len(rows)), edges) if len(rows) else ():
-        by_commit[int(numbers[part[0]])][names.dictionary[int(codes[part[0]])].as_py()] = rows.take(part)
+    order = np.lexsort((codes, numbers))
+    is_same = (numbers[order[1:]] == numbers[order[:-1]]) & (codes[order[1:]] == codes[order[:-1]])
+    edges = np.flatnonzero(~is_same) + 1
+    for part in np.split(order, edges) if len(order) else ():
+        name = names.dictionary[int(codes[part[0]])].as_py()
+        by_commit[int(numbers[part[0]])][name] = rows.take(part)
     return by_commit
