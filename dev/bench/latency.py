@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 ALERTS_PER_SECOND = 10
 CHECKPOINT = "_checkpoints/bench"
 TIMEOUT = 120.0
+# A rule on a new key comes so long after the change before: what reads its history is ready again.
+_REST_SECONDS = 5.0
 # As many for rules that are warmed as for rules that start cold: a key is new once.
 _NEW_KEYS = (
     ("customer_id", "terminal_id"),
@@ -141,8 +143,8 @@ def run(live: Live) -> Path:
 def run_changes(live: Live, known: int, new: int, lists: int) -> Path:
     """Measures from the commit of a rule change to the commit of the first alert under it. Returns the result's file.
 
-    known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used, and so many more
-    that start without history; lists: changes of a list of a million values, up to the commit of their row in rule_log.
+    known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used, some seconds after
+    one another, and so many more that start without history; lists: changes of a list of a million values, up to the commit of their row in rule_log.
     """
     events = EventSet("zipf")
     limit = find_amount(events, 20 / live.rate)
@@ -156,6 +158,7 @@ def run_changes(live: Live, known: int, new: int, lists: int) -> Path:
             document = {**changed, "when": f"value >= {-1 - number} and amount >= {limit}"}
             times["known"].append(change(document))
         for number, group_by in enumerate(_NEW_KEYS[:new]):
+            time.sleep(_REST_SECONDS)
             document = {**changed, "rule_id": f"new-{number}", "group_by": list(group_by)}
             times["new"].append(change(document))
         for number, group_by in enumerate(_COLD_KEYS[:new]):
@@ -271,7 +274,7 @@ def running(live: Live, events: EventSet, rules: Rules, name: str, after: int = 
     after: the tables are there, so many commits of the set in them, which the evaluation has judged.
     """
     from lookback.spark.platform.session import get_spark  # noqa: PLC0415
-    from lookback.spark.replay.histories import make_history  # noqa: PLC0415
+    from lookback.spark.replay.histories import HistoryMaker  # noqa: PLC0415
     from lookback.spark.stream.pipeline import Evaluation  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
@@ -288,7 +291,7 @@ def running(live: Live, events: EventSet, rules: Rules, name: str, after: int = 
     watch = Watch(spark, every=5.0)
     evaluation = Evaluation(
         tables, TRANSACTIONS, STREAMS, root / CHECKPOINT, every=live.settings.every, admission=live.settings.admission,
-        on_batch=watch, historian=make_history,
+        on_batch=watch, historian=HistoryMaker(),
     )  # fmt: skip
     producer = Producer(root / TRANSACTIONS.name, events, live.rate, after)
     say(f"{name}: {live.rate:,} events/s in {COMMITS_PER_SECOND} commits a second")

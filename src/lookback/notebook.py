@@ -519,7 +519,7 @@ def evaluate_stream(
     interrupt of the cell ends it cleanly, as Stop at the desk does; a half-done batch is repeated at the next start.
     """
     from lookback.spark.checkpoints.checkpoint import Checkpoint
-    from lookback.spark.replay.histories import make_history
+    from lookback.spark.replay.histories import HistoryMaker
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 
@@ -533,7 +533,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
+        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=HistoryMaker(),
     )  # fmt: skip
     if view == "desk" and desk is not None and not once:
         _run_beside(evaluation, metrics, minutes)

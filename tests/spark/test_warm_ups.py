@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -66,6 +67,7 @@ class Historian:
 
     def __init__(self, failures: int = 0) -> None:
         self.requests: list[Request] = []
+        self.prepared = 0
         self._failures = failures
 
     def __call__(self, tables: Any, stream: Any, request: Request) -> int:
@@ -75,6 +77,12 @@ class Historian:
         for part in range(2 * request.shards):
             request.parcels.write(name_part(request.name, part), b"rows")
         return 2
+
+    def get_ready(self, tables: Any, stream: Any) -> None:
+        self.prepared += 1
+
+    def close(self) -> None:
+        self.prepared = 0
 
 
 @pytest.fixture
@@ -106,10 +114,11 @@ def test_the_next_piece_is_named_when_the_stream_has_the_one_before(checkpoint: 
     rules, historian = Rules(), Historian()
     warm_ups = start(checkpoint, rules, historian)
     follow(warm_ups)
-    assert not historian.requests
+    assert (historian.requests, historian.prepared) == ([], 4)
     warm_ups.note(report(1, WAITING))
     follow(warm_ups)
     (request,) = historian.requests
+    assert historian.prepared == 4
     assert (request.through, request.shards, request.earliest, request.rule.spec.rule_id) == (6, 2, 100, "long")
     assert [(piece.piece, piece.pieces, piece.through, piece.version) for piece in rules.pieces] == [(1, 2, 6, 2)]
     # The batches in between bring nothing of it.
@@ -253,16 +262,23 @@ def test_a_history_is_read_without_spark_in_a_time_that_grows_with_its_events(tm
     assert grows_in_proportion(seconds_for, 40_000)
 
 
+REQUEST = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(Path("none")), "long-1-6")
+
+
 @pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
-    """Has a history made in a process of its own, by something else in place of `make_without_spark`."""
-    tables = Tables.local(cast(Any, None), tmp_path)
+def folders(tmp_path: Path) -> Tables:
+    """Tables in folders, of which one has events."""
     (tmp_path / STREAM.name).mkdir()
-    request = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(tmp_path), "long-1-6")
+    return Tables.local(cast(Any, None), tmp_path)
+
+
+@pytest.fixture
+def apart(folders: Tables, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Has a history made in a process of its own, by something else in place of `make_without_spark`."""
 
     def make(instead: str) -> int:
         monkeypatch.setattr(histories, "_START", start_with(instead))
-        return histories.make_history(tables, STREAM, request)
+        return histories.make_history(folders, STREAM, REQUEST)
 
     return make
 
@@ -293,17 +309,53 @@ def test_a_history_that_fails_in_its_process_is_an_error_that_names_the_cause(ap
 
 
 def test_what_makes_a_history_ends_with_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(tmp_path), "long-1-6")
     begun = tmp_path / "begun"
     monkeypatch.setattr(histories, "_START", start_with(f"open({str(begun)!r}, 'w').close() or time.sleep(600)"))
-    with histories._start_process() as process:
+    with histories._start_process() as waiting, histories._start_process() as process:
         assert process.stdin is not None
-        process.stdin.write(histories._write_order(str(tmp_path), STREAM, request))
+        assert waiting.stdin is not None
+        process.stdin.write(histories._write_order(str(tmp_path), STREAM, REQUEST))
         process.stdin.flush()
         deadline = time.monotonic() + 60
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        # Its parent is gone.
+        # Their parent is gone.
         process.stdin.close()
-        assert process.wait(60) == 1
+        waiting.stdin.close()
+        assert (process.wait(60), waiting.wait(60)) == (1, 0)
     assert begun.exists()
+
+
+def test_c11_1_a_process_waits_for_the_next_history(folders: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """11.1: so a rule on a new grouping key is in force a second sooner."""
+    # The number of pieces says which process made them.
+    monkeypatch.setattr(
+        histories, "_START", "import os, sys; sys.stdin.readline() and print(f'{{\"pieces\": {os.getpid()}}}')"
+    )
+    maker = histories.HistoryMaker()
+    maker.get_ready(folders, STREAM)
+    assert maker._process is None, "a stream that has just begun may end at once"
+    monkeypatch.setattr(histories, "_READY_SECONDS", 0.0)
+    maker = histories.HistoryMaker()
+
+    def get_ready() -> Any:
+        maker.get_ready(folders, STREAM)
+        assert maker._process is not None
+        return maker._process
+
+    process = get_ready()
+    assert get_ready() is process
+    assert maker(folders, STREAM, REQUEST) == process.pid
+    assert maker(folders, STREAM, REQUEST) != process.pid
+    ended = get_ready()
+    ended.kill()
+    ended.wait()
+    assert maker(folders, STREAM, REQUEST) not in (process.pid, ended.pid)
+    last = get_ready()
+    maker.close()
+    assert (last.returncode, maker._process) == (-signal.SIGKILL, None)
+    maker.close()
+
+    monkeypatch.setattr(histories, "has_reader", lambda: False)
+    maker.get_ready(folders, STREAM)
+    assert maker._process is None

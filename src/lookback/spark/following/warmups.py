@@ -71,6 +71,12 @@ class Historian(Protocol):
     def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
         """Leaves the parts of all pieces. Returns the number of pieces."""
 
+    def get_ready(self, tables: Tables, stream: Stream) -> None:
+        """Prepares for a request that may come; called often while none is there."""
+
+    def close(self) -> None:
+        """Gives up what was prepared."""
+
 
 @dataclass
 class _Job:
@@ -129,7 +135,10 @@ class WarmUps:
 
         A failure is logged and repeated; after three of them the version starts without history.
         """
-        if not self._pending or time.monotonic() < self._next_look:
+        if not self._pending:
+            self.historian.get_ready(self.tables, self.stream)
+            return
+        if time.monotonic() < self._next_look:
             return
         if not succeeds(self._follow, "stream=%s a piece of history could not be named, it will be: %s", self.stream):
             self._next_look = time.monotonic() + _PAUSE_SECONDS
@@ -144,6 +153,10 @@ class WarmUps:
                 return
             if job.published <= waiting.loaded < job.pieces:
                 self._publish(waiting, job, waiting.loaded + 1)
+
+    def close(self) -> None:
+        """Ends what was prepared for versions that have not come."""
+        self.historian.close()
 
     def prepare(self) -> None:
         """Makes and names the history of every version that is warming, or will be, before a run that does not wait.

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -68,17 +69,65 @@ serve()
 """
 # The scheduler's pool, where it has any: a task of the stream waits for one of these at most, not for all of them.
 _POOL = "lookback-histories"
+# A stream that has run for so long has a process started that waits for its next history.
+_READY_SECONDS = 10.0
 _LOG = logging.getLogger("lookback")
 
 
-def make_history(tables: Tables, stream: Stream, request: Request) -> int:
+class HistoryMaker:
+    """Makes histories beside a stream, as `make_history` does, with a process that waits for the next one.
+
+    It is started when the stream has run for some seconds: to import its modules takes longer than to make a short history.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_start = time.monotonic() + _READY_SECONDS
+
+    def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
+        """Leaves the parts of all pieces. Returns the number of pieces."""
+        return make_history(tables, stream, request, self._take_process())
+
+    def get_ready(self, tables: Tables, stream: Stream) -> None:
+        """Starts the process where it is due; called often."""
+        if time.monotonic() < self._next_start:
+            return
+        with self._lock:
+            # Where none can be started, that is logged once one is needed.
+            with suppress(OSError):
+                if self._process is None and _is_in_folders(tables.holding(stream), stream):
+                    self._process = _start_process()
+            self._next_start = time.monotonic() + (_READY_SECONDS if self._process is None else 0.0)
+
+    def close(self) -> None:
+        """Ends the process that waits."""
+        process = self._take_process()
+        if process is not None:
+            with process:
+                process.kill()
+
+    def _take_process(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None or process.poll() is None:
+            return process
+        # The system has ended it, for its memory.
+        with process:
+            return None
+
+
+def make_history(
+    tables: Tables, stream: Stream, request: Request, process: subprocess.Popen[bytes] | None = None
+) -> int:
     """Leaves the history of a version in parcels, and returns the number of pieces.
 
     It is that of the commits that can be read, up to `request.through`, with deletes, commands and lists as the stream had them.
+    process: one that waits for an order, if there is one.
     """
     tables = tables.holding(stream)
-    if request.is_beside and tables.root is not None and tables.log_folder(stream.name) is not None and has_reader():
-        pieces = _make_apart(tables.root, stream, request)
+    if request.is_beside and tables.root is not None and _is_in_folders(tables, stream):
+        pieces = _make_apart(tables.root, stream, request, process)
         if pieces is not None:
             return pieces
     tables = replace(tables, spark=open_own_session(tables.spark))
@@ -122,10 +171,16 @@ def _make(
     return pieces
 
 
-def _make_apart(root: str, stream: Stream, request: Request) -> int | None:
+def _is_in_folders(tables: Tables, stream: Stream) -> bool:
+    """Returns whether a process without Spark may read the events."""
+    return tables.root is not None and tables.log_folder(stream.name) is not None and has_reader()
+
+
+def _make_apart(root: str, stream: Stream, request: Request, process: subprocess.Popen[bytes] | None) -> int | None:
     """Makes a history in a process of its own. Returns None where that needs Spark, or no process can be started."""
     try:
-        process = _start_process()
+        if process is None:
+            process = _start_process()
     except OSError as error:
         _LOG.warning("stream=%s no process can be started to read its history: %s", stream.name, summarize_error(error))
         return None
@@ -180,7 +235,11 @@ def serve() -> None:
     # What packages print goes where errors go.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    root, stream, request = _read_order(sys.stdin.buffer.readline())
+    order = sys.stdin.buffer.readline()
+    if not order:
+        # The stream has ended without one.
+        return
+    root, stream, request = _read_order(order)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         made: dict[str, Any] = {"pieces": make_without_spark(root, stream, request)}
