@@ -35,12 +35,15 @@ CALLS = [
 LISTED = ["7", "none", "-0.50", "7.00", "true", "a", "77", "1970-01-01 00:00:00", ""]
 
 
+LISTS = Lists.empty().apply([
+    *(ListChange("insert", 1, "l", text, 5 if at % 2 else None) for at, text in enumerate(LISTED)),
+    ListChange("insert", 1, "l", "10.0.0.0/8", 7, "cidr"),
+])  # fmt: skip
+
+
 def make_lists() -> Lists:
     """Lists that have not been asked yet."""
-    return Lists.empty().apply([
-        *(ListChange("insert", 1, "l", text, 5 if at % 2 else None) for at, text in enumerate(LISTED)),
-        ListChange("insert", 1, "l", "10.0.0.0/8", 7, "cidr"),
-    ])  # fmt: skip
+    return Lists(LISTS.commit, {name: replace(each, answers={}) for name, each in LISTS._lists.items()})
 
 
 compile_call = functools.lru_cache(lambda call, kind: compile_expression(call, {"x": kind, "y": kind}))
