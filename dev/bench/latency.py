@@ -144,7 +144,8 @@ def run_changes(live: Live, known: int, new: int, lists: int) -> Path:
     """Measures from the commit of a rule change to the commit of the first alert under it. Returns the result's file.
 
     known: changes of a rule on a grouping key that others use; new: rules on grouping keys that none used, some seconds after
-    one another, and so many more that start without history; lists: changes of a list of a million values, up to the commit of their row in rule_log.
+    one another, and so many more that start without history; lists: changes of a list of a million values, up to the commit
+    of their row in rule_log.
     """
     events = EventSet("zipf")
     limit = find_amount(events, 20 / live.rate)
