@@ -630,6 +630,17 @@ def test_c11_3_a_replay_takes_lists_from_the_start_or_at_their_arrivals() -> Non
             ids(wrong)
 
 
+def test_c11_3_a_replay_takes_what_comes_between_two_commits_in_the_order_of_its_arrivals() -> None:
+    document = rule(group_by=["k"], window={"tumbling": "10 seconds"}, when="in_list(k, 'l')")
+    document["measures"] = {"n": "count(*)"}
+    advance = {"rule_id": "*", "version": None, "status": "advance", "document": {"time": "1970-01-01T00:00:10Z"}}
+
+    def count_alerts(advanced: int, listed: int) -> int:
+        return len(lookback.replay([document, (advance, advanced)], [event("a", 1)], STREAM, [(LISTED, listed)]).alerts)
+
+    assert [count_alerts(*arrivals) for arrivals in ((3, 2), (3, 3), (2, 3))] == [1, 1, 0]
+
+
 def test_c11_3_a_test_of_a_rule_takes_lists_and_refuses_those_that_the_rule_does_not_read() -> None:
     test = {"name": "t", "lists": {"l": ["x"]}, "events": [event("a", 1)], "alerts": [{"event_id": "a"}]}
     document = rule(where="in_list(k, 'l')", tests=[test])

@@ -33,6 +33,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
 from lookback.core.values.contents import read_contents, set_contents
 from lookback.core.values.lists import KnownLists, ListChange, Lists
+from lookback.core.values.times import NEVER
 from lookback.core.values.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
@@ -247,7 +248,9 @@ def replay(
     declared = load_any_stream(stream)
     changes, warmed = _read_changes(rules, declared)
     known, list_changes = _read_lists(lists)
-    changes = [*list_changes, *changes]
+    # Between two commits of events there may be several arrivals; at one of them, lists come before rules.
+    ordered = sorted([*list_changes, *changes], key=lambda pair: NEVER if pair[0] is None else pair[0])
+    changes = [(arrival, replace(change, commit=number)) for number, (arrival, change) in enumerate(ordered)]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
