@@ -33,8 +33,6 @@ CALLS = [
     "in_list(cast(cast(x as string) as int), 'l')", "in_list(concat(cast(x as string), cast(y as string)), 'l')",
 ]  # fmt: skip
 LISTED = ["7", "none", "-0.50", "7.00", "true", "a", "77", "1970-01-01 00:00:00", ""]
-
-
 LISTS = Lists.empty().apply([
     *(ListChange("insert", 1, "l", text, 5 if at % 2 else None) for at, text in enumerate(LISTED)),
     ListChange("insert", 1, "l", "10.0.0.0/8", 7, "cidr"),

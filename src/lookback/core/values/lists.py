@@ -203,9 +203,9 @@ _NONE = _Values(_NOTHING, _NOTHING, _NOTHING)
 
 
 class Answers:
-    """When the texts that events ask a list for cease to be there, by the value of the field that a text is made of.
+    """Remembers until when texts are on a list, by the value of the field that each text is made of.
 
-    A value comes again and again, and is found sooner than its text is made and looked up.
+    Values repeat, and to find one takes less time than to make its text and look that up.
     """
 
     def __init__(self) -> None:
@@ -218,9 +218,9 @@ class Answers:
         self._known, self._bytes = None, 0
 
     def find(self, column: Column, ask: Callable[[Column], Column]) -> Column:
-        """Returns per row of a field what `ask` returns for its value. ask: about different values; it is asked about few twice.
+        """Returns for each row of a field what `ask` returns for its value.
 
-        column: of integers, booleans or texts, with one row or more and no error.
+        ask: is given values that differ, each once as long as it is remembered. column: of integers, booleans or texts, with one row or more and no error.
         """
         if self._known is None:
             nothing = Column(column.type, column.values[:1], np.ones(1, dtype=bool))

@@ -133,7 +133,7 @@ class WarmUps:
     def follow(self) -> None:
         """Makes what is to be made, and names the next piece if the stream has taken the one before; called often.
 
-        A failure is logged and repeated; after three of them the version starts without history.
+        While nothing is warming the historian gets ready for what may come. A failure is logged and repeated; after three of them the version starts without history.
         """
         if not self._pending:
             self.historian.get_ready(self.tables, self.stream)
@@ -153,10 +153,6 @@ class WarmUps:
                 return
             if job.published <= waiting.loaded < job.pieces:
                 self._publish(waiting, job, waiting.loaded + 1)
-
-    def close(self) -> None:
-        """Ends what was prepared for versions that have not come."""
-        self.historian.close()
 
     def prepare(self) -> None:
         """Makes and names the history of every version that is warming, or will be, before a run that does not wait.

@@ -69,7 +69,7 @@ serve()
 """
 # The scheduler's pool, where it has any: a task of the stream waits for one of these at most, not for all of them.
 _POOL = "lookback-histories"
-# A stream that has run for so long has a process started that waits for its next history.
+# A stream has run for so long when a process is started that waits for its next history.
 _READY_SECONDS = 10.0
 _LOG = logging.getLogger("lookback")
 
@@ -91,14 +91,14 @@ class HistoryMaker:
 
     def get_ready(self, tables: Tables, stream: Stream) -> None:
         """Starts the process where it is due; called often."""
-        if time.monotonic() < self._next_start:
+        if self._process is not None or time.monotonic() < self._next_start:
             return
-        with self._lock:
-            # Where none can be started, that is logged once one is needed.
-            with suppress(OSError):
-                if self._process is None and _is_in_folders(tables.holding(stream), stream):
-                    self._process = _start_process()
-            self._next_start = time.monotonic() + (_READY_SECONDS if self._process is None else 0.0)
+        # A process that cannot be started is logged when one is needed.
+        with self._lock, suppress(OSError):
+            if _find_folder(tables.holding(stream), stream) is not None:
+                self._process = _start_process()
+        if self._process is None:
+            self._next_start = time.monotonic() + _READY_SECONDS
 
     def close(self) -> None:
         """Ends the process that waits."""
@@ -126,8 +126,9 @@ def make_history(
     process: one that waits for an order, if there is one.
     """
     tables = tables.holding(stream)
-    if request.is_beside and tables.root is not None and _is_in_folders(tables, stream):
-        pieces = _make_apart(tables.root, stream, request, process)
+    folder = _find_folder(tables, stream) if request.is_beside else None
+    if folder is not None:
+        pieces = _make_apart(folder, stream, request, process)
         if pieces is not None:
             return pieces
     tables = replace(tables, spark=open_own_session(tables.spark))
@@ -171,9 +172,10 @@ def _make(
     return pieces
 
 
-def _is_in_folders(tables: Tables, stream: Stream) -> bool:
-    """Returns whether a process without Spark may read the events."""
-    return tables.root is not None and tables.log_folder(stream.name) is not None and has_reader()
+def _find_folder(tables: Tables, stream: Stream) -> str | None:
+    """Returns the folder of the tables if a process without Spark may read the events there."""
+    is_readable = tables.root is not None and tables.log_folder(stream.name) is not None and has_reader()
+    return tables.root if is_readable else None
 
 
 def _make_apart(root: str, stream: Stream, request: Request, process: subprocess.Popen[bytes] | None) -> int | None:

@@ -191,8 +191,8 @@ class Evaluation:
                     raise
                 raise explained from error
             finally:
-                if self._warm_ups is not None:
-                    self._warm_ups.close()
+                if self._historian is not None:
+                    self._historian.close()
                 self._end_query()
                 self._quarantines.publish(at_once=True)
 
