@@ -212,7 +212,9 @@ def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables, monkeypa
         with monkeypatch.context() as patch:
             patch.setattr(listfeed, "_FEW_COMMITS", 0)
             by_spark = listfeed._read_changes(ready, first, last, None)
-        assert by_files[0].equals(by_spark[0])
+        # The rows that a commit changed have no order: a sum gives them as its threads come.
+        assert by_files[0].schema.equals(by_spark[0].schema)
+        assert sorted(by_files[0].to_pylist(), key=repr) == sorted(by_spark[0].to_pylist(), key=repr)
         assert sorted(by_files[1]) == sorted(by_spark[1])
     sql(ready, "INSERT INTO {} (list, value) VALUES ('d', cast(X'ff' as string))")
     assert read_commit_files(Path(ready.path_or_name("lists")), ready.version("lists")) is None

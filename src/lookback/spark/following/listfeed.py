@@ -258,7 +258,10 @@ def _read_rows(tables: Tables, names: Collection[str] | None, version: int | Non
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:
-    """Lists the rows that each commit added or removed, net. Columns: commit, list, value, expires_at, kind, and rows, never 0."""
+    """Lists the rows that each commit added or removed, net, in no order.
+
+    Columns: commit, list, value, expires_at, kind, and rows, never 0.
+    """
     is_added = pc.equal(table["change"], "insert")
     signs = pc.cast(pc.if_else(is_added, 1, -1), pa.int64())
     signed = table.cast(_SCHEMA).drop_columns("change").append_column("rows", signs)
