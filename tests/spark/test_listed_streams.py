@@ -184,6 +184,37 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
 
 
 @pytest.mark.long
+def test_c11_3_a_backtest_obeys_what_one_batch_obeyed_in_its_order(
+    ready: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = window("counted", {"tumbling": "1 hour"}, when="n >= 1 and in_list(customer, 'vips')")
+    publish(ready, [listed])
+    append(ready, part(1, 12))
+    evaluate(ready)
+    announce = RulesTable.announce_lists
+
+    def announce_and_advance(rules: RulesTable, *args: Any) -> None:
+        announce(rules, *args)
+        rules.command("advance", STREAM.name, time=START + 7_200_000_000)
+        # Were it obeyed first, no window would be left to end.
+        rules.command("clear_state", STREAM.name)
+
+    monkeypatch.setattr(RulesTable, "announce_lists", announce_and_advance)
+    add_values(ready, "vips", ["3"])
+    evaluate(ready)
+    obeyed = ready.read("rule_log").where("action in ('list', 'advance', 'clear_state')")
+    assert obeyed.select("batch_id").distinct().count() == 1
+    assert [row["action"] for row in obeyed.orderBy("logged_at").collect()] == ["list", "advance", "clear_state"]
+    alerts = stored_alerts(ready)
+    (alert,) = alerts
+    assert explain(ready, STREAMS, alert.alert_id).consistent
+    with backtest(ready, STREAM, [Candidate(listed)]) as result:
+        assert sorted(collect_alerts(result.alerts)) == alerts
+    with prove(ready, STREAM, STREAMS) as proofs:
+        assert all(row.holds for row in proofs.rows), proofs.rows
+
+
+@pytest.mark.long
 def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     far = "timestamp'9999-12-31 00:00:00'"
     statements = [

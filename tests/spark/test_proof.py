@@ -67,6 +67,15 @@ def evaluate(tables: Tables) -> None:
     Evaluation(tables, STREAM, STREAMS, folder, once=True, admission={"maxFilesPerTrigger": "3"}).run()
 
 
+def advance(tables: Tables, beyond: int) -> int:
+    """Moves the watermark beyond the last event, in microseconds, and judges. Returns how many alerts that raised."""
+    alerts, highest = tables.read("alerts"), tables.read(STREAM.name).agg(F.max(F.unix_micros(STREAM.event_time)))
+    before, ((last,),) = alerts.count(), highest.collect()
+    RulesTable(tables, STREAMS).command("advance", STREAM.name, time=last + beyond)
+    evaluate(tables)
+    return tables.read("alerts").count() - before
+
+
 def proofs_of(tables: Tables, **commits: int) -> dict[str | None, Proof]:
     with prove(tables, STREAM, STREAMS, **commits) as proofs:
         found = {row.rule_id: row for row in proofs.rows}
@@ -146,7 +155,7 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     publish(ready, [RULES[0], RULES[3], *MORE_RULES])
     events = make_events(300, seed=31)
     saved, nights = tmp_path / "proofs", list[dict[str | None, Proof]]()
-    read = list[tuple[int, int]]()
+    read, raised = list[tuple[int, int]](), list[int]()
     read_changes = Tables.read_changes
 
     def note(tables: Tables, name: str, start: int, end: int | None = None) -> DataFrame:
@@ -157,6 +166,9 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     for first, last in ((1, 4), (5, 8), (9, 12)):
         append(ready, [row for row in events if first <= row["arrival"] <= last])
         evaluate(ready)
+        if last == 8:
+            # What a command raises after the last commit counts to that commit: before a proof, and after it.
+            raised.append(advance(ready, 10_000_000))
         with monkeypatch.context() as patched:
             patched.setattr(Tables, "read_changes", note)
             with prove(ready, STREAM, STREAMS, saved=saved) as proofs:
@@ -164,6 +176,9 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
                 assert proofs.commits == (first if first > 1 else 0, last)
         rules.push({**MORE_RULES[3], "message": f"{{n}} after {last}"})
         rules.set_status("by-customer", "paused" if last == 4 else "active")
+        if last == 8:
+            raised.append(advance(ready, 60_000_000))
+    assert min(raised) > 0
     assert min(start for start, _ in read[-3:]) == 9
     assert len(list(saved.iterdir())) == 1
     assert all(row.holds for night in nights for row in night.values()), nights

@@ -232,7 +232,9 @@ def _make_log(
     ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
     log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
-    return log.append_column("logged_at", pa.array([logged_at] * log.num_rows, _TIME))
+    # Who reads the table finds what one batch obeyed in its order.
+    times = [logged_at + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
+    return log.append_column("logged_at", pa.array(times, _TIME))
 
 
 def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:

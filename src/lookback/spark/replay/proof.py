@@ -138,6 +138,7 @@ def prove(
         start = _Start.find(tables, stream, declarations, begun_at, None, first, last)
         assert start.history is not None
         history = start.history
+    changed = max((each.commit for each in (*plan.first, *(each.change for each in plan.waiting))), default=None)
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
     lists = ReplayedLists.find(tables, frozenset[str]().union(*(rule.lists for rule in plan.rules)))
@@ -146,7 +147,7 @@ def prove(
     unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
-    alerts, earlier = _compare_alerts(tables, stream, answers, between, begun_at)
+    alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(last), begun_at)
     alerts = excuses.mark_alerts(alerts)
     late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
     rows = [*_add_earlier(_count(alerts, F.col("rule_id")), earlier), *_count(late, F.lit(None).cast("string"))]
@@ -154,7 +155,8 @@ def prove(
     if saved is not None and (accept or all(row.holds for row in rows)):
         through, shards, pages = history.last, answers.shards, answers.read_state()
         reached = None if reach is None else vars(reach)
-        SavedState.write(saved, declarations, begun_at, through, shards, pages, reached, warmed)
+        decided_at = _find_decided(tables, stream, through)
+        SavedState.write(saved, declarations, begun_at, through, shards, pages, reached, warmed, changed, decided_at)
     return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
 
@@ -190,6 +192,17 @@ class _Start:
             return cls(first, history, reach=Reach.find(tables, history))
         return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
 
+    def select_alerts(self, last: int) -> tuple[Column, Column]:
+        """Returns the conditions of the alerts that are compared: of those that are recorded, and of those replayed.
+
+        A command after the last commit of the saved state may have raised others of that commit since.
+        """
+        between = (F.col("arrival") >= self.first) & (F.col("arrival") <= last)
+        if self.saved is None or self.saved.decided_at is None:
+            return between, between
+        is_before = F.col("arrival") == self.saved.through
+        return between | (is_before & (F.unix_micros("decided_at") > self.saved.decided_at)), between | is_before
+
 
 @dataclass(frozen=True)
 class _Unreached:
@@ -221,19 +234,25 @@ def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
     """Drops from a plan the changes of rules that a saved state has already."""
-    return replace(plan, first=[], waiting=[each for each in plan.waiting if each.after >= state.through])
+
+    def is_new(each: WaitingChange) -> bool:
+        is_beyond = state.changed is None or each.change.commit > state.changed
+        return each.after > state.through or (each.after == state.through and is_beyond)
+
+    return replace(plan, first=[], waiting=[each for each in plan.waiting if is_new(each)])
 
 
 def _compare_alerts(
-    tables: Tables, stream: Stream, answers: Answers, between: Column, begun_at: dt.datetime | None
+    tables: Tables, stream: Stream, answers: Answers, conditions: tuple[Column, Column], begun_at: dt.datetime | None
 ) -> tuple[DataFrame, dict[str, int]]:
     """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
-    recorded, earlier = _read_recorded(tables).where((F.col("stream") == stream.name) & between), dict[str, int]()
+    of_recorded, of_replayed = conditions
+    recorded, earlier = _read_recorded(tables).where((F.col("stream") == stream.name) & of_recorded), dict[str, int]()
     if begun_at is not None:
         older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
-    replayed = _blank_later_columns(answers.read_alerts().where(between), recorded)
+    replayed = _blank_later_columns(answers.read_alerts().where(of_replayed), recorded)
     return _compare(recorded, replayed, ALERTS_SCHEMA.names), earlier
 
 
@@ -289,6 +308,13 @@ def proof_folder(tables: Tables, stream: Stream) -> Path:
     return Path(f"{tables.files}/_proofs/{stream.name}")
 
 
+def _find_decided(tables: Tables, stream: Stream, commit: int) -> int:
+    """Finds when the last alert of a commit was decided, in microseconds; 0 if it has none."""
+    own = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("arrival") == commit))
+    ((decided_at,),) = own.agg(F.max(F.unix_micros("decided_at"))).collect()
+    return decided_at or 0
+
+
 def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
     """Finds the last commit that an output names; of a nightly proof the last that `metrics` counts as judged."""
     judged = find_last_arrival(tables, "metrics", stream, "judged") if nightly else None
@@ -314,10 +340,11 @@ def _make_plan(
         after = schedule.arrivals[change.commit]
         if after is None:
             first.append(change)
-        elif after < last:
+        # Between this commit and the next an `advance` may raise alerts of this one.
+        elif after <= last:
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
-    warmed = [each for each in schedule.warmed if each.arrival < last and each.rule_id not in unknown]
+    warmed = [each for each in schedule.warmed if each.arrival <= last and each.rule_id not in unknown]
     plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
     return plan, LostRules.find(begins, unknown, logged, waiting)
 

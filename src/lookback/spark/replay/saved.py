@@ -27,7 +27,9 @@ class SavedState:
     """The state of all shards after a commit of the events. folder: that of the state itself.
 
     reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit. warmed: the
-    versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on.
+    versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on. changed:
+    the commit of the last change of the rules that it has; None for none. decided_at: when the last alert of its last commit
+    that was compared was decided, in microseconds; 0 without any, None if an earlier release wrote the state.
     """
 
     folder: Path
@@ -35,6 +37,8 @@ class SavedState:
     shards: int
     reach: Mapping[str, int | None] | None = None
     warmed: frozenset[str] = frozenset()
+    changed: int | None = None
+    decided_at: int | None = None
 
     @classmethod
     def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
@@ -47,7 +51,9 @@ class SavedState:
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
                 warmed = frozenset(map(str, document.get("warmed", [])))
-                state = cls(folder, int(document["through"]), int(document["shards"]), document.get("reach"), warmed)
+                through, shards = int(document["through"]), int(document["shards"])
+                changed, decided_at = document.get("changed"), document.get("decided_at")
+                state = cls(folder, through, shards, document.get("reach"), warmed, changed, decided_at)
             except (OSError, ValueError, LookupError, TypeError):
                 continue  # the write was cut off
             if document.get("fits") == _describe_fit(declarations, state.through, begun_at):
@@ -61,7 +67,8 @@ class SavedState:
     @classmethod
     def write(
         cls, place: Path, declarations: Declarations, begun_at: object, through: int, shards: int, pages: DataFrame,
-        reach: Mapping[str, int | None] | None = None, warmed: Iterable[str] = (),
+        reach: Mapping[str, int | None] | None = None, warmed: Iterable[str] = (), changed: int | None = None,
+        decided_at: int = 0,
     ) -> None:  # fmt: skip
         """Writes the state that a replay has reached, then removes every other one of the folder."""
         folder = place / f"{through:020}"
@@ -70,7 +77,10 @@ class SavedState:
         folder.mkdir(parents=True)
         pages.write.parquet(str(folder / _PAGES))
         fits = _describe_fit(declarations, through, begun_at)
-        document = {"through": through, "shards": shards, "fits": fits, "reach": reach, "warmed": sorted(warmed)}
+        document = {
+            "through": through, "shards": shards, "fits": fits, "reach": reach, "warmed": sorted(warmed),
+            "changed": changed, "decided_at": decided_at,
+        }  # fmt: skip
         draft = folder / f"{_DOCUMENT}.draft"
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(folder / _DOCUMENT)

@@ -104,6 +104,7 @@ def _read_commands(tables: Tables, stream: Stream, history: History) -> list[Pla
         return []
     own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
     commands = []
+    # Rows of one batch that an earlier release wrote have one time: a list's commits have an order by their version.
     for row in tables.read("rule_log").where(own).orderBy("logged_at", "batch_id", "version").collect():
         after = history.find_place(tables, row["arrival"], row["logged_at"])
         if row["action"] == LIST_CHANGED:

@@ -150,7 +150,9 @@ RULE_LOG = StructType(
         _make_column("message", _STRING, "What happened and what to do"),
         _make_column("batch_id", _LONG, "The micro-batch in which it happened"),
         _make_column("arrival", _LONG, "Last commit of the stream's table judged before; NULL before the first"),
-        _make_column("logged_at", _TIME, "When it was logged", required=True),
+        _make_column(
+            "logged_at", _TIME, "When it was logged; rows of one batch are a microsecond apart", required=True
+        ),
     ]
 )
 
