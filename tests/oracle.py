@@ -235,11 +235,11 @@ class Oracle:
         COVERED["commits of lists"] += 1
 
     def is_listed(self, name: str, text: str, time: int) -> bool:
-        """Whether a text is in a list at a time."""
+        """Returns whether a text is in a list at a time."""
         return any(value == text and time < end for value, end in self.lists.get(name, ()))
 
     def look_up(self, memberships: Iterable[Membership], columns: Mapping[str, Column], time: int) -> dict[str, Column]:
-        """What calls of in_list give now, for columns of one row."""
+        """Returns what calls of in_list give now, for columns of one row."""
         found: dict[str, Column] = {}
         for membership in memberships:
             text = membership.text.evaluate({**columns, **found}, 1)
@@ -456,12 +456,12 @@ class _Kind:
         COVERED[f"notes: {action}"] += 1
 
     def effective(self, time: int) -> bool:
-        """Whether what happens at `time` triggers."""
+        """Returns whether what happens at `time` triggers."""
         start, end = self.spec.effective_from, self.spec.effective_until
         return (start is None or start <= time) and (end is None or time < end)
 
     def spoiled(self, event: OracleEvent) -> bool:
-        """Whether a measure's FILTER has an error for the event, or its argument where the FILTER lets the event pass."""
+        """Returns whether a measure's FILTER has an error for the event, or its argument where the FILTER lets the event pass."""
         for measure in self.compiled.measures:
             passes = self.oracle.value(measure.feature.filter, event, True)
             if passes is ERROR or (passes is True and self.oracle.value(measure.feature.argument, event, 0) is ERROR):
@@ -473,7 +473,7 @@ class _Kind:
     def holds(
         self, measured: Mapping[str, Column], own: Mapping[str, Column], complete: bool, time: int
     ) -> bool | None:
-        """Whether the rule's condition holds; None for an error. time: that of the alert, for in_list."""
+        """Returns whether the rule's condition holds; None for an error. time: that of the alert, for in_list."""
         if any(column.error is not None for column in measured.values()):
             return None
         try:

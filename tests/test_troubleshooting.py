@@ -60,7 +60,7 @@ def plain(text: str) -> str:
 
 
 def is_said(text: str) -> bool:
-    """Whether it has a word of its own; else it is made of texts that stand elsewhere."""
+    """Returns whether it has a word of its own; else it is made of texts that stand elsewhere."""
     return re.search(r"[A-Za-z]{3}", text) is not None
 
 

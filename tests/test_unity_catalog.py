@@ -1,4 +1,4 @@
-"""What only Unity Catalog understands, as text: grants, volumes, keys. None of it has been run on a workspace here."""
+"""Tests the text that only Unity Catalog understands: grants, volumes, keys. None of it has been run on a workspace here."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lookback.core.values.cache import estimate_bytes
 from lookback.spark.batches import arrayfiles
-from lookback.spark.batches.arrayfiles import ArrayFile, release_mapped
+from lookback.spark.batches.arrayfiles import MappedFile, release_mapped
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ CLASSES: dict[str, type[Any]] = {"Inner": Inner, "Outer": Outer}
 
 def test_an_object_comes_back_with_its_arrays_in_the_file(tmp_path: Path) -> None:
     content, path = Outer(), tmp_path / "run"
-    assert ArrayFile(path).write(content)
+    assert MappedFile(path).write(content)
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
     # An array that is held twice is written once.
     assert 9_000 < path.stat().st_size < 12_000
-    back = ArrayFile(path).read(CLASSES)
+    back = MappedFile(path).read(CLASSES)
     assert isinstance(back, Outer)
     assert back.same is back.plain
     for array, was in zip(back.arrays(), content.arrays(), strict=True):
@@ -63,12 +63,12 @@ def test_an_object_comes_back_with_its_arrays_in_the_file(tmp_path: Path) -> Non
 
 def test_a_file_that_is_replaced_or_gone_stays_with_those_who_have_it(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    assert ArrayFile(path).write(np.arange(10_000))
-    first = ArrayFile(path).read({})
-    assert ArrayFile(path).write((first, np.arange(3)))
-    second, more = ArrayFile(path).read({})
+    assert MappedFile(path).write(np.arange(10_000))
+    first = MappedFile(path).read({})
+    assert MappedFile(path).write((first, np.arange(3)))
+    second, more = MappedFile(path).read({})
     path.unlink()
-    assert ArrayFile(path).read({}) is None
+    assert MappedFile(path).read({}) is None
     release_mapped(above=0)
     assert first.tolist() == second.tolist() == list(range(10_000))
     assert more.tolist() == [0, 1, 2]
@@ -107,29 +107,29 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     content: Any, break_it: Callable[[pytest.MonkeyPatch], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
-    assert ArrayFile(path).write("before")
+    assert MappedFile(path).write("before")
     with monkeypatch.context() as patch:
         if break_it is not None:
             break_it(patch)
-        assert not ArrayFile(path).write(content)
-    assert ArrayFile(path).read({}) == "before"
+        assert not MappedFile(path).write(content)
+    assert MappedFile(path).read({}) == "before"
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
-    assert not ArrayFile(tmp_path / "none" / "run").write(np.arange(3))
+    assert not MappedFile(tmp_path / "none" / "run").write(np.arange(3))
 
 
 def test_objects_of_other_classes_are_not_made(tmp_path: Path) -> None:
-    assert ArrayFile(tmp_path / "run").write(Inner(1))
-    assert ArrayFile(tmp_path / "run").read({"Outer": Outer}) is None
+    assert MappedFile(tmp_path / "run").write(Inner(1))
+    assert MappedFile(tmp_path / "run").read({"Outer": Outer}) is None
 
 
 @given(cut=st.integers(0, 400), at=st.integers(0, 250), byte=st.integers(0, 255))
 def test_a_damaged_file_is_as_none(cut: int, at: int, byte: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "run"
-    assert ArrayFile(path).write(Inner((np.arange(9), {"a": [1]})))
+    assert MappedFile(path).write(Inner((np.arange(9), {"a": [1]})))
     whole = path.read_bytes()
     if cut < len(whole):
         path.write_bytes(whole[:cut])
-        assert ArrayFile(path).read(CLASSES) is None
+        assert MappedFile(path).read(CLASSES) is None
     # A changed byte is refused, or changes a value: it never ends in an error.
     path.write_bytes(whole[: at % len(whole)] + bytes([byte]) + whole[at % len(whole) + 1 :])
-    ArrayFile(path).read(CLASSES)
+    MappedFile(path).read(CLASSES)

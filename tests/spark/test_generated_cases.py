@@ -17,9 +17,11 @@ from test_equals_oracle import run_oracle
 
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.status import event_account
+from lookback.spark.replay.proof import prove
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
 if TYPE_CHECKING:
+    from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -64,7 +66,7 @@ def numbered(case: dict[str, Any]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(CASES))
-def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, number: int) -> None:
+def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, number: int, tmp_path: Path) -> None:
     # Conditions go to dispatch as text.
     case = with_reserved_names(pick_cases(CASES)[number])
     stream = STREAMS[case["stream"]]
@@ -78,12 +80,19 @@ def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, numb
         folder = checkpoint_folder(tables, stream)
         options = {"admission": {"maxFilesPerTrigger": str(1 + number)}, "default_shards": case["shards"]}
         Evaluation(tables, stream, {stream.name: stream}, folder, once=True, **options).run()
+        assert_proved(tables, stream, saved=tmp_path / "proofs")
+    assert_proved(tables, stream)
     oracle = run_oracle(case)
     assert written(tables) == sorted(oracle.alerts, key=repr)
     late = tables.read("late_events").collect()
     assert sorted((r["event_id"], r["arrival"], r["late_by_us"], r["action"]) for r in late) == sorted(oracle.late)
     account = event_account(tables, stream, Checkpoint(Path(folder)).read_last_judged())
     assert account.closes, account
+
+
+def assert_proved(tables: Tables, stream: Stream, **options: Any) -> None:
+    with prove(tables, stream, {stream.name: stream}, **options) as proofs:
+        assert all(row.holds and not row.unprovable for row in proofs.rows), proofs.rows
 
 
 def write_change(tables: Tables, change: dict[str, Any]) -> None:

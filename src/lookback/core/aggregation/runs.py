@@ -137,7 +137,7 @@ class Run:
 
     @cached_property
     def has_negative_value(self) -> bool:
-        """Whether a value is negative."""
+        """True if a value is negative."""
         return has_negative(self.values)
 
     @cached_property

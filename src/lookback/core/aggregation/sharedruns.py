@@ -237,7 +237,7 @@ class FeatureColumn:
 
     @property
     def has_negative_value(self) -> bool:
-        """Whether a value of the feature, or of a row that it lacks, is negative."""
+        """True if a value of the feature, or of a row that it lacks, is negative."""
         return self.run.has_negative(self.place.values)
 
     def includes(self, other: FeatureColumn) -> bool:

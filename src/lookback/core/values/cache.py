@@ -73,7 +73,7 @@ class Cache:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more than half of it is in use, so that what is held now may soon be evicted."""
+        """True if more than half of it is in use, so that what is held now may soon be evicted."""
         return 2 * self.bytes > self._max_bytes
 
     def list_items(self) -> Iterator[tuple[Evictable, int]]:

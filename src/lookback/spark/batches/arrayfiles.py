@@ -43,7 +43,7 @@ _DONT_NEED = 4  # MADV_DONTNEED of Linux
 
 
 @dataclass(frozen=True)
-class ArrayFile:
+class MappedFile:
     """A file for an object with its arrays, or for none yet."""
 
     path: Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import StoreFailed
 from lookback.core.state.shard import decode_text
-from lookback.spark.batches.arrayfiles import ArrayFile
+from lookback.spark.batches.arrayfiles import MappedFile
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
@@ -73,11 +73,11 @@ class ShardPages:
         self._copies.pop(name, None)
         self._pages.removeKey((name,))
 
-    def find_file(self, name: str) -> ArrayFile | None:
+    def find_file(self, name: str) -> MappedFile | None:
         """Returns the file for what is decoded of a page, which goes with the copy of the page; None if that has none."""
         if self._folder is None or name not in self._copies:
             return None
-        return ArrayFile(self._folder / self._name_decoded(name))
+        return MappedFile(self._folder / self._name_decoded(name))
 
     def find_copies(self, manifest: bytes | None) -> None:
         """Finds the copies of the pages to which a manifest belongs; until then, pages come from the state store."""
