@@ -140,6 +140,14 @@ def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready
     ]
     with backtest(ready, STREAM, [Candidate(each) for each in rules]) as result:
         assert alerts_of(result) == replayed([*rules, *commands], left) != replayed(rules, left)
+    # An evaluation that begins anew obeys them before the first commit, and only these count from then on.
+    later = [
+        (STREAM.name, None, None, "begun_afresh", "", None, 9, NOW + dt.timedelta(seconds=2)),
+        (STREAM.name, "*", None, "clear_state", "", 0, None, NOW + dt.timedelta(seconds=3)),
+    ]
+    ready.append_rows([dict(zip(names, row, strict=True)) for row in later], "rule_log")
+    with backtest(ready, STREAM, [Candidate(each) for each in rules]) as result:
+        assert alerts_of(result) == replayed(rules, left)
 
 
 @pytest.mark.long

@@ -121,21 +121,28 @@ def test_c11_1_a_history_is_told_the_same_of_the_log_with_spark_and_without(read
     rules.command("advance", STREAM.name, time=START + 900_000_000)
     rules.command("clear_state", STREAM.name)
     evaluate(ready)
-    history = History.read(ready, STREAM)
-    assert ready.root is not None
+    history, root = History.read(ready, STREAM), ready.root
+    assert root is not None
 
     def read(tables: Tables) -> Course:
         return Course.read(tables, STREAM, history, ["watched", "vips"], only_logged=True)
 
-    by_spark = read(ready)
-    with open_folders(ready.root) as folders:
-        found, document = read(folders), replace(rules, tables=folders).find_document("seen", 1)
-    assert {change.status for change, _ in by_spark.commands} == {"advance", "clear_state", "lists"}
-    assert by_spark.lists.steps.keys() == {"watched", "vips"}
-    assert (found.commands, found.declarations, found.warnings, found.lists.steps) == (
-        by_spark.commands, by_spark.declarations, by_spark.warnings, by_spark.lists.steps,
-    )  # fmt: skip
-    assert document == rules.find_document("seen", 1)
+    def read_twice() -> Course:
+        by_spark = read(ready)
+        with open_folders(root) as folders:
+            found, document = read(folders), replace(rules, tables=folders).find_document("seen", 1)
+        assert {change.status for change, _ in by_spark.commands} == {"advance", "clear_state", "lists"}
+        assert by_spark.lists.steps.keys() == {"watched", "vips"}
+        assert (found.commands, found.declarations, found.warnings, found.lists.steps) == (
+            by_spark.commands, by_spark.declarations, by_spark.warnings, by_spark.lists.steps,
+        )  # fmt: skip
+        assert document == rules.find_document("seen", 1)
+        return found
+
+    assert {after for _, after in read_twice().commands} == {3, 6, 9, 12}
+    # Another evaluation obeys all of it before the first commit.
+    Evaluation(ready, STREAM, STREAMS, f"{checkpoint_folder(ready, STREAM)}-2", once=True, fresh=True).run()
+    assert {after for _, after in read_twice().commands} == {None}
 
 
 def replayed(lists: list[tuple[dict[str, Any], int | None]], rules: list[dict[str, Any]] = LISTED) -> list[AlertRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +27,7 @@ from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import Plan, Tried
 from lookback.spark.stream.declared import read_declared
+from lookback.spark.stream.evaluations import Term
 from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:
@@ -75,13 +77,14 @@ class Course:
         cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False,
         only_logged: bool = False,
     ) -> Course:  # fmt: skip
-        """Reads the course of a stream from rule_log.
+        """Reads the course of a stream from rule_log: that of the last evaluation, if one began afresh.
 
         names: of the lists that rules name. A commit of the table `lists` that was not logged takes effect at its time, but not
         before one that came before it. lists_now: the lists are from the beginning as they are now. only_logged: commits that
         were not logged never take effect, as in a stream that goes on and has not obeyed them yet.
         """
-        commands, lists = _read_commands(tables, stream, history), ReplayedLists()
+        begun_at = find_begun_at(tables, stream)
+        commands, lists = _read_commands(tables, stream, history, begun_at), ReplayedLists()
         if names and tables.may_have_rows(LISTS_TABLE):
             changes = ListFeed.read(tables, names=names)
             lists = ReplayedLists.of(changes)
@@ -95,17 +98,19 @@ class Course:
         placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
         unknown = sorted(set(names) - lists.steps.keys())
         warnings = [f"there is no list {name!r}, and there never was: it is empty" for name in unknown]
-        return cls(placed, _read_declarations(tables, stream, history), lists, warnings)
+        return cls(placed, _read_declarations(tables, stream, history, begun_at), lists, warnings)
 
 
-def _read_commands(tables: Tables, stream: Stream, history: History) -> list[PlacedCommand]:
+def _read_commands(
+    tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None
+) -> list[PlacedCommand]:
     """Reads the commands that rule_log has of the stream, in their order, without numbers of commits."""
     if not tables.may_have_rows("rule_log"):
         return []
     own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
-    commands = []
+    rows, commands = Term(begun_at).select(tables.read("rule_log").where(own), "logged_at"), []
     # Rows of one batch that an earlier release wrote have one time: a list's commits have an order by their version.
-    for row in tables.read("rule_log").where(own).orderBy("logged_at", "batch_id", "version").collect():
+    for row in rows.orderBy("logged_at", "batch_id", "version").collect():
         after = history.find_place(tables, row["arrival"], row["logged_at"])
         if row["action"] == LIST_CHANGED:
             commands.append(_place_lists(stream, row["version"], after))
@@ -154,9 +159,9 @@ def _read_times(tables: Tables, name: str) -> list[Row]:
     return tables.history(name).select("version", F.unix_micros("timestamp").alias("at")).collect()
 
 
-def _read_declarations(tables: Tables, stream: Stream, history: History) -> Declarations:
+def _read_declarations(tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None) -> Declarations:
     """Reads by which declarations the commits of a history were judged."""
-    logged = read_declared(tables, stream, find_begun_at(tables, stream))
+    logged = read_declared(tables, stream, begun_at)
     rows = [(history.find_place(tables, after, logged_at), text) for after, text, logged_at in logged]
     return Declarations.from_rows(stream, rows)
 
