@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 from bisect import bisect_right
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1
 _MOST_RUNS = 4
 
 
+@cache
 def pick_cases(count: int) -> list[dict[str, Any]]:
     """Picks from many generated cases those with most kinds of rules, then with most rows of alerts; all have alerts.
 
