@@ -232,7 +232,7 @@ def _make_log(
     ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
     log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
-    # Who reads the table finds what one batch obeyed in its order.
+    # By its time the rows of a batch keep the order in which they were obeyed.
     times = [logged_at + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
     return log.append_column("logged_at", pa.array(times, _TIME))
 

@@ -258,7 +258,7 @@ def _read_rows(tables: Tables, names: Collection[str] | None, version: int | Non
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:
-    """Lists the rows that each commit added or removed, net, in no order.
+    """Lists the rows that each commit added or removed, net, in any order.
 
     Columns: commit, list, value, expires_at, kind, and rows, never 0.
     """

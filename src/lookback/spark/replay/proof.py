@@ -193,9 +193,9 @@ class _Start:
         return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
 
     def select_alerts(self, last: int) -> tuple[Column, Column]:
-        """Returns the conditions of the alerts that are compared: of those that are recorded, and of those replayed.
+        """Returns two conditions: the recorded alerts that are compared, and the replayed ones.
 
-        A command after the last commit of the saved state may have raised others of that commit since.
+        Alerts of the saved state's last commit are among them if a command raised them after the proof that saved it.
         """
         between = (F.col("arrival") >= self.first) & (F.col("arrival") <= last)
         if self.saved is None or self.saved.decided_at is None:
@@ -340,7 +340,7 @@ def _make_plan(
         after = schedule.arrivals[change.commit]
         if after is None:
             first.append(change)
-        # Between this commit and the next an `advance` may raise alerts of this one.
+        # An `advance` between this commit and the next raises alerts of this one.
         elif after <= last:
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
