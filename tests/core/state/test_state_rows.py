@@ -24,7 +24,7 @@ from lookback.core.streams.events import Events, read_events
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
 from lookback.core.values.keys import TimeSearch
-from lookback.spark.batches.arrayfiles import ArrayFile
+from lookback.spark.batches.arrayfiles import MappedFile
 
 STREAM = Stream.from_dict(
     {
@@ -256,7 +256,7 @@ class _Shard:
 
     def begin(self) -> None:
         self.state.begin(
-            self.store, lambda name: None if self._folder is None else ArrayFile(self._folder / name.replace(":", "-"))
+            self.store, lambda name: None if self._folder is None else MappedFile(self._folder / name.replace(":", "-"))
         )
 
     def judge_events(self, events: Events, changes: list[RuleChange] | None = None) -> None:
