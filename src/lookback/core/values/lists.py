@@ -220,7 +220,8 @@ class Answers:
     def find(self, column: Column, ask: Callable[[Column], Column]) -> Column:
         """Returns for each row of a field what `ask` returns for its value.
 
-        ask: is given values that differ, each once as long as it is remembered. column: of integers, booleans or texts, with one row or more and no error.
+        ask: is given values that differ, each once as long as it is remembered. column: of integers, booleans or texts, with
+        one row or more and no error.
         """
         if self._known is None:
             nothing = Column(column.type, column.values[:1], np.ones(1, dtype=bool))

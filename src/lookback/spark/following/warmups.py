@@ -133,7 +133,8 @@ class WarmUps:
     def follow(self) -> None:
         """Makes what is to be made, and names the next piece if the stream has taken the one before; called often.
 
-        While nothing is warming the historian gets ready for what may come. A failure is logged and repeated; after three of them the version starts without history.
+        While nothing is warming the historian gets ready for what may come. A failure is logged and repeated; after three of
+        them the version starts without history.
         """
         if not self._pending:
             self.historian.get_ready(self.tables, self.stream)

@@ -147,16 +147,17 @@ def prove(
     unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
-    alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(last), begun_at)
+    alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(between), begun_at)
     alerts = excuses.mark_alerts(alerts)
     late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
     rows = [*_add_earlier(_count(alerts, F.col("rule_id")), earlier), *_count(late, F.lit(None).cast("string"))]
     rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
-        through, shards, pages = history.last, answers.shards, answers.read_state()
-        reached = None if reach is None else vars(reach)
-        decided_at = _find_decided(tables, stream, through)
-        SavedState.write(saved, declarations, begun_at, through, shards, pages, reached, warmed, changed, decided_at)
+        state = SavedState(
+            saved / f"{history.last:020}", history.last, answers.shards, None if reach is None else vars(reach),
+            frozenset(warmed), changed, _find_decided(tables, stream, history.last),
+        )  # fmt: skip
+        state.write(declarations, begun_at, answers.read_state())
     return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
 
@@ -192,12 +193,11 @@ class _Start:
             return cls(first, history, reach=Reach.find(tables, history))
         return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
 
-    def select_alerts(self, last: int) -> tuple[Column, Column]:
-        """Returns two conditions: the recorded alerts that are compared, and the replayed ones.
+    def select_alerts(self, between: Column) -> tuple[Column, Column]:
+        """Returns two conditions: the recorded alerts that are compared, and the replayed ones. between: those of new commits.
 
         Alerts of the saved state's last commit are among them if a command raised them after the proof that saved it.
         """
-        between = (F.col("arrival") >= self.first) & (F.col("arrival") <= last)
         if self.saved is None or self.saved.decided_at is None:
             return between, between
         is_before = F.col("arrival") == self.saved.through
@@ -236,8 +236,9 @@ def _go_on(plan: Plan, state: SavedState) -> Plan:
     """Drops from a plan the changes of rules that a saved state has already."""
 
     def is_new(each: WaitingChange) -> bool:
-        is_beyond = state.changed is None or each.change.commit > state.changed
-        return each.after > state.through or (each.after == state.through and is_beyond)
+        if each.after != state.through:
+            return each.after > state.through
+        return state.changed is None or each.change.commit > state.changed
 
     return replace(plan, first=[], waiting=[each for each in plan.waiting if is_new(each)])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ _DOCUMENT, _PAGES = "state.json", "pages"
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of all shards after a commit of the events. folder: that of the state itself.
+    """The state of all shards after commit `through` of the events. folder: that of the state itself, named by the commit.
 
     reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit. warmed: the
     versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on. changed:
@@ -64,28 +64,22 @@ class SavedState:
         """Reads the pages. Columns: shard, payload."""
         return spark.read.parquet(str(self.folder / _PAGES))
 
-    @classmethod
-    def write(
-        cls, place: Path, declarations: Declarations, begun_at: object, through: int, shards: int, pages: DataFrame,
-        reach: Mapping[str, int | None] | None = None, warmed: Iterable[str] = (), changed: int | None = None,
-        decided_at: int = 0,
-    ) -> None:  # fmt: skip
-        """Writes the state that a replay has reached, then removes every other one of the folder."""
-        folder = place / f"{through:020}"
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        pages.write.parquet(str(folder / _PAGES))
-        fits = _describe_fit(declarations, through, begun_at)
+    def write(self, declarations: Declarations, begun_at: object, pages: DataFrame) -> None:
+        """Writes the state with its pages, then removes every other one beside it. declarations, begun_at: see `find`."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
+        pages.write.parquet(str(self.folder / _PAGES))
+        fits = _describe_fit(declarations, self.through, begun_at)
         document = {
-            "through": through, "shards": shards, "fits": fits, "reach": reach, "warmed": sorted(warmed),
-            "changed": changed, "decided_at": decided_at,
+            "through": self.through, "shards": self.shards, "fits": fits, "reach": self.reach,
+            "warmed": sorted(self.warmed), "changed": self.changed, "decided_at": self.decided_at,
         }  # fmt: skip
-        draft = folder / f"{_DOCUMENT}.draft"
+        draft = self.folder / f"{_DOCUMENT}.draft"
         draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(folder / _DOCUMENT)
-        for other in place.glob("[0-9]*"):
-            if other != folder:
+        draft.replace(self.folder / _DOCUMENT)
+        for other in self.folder.parent.glob("[0-9]*"):
+            if other != self.folder:
                 shutil.rmtree(other)
 
 
