@@ -918,12 +918,21 @@ class _Sequences(_Kind):
         return ("evaluated" if is_evaluated else "recorded") if wanted else None
 
     def _sliding(self, event: OracleEvent) -> tuple[_Match | None, bool]:
-        """The match that the event ends, and whether the last step's condition had an error for it."""
+        """The first match that the event ends; without one, whether the earliest match had an error for the event."""
         low = max(event.time - self.within, self.state.floor)
         rows = [row.event for row in self.state.of(self.key(event)) if low <= row.event.time <= event.time]
         rows.sort(key=lambda e: e.place)
         ends = [at for at, row in enumerate(rows[:-1]) if self.oracle.value(self.sequence.until, row, False) is True]
-        return self._matching(rows[ends[-1] + 1 if ends else 0 :])
+        rows = rows[ends[-1] + 1 if ends else 0 :]
+        found = []
+        for at, row in enumerate(rows):
+            if self.oracle.value(self.steps[0].condition, row, True) is not True:
+                continue
+            found.append(self._matching(rows[at:]))
+            if found[-1][0] is not None:
+                COVERED["matches: from a later beginning"] += len(found) > 1
+                return found[-1]
+        return found[0] if found else (None, False)
 
     def _matching(self, events: list[OracleEvent]) -> tuple[_Match | None, bool]:
         """The match that the last of the events ends, and whether the last step's condition had an error for it."""

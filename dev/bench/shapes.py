@@ -208,6 +208,14 @@ def _judge_steps(events: int, *steps: dict[str, Any], late_by: int = 0) -> Itera
         yield Shard(rule).judge(times, np.zeros(events), commits=_COMMITS if late_by else 1)
 
 
+def _judge_pairs(events: int, where: str, **more: Any) -> Iterator[float]:
+    """Judges events of one key, of which each second one (n = 1) fits the one before, and a window sees half."""
+    steps: list[dict[str, Any]] = [{"name": "a", "where": "n = 0"}, {"name": "b", "where": f"n = 1 and {where}"}]
+    return _judge_once(
+        [{**_sequence(steps), **more}], _spread_times(events, 2 * HOUR), np.zeros(events), np.arange(events) % 2
+    )
+
+
 def _judge_logins(events: int) -> Iterator[float]:
     """Judges batches in which half of the events could be the last of a sequence, for as many keys as there are events."""
     steps: list[dict[str, Any]] = [
@@ -316,7 +324,17 @@ SHAPES = (
     Shape("the same, reset_on_alert", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount < element_at(a.amount, 1) - 1000000", span=2 * HOUR, reset_on_alert=True), 150),
     Shape("the same, 5 % late", 2_000, lambda: _judge_steps(
-        2_000, {"name": "b", "where": "n = 0 and amount < element_at(a.amount, 1) - 1000000"}, late_by=5 * MINUTE), 400),
+        2_000, {"name": "b", "where": "n = 0 and amount < element_at(a.amount, 1) - 1000000"}, late_by=5 * MINUTE), 3_800),
+    Shape("sequence, one key, each second event ends a match of its own", 2_000, lambda: _judge_pairs(
+        2_000, "id = element_at(a.id, 1) + 1"), 2_300),
+    Shape("the same, an array has its value", 2_000, lambda: _judge_pairs(
+        2_000, "array_contains(a.id, id - 1)"), 2_300),
+    Shape("the same, reset_on_alert", 2_000, lambda: _judge_pairs(
+        2_000, "array_contains(a.id, id - 1)", reset_on_alert=True), 4_000),
+    Shape("the same, a condition of another kind", 1_000, lambda: _judge_pairs(
+        1_000, "(id = element_at(a.id, 1) + 1 or n > 1)")),
+    Shape("the same, own conditions with a limit", 2_000, lambda: _judge_steps(
+        2_000, {"name": "b", "where": "n = 0", "at_most": 3}), 600),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}"), 300),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(

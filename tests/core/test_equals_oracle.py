@@ -18,7 +18,7 @@ from state_layout import small_runs, state_pages, write_as_before_runs
 
 from lookback.core.engine import evaluation
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.judging import candidates, lookbacks, matching, tiled
+from lookback.core.judging import beginnings, lookbacks, matching, sequences, tiled
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyruns, pieces
@@ -154,11 +154,12 @@ def small_pages() -> Iterator[None]:
         patch.setattr(pages_module, "_MAX_ROWS", 18)
         patch.setattr(matching, "_FIRST_ROWS", 2)
         patch.setattr(matching, "_MOST_SEARCHED", 1)
-        patch.setattr(candidates, "_FIRST_ROWS", 1)
-        patch.setattr(candidates, "_MOST_ROWS", 2)
-        patch.setattr(candidates, "_MOST_SEARCHED", 0)
-        patch.setattr(candidates, "_MOST_PAIRS", 5)
-        patch.setattr(candidates, "_ROWS_OF_A_STRETCH", 0)
+        patch.setattr(beginnings, "_FIRST_ROWS", 1)
+        patch.setattr(beginnings, "_MOST_ROWS", 2)
+        patch.setattr(beginnings, "_MOST_SEARCHED", 0)
+        patch.setattr(beginnings, "_MOST_PAIRS", 5)
+        patch.setattr(beginnings, "_ROWS_OF_A_STRETCH", 0)
+        patch.setattr(sequences, "_LEAST_SETTLED", 2)
         patch.setattr(evaluation, "_MOST_EVENTS", 3)
         patch.setattr(state_module, "_MAX_UNSAVED_BYTES", 0)
         patch.setattr(state_module, "_SAMPLE_ROWS", 2)

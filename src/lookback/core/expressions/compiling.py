@@ -280,6 +280,38 @@ def _find_comparisons(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Seq
     return found
 
 
+@dataclass(frozen=True)
+class Containment:
+    """A call `array_contains(x.y, value)`, or its opposite where it is not wanted. array: the name `x.y`."""
+
+    array: str
+    value: Expression
+    is_wanted: bool
+
+
+def find_containments(condition: Expression) -> Sequence[Containment]:
+    """Finds the calls of array_contains, or `not` with one, all of which are true where a condition is.
+
+    Only those whose value reads no array.
+    """
+    return _find_containments(condition.sql, condition._schema) if condition.is_readable else ()
+
+
+@lru_cache(maxsize=1_000)
+def _find_containments(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Sequence[Containment]:
+    found = []
+    for tree in map(unwrap, split_conjuncts(parse(sql, _CANONICAL))):
+        is_wanted = not isinstance(tree, exp.Not)
+        call = tree if is_wanted else unwrap(tree.this)
+        if isinstance(call, exp.Anonymous) and str(call.name).lower() == "array_contains":
+            array, value = unwrap(call.expressions[0]), _compile_tree(call.expressions[1], dict(schema))
+            if not isinstance(array, exp.Column) or len(array.parts) < 2:
+                continue
+            if not any("." in name for name in value.fields):
+                found.append(Containment(".".join(part.name for part in array.parts), value, is_wanted))
+    return found
+
+
 def find_names(text: str) -> list[str]:
     """Returns the names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]

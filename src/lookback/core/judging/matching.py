@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -191,8 +191,24 @@ class Evaluation(NamedTuple):
 # For each row, whether the condition holds, and whether it has an error; None: no row has one.
 Evaluated = tuple[list[bool], list[bool] | None]
 _Result = TypeVar("_Result")
-# A computation that hands out conditions and is sent their values, so that those of many keys are evaluated together.
-Computation = Generator[Evaluation, Evaluated, _Result]
+# A computation hands out conditions and is sent their values, so that those of many keys and matches are evaluated together.
+Computation = Generator[list[Evaluation], list[Evaluated], _Result]
+
+
+def run_side_by_side(computations: Iterable[Computation[None]]) -> Computation[None]:
+    """Runs several computations as one."""
+    going = [(each, handed) for each in computations if (handed := next(each, None)) is not None]
+    while going:
+        values = iter((yield [evaluation for _, handed in going for evaluation in handed]))
+        sent = [(each, _send(each, list(islice(values, len(handed))))) for each, handed in going]
+        going = [(each, handed) for each, handed in sent if handed is not None]
+
+
+def _send(computation: Computation[None], values: list[Evaluated]) -> list[Evaluation] | None:
+    try:
+        return computation.send(values)
+    except StopIteration:
+        return None
 
 
 @dataclass(frozen=True)
@@ -253,43 +269,6 @@ class Candidates:
         """The positions of the rows that may count for one of them."""
         return list_between(self.starts, self.at)
 
-    @property
-    def unsettled(self) -> Settlement:
-        """The settlement that leaves all of them open."""
-        none = np.empty(0, dtype=np.int64)
-        return Settlement(self.at, self.starts, none, none.reshape(0, len(self.able)), none)
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """The findings about rows that may complete the steps; all arrays have positions of rows.
-
-    open, starts: those that are to be judged one by one, and the first row that may count for each; shape (open,).
-    complete: those that complete the steps; begins: the first rows that each step took, shape (complete, steps). failed:
-    those that complete no steps because of an error in the last condition.
-    """
-
-    open: Int64s
-    starts: Int64s
-    complete: Int64s
-    begins: Int64s
-    failed: Int64s
-
-    @property
-    def needed(self) -> Int64s:
-        """The positions of the rows that may count for one of the candidates that complete the steps, or may."""
-        return list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
-
-    @classmethod
-    def join(cls, parts: Sequence[Settlement]) -> Settlement:
-        """Returns that of all candidates of some parts."""
-        fields = ([getattr(part, each.name) for part in parts] for each in dataclass_fields(cls))
-        return cls(*(np.concatenate(each) for each in fields))
-
-    def move(self, places: Int64s) -> Settlement:
-        """Returns the same about other positions: `places` has that of each row."""
-        return Settlement(*(places[getattr(self, each.name)] for each in dataclass_fields(self)))
-
 
 def list_between(first: Int64s, last: Int64s) -> Int64s:
     """Lists the positions that lie in some range, ascending; the last one of each is in it."""
@@ -349,7 +328,7 @@ class Steps:
             return able, None
         seen = [n for n, is_able in enumerate(able) if is_able]
         counted = None if counts is None else [counts[n] for n in seen]
-        holds, errors = yield Evaluation(step, [rows[n] for n in seen], taken, counted)
+        ((holds, errors),) = yield [Evaluation(step, [rows[n] for n in seen], taken, counted)]
         for n, does_hold in zip(seen, holds, strict=True):
             able[n] = does_hold
         if errors is None:
@@ -367,36 +346,22 @@ class Steps:
             return [row.bits >> self.absent & 1 > 0] * len(waits)
         return [holds for (holds,), _ in self.evaluate([Evaluation(absent, [row], taken) for taken in waits])]
 
-    def run_alone(self, computation: Computation[_Result]) -> _Result:
-        """Runs a computation whose conditions are evaluated one by one."""
+    def run(self, computation: Computation[_Result]) -> _Result:
+        """Runs a computation. The conditions of one step that it hands out together are evaluated together."""
         try:
-            evaluation = next(computation)
+            handed = next(computation)
             while True:
-                evaluation = computation.send(self.evaluate([evaluation])[0])
+                values: list[Any] = [None] * len(handed)
+                by_step: dict[int, list[int]] = {}
+                for at, evaluation in enumerate(handed):
+                    by_step.setdefault(id(evaluation.step), []).append(at)
+                for listed in by_step.values():
+                    for at, evaluated in zip(listed, self.evaluate([handed[at] for at in listed]), strict=True):
+                        values[at] = evaluated
+                handed = computation.send(values)
         except StopIteration as end:
             result: _Result = end.value
             return result
-
-    def run_together(self, computations: Iterable[Computation[None]]) -> None:
-        """Runs computations side by side; the conditions that they hand out at the same time are evaluated together."""
-        waiting = [
-            (computation, evaluation)
-            for computation in computations
-            if (evaluation := next(computation, None)) is not None
-        ]
-        while waiting:
-            by_step: dict[int, list[int]] = {}
-            for at, (_, evaluation) in enumerate(waiting):
-                by_step.setdefault(id(evaluation.step), []).append(at)
-            going = []
-            for listed in by_step.values():
-                for at, evaluated in zip(listed, self.evaluate([waiting[at][1] for at in listed]), strict=True):
-                    computation = waiting[at][0]
-                    try:
-                        going.append((computation, computation.send(evaluated)))
-                    except StopIteration:
-                        continue
-            waiting = going
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Evaluated]:
         """Evaluates a condition of one step for several computations at once."""
@@ -625,22 +590,30 @@ class Index:
         rows, sort_keys = self.rows[condition], self.sort_keys[condition]
         return (rows[at] for at in range(bisect_left(sort_keys, low), bisect_left(sort_keys, high)))
 
-    def find_taken(self, low: SortKey, last: SortKey) -> list[RowRange] | None:
-        """Finds what each step takes of the rows in [low, last]; None if the last row does not complete the steps.
+    def find_taken(self, low: SortKey, last: SortKey, *, begins_first: bool = False) -> list[RowRange] | None:
+        """Finds what each step takes of the rows in [low, last], in the earliest match that the last row ends.
 
-        For steps whose conditions read the event alone. The last row may satisfy the last step.
+        For steps whose conditions read the event alone. The last row may satisfy the last step. begins_first: whether the match
+        must begin with the first row of step one. Returns None if there is no such match.
         """
-        at, number = bisect_left(self.sort_keys[0], low), self._steps.last
-        if self._spans is None or self._spans[0][0] != at:
-            self._spans = self._find_spans(at)
-        if self._spans is None:
-            return None
-        sort_keys, spec, begin = self.sort_keys[number], self._steps.steps[number].step, self._spans[number][0]
+        places, sort_keys = self.sort_keys[0], self.sort_keys[self._steps.last]
         end = len(sort_keys) if sort_keys[-1] <= last else bisect_right(sort_keys, last)
-        if end - begin < spec.at_least or (spec.at_most is not None and end - begin > spec.at_most):
-            return None
-        before = [RowRange(rows, *span) for rows, span in zip(self.rows[:number], self._spans, strict=False)]
-        return [*before, RowRange(self.rows[number], begin, end)]
+        has_limit = any(each.step.at_most is not None for each in self._steps.steps)
+        for at in range(bisect_left(places, low), bisect_right(places, last)):
+            if self._spans is None or self._spans[0][0] != at:
+                self._spans = self._find_spans(at)
+            if self._spans is None or self._spans[-1][0] >= end:
+                # A later beginning reaches the last step no sooner.
+                return None
+            spans = [*self._spans[:-1], (self._spans[-1][0], end)]
+            counts = [after - before for before, after in spans]
+            steps = [each.step for each in self._steps.steps]
+            is_few = all(step.at_most is None or n <= step.at_most for step, n in zip(steps, counts, strict=True))
+            if is_few and counts[-1] >= steps[-1].at_least:
+                return [RowRange(rows, *span) for rows, span in zip(self.rows, spans, strict=False)]
+            if begins_first or not has_limit:
+                return None
+        return None
 
     def _find_spans(self, at: int) -> list[tuple[int, int]] | None:
         """Finds the places that each step but the last takes, and where the last begins; None if some step is not reached.
@@ -654,10 +627,7 @@ class Index:
             after = bisect_right(following, sort_keys[enough]) if enough < len(sort_keys) else len(following)
             if after == len(following):
                 return None
-            end = bisect_left(sort_keys, following[after])
-            if each.step.at_most is not None and end - at > each.step.at_most:
-                return None
-            spans.append((at, end))
+            spans.append((at, bisect_left(sort_keys, following[after])))
             at = after
         return [*spans, (at, at)]
 
@@ -708,7 +678,7 @@ class LinkedStep:
         """Counts the rows before the place `end` that the step took, up to `most`."""
         while self._next < end and (most is None or len(self._places) < most):
             some = self._rows[self._next : min(end, self._next + _MOST_ROWS if most is None else self._next + most)]
-            are_taken, _ = self._steps.run_alone(self._steps.find_taken(self._at, some, self._before))
+            are_taken, _ = self._steps.run(self._steps.find_taken(self._at, some, self._before))
             self._places += [at for at, is_taken in enumerate(are_taken, self._next) if is_taken]
             self.taken.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
             self._next += len(some)

@@ -58,9 +58,9 @@ class NextRows:
             [self._rank_above(ranks, rows, *each) for each in _ABOVE[symbol]] for symbol, ranks in orders
         ]
 
-    def _rank_above(self, ranks: Int64s, rows: int, sign: int, less: int) -> tuple[_Peaks, Int64s]:
+    def _rank_above(self, ranks: Int64s, rows: int, sign: int, less: int) -> tuple[Peaks, Int64s]:
         own, others = ranks[:rows][self.order], ranks[rows:]
-        return _Peaks(np.where(own >= 0, sign * own, _LOW)), np.where(others >= 0, sign * others - less, _HIGH)
+        return Peaks(np.where(own >= 0, sign * own, _LOW)), np.where(others >= 0, sign * others - less, _HIGH)
 
     def find_ranges(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds for each match the first and the last place of the rows at positions from `first` to `last`.
@@ -71,6 +71,10 @@ class NextRows:
         high = np.searchsorted(self._sorted, self._groups * self._span + last, "right") - 1
         return low, np.where(self._groups >= 0, high, low - 1)
 
+    def find_places(self, matches: Int64s, positions: Int64s) -> Int64s:
+        """Finds for matches the place of the first row at a position or after it that the equalities leave."""
+        return np.searchsorted(self._sorted, self._groups[matches] * self._span + positions)
+
     def find_next(self, matches: Int64s, places: Int64s) -> Int64s:
         """Finds for matches the place, from one on, before which no row satisfies all comparisons; beyond all if none does."""
         for alternatives in self._alternatives:
@@ -78,7 +82,7 @@ class NextRows:
         return places
 
 
-class _Peaks:
+class Peaks:
     """Numbers by their places, and the highest of each two, four, eight, ... neighbours."""
 
     def __init__(self, numbers: Int64s) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.judging.candidates import settle_candidates
+from lookback.core.judging.beginnings import Beginnings, leave_open, settle_candidates
 from lookback.core.judging.matching import (
     Candidates,
     Computation,
@@ -32,6 +32,7 @@ from lookback.core.judging.matching import (
     Taken,
     TakenRows,
     find_candidates,
+    run_side_by_side,
     sort_key,
 )
 from lookback.core.judging.segment import Order, RuleRun
@@ -54,6 +55,8 @@ _KEYS_AT_ONCE = 1_000
 _TIME, _NUMBER, _BITS, _ID, _FIELDS = range(5)
 # Of so many matches it is remembered what a step took whose condition reads earlier ones.
 _MOST_LINKED = 64
+# After an alert has emptied rows, so few beginnings are sooner gone through one by one.
+_LEAST_SETTLED = 16
 # A match is offered at least so many rows that are yet to come, if they are known.
 _LEAST_AHEAD = 16
 
@@ -279,11 +282,13 @@ class _Settled(NamedTuple):
     """The facts of a row, unless an alert has emptied rows of its window.
 
     begins: the sort key of the first row that each step took; None if the row does not complete the steps. has_failed:
-    whether the last condition has an error for it.
+    whether the last condition has an error for it. again: finds the facts if only rows after a time count; None if the row
+    then completes no steps either.
     """
 
     begins: list[SortKey] | None
     has_failed: bool
+    again: Callable[[int], _Settled] | None = None
 
 
 # A row as its event arrives: the row, the position of the event, whether it may complete the steps, and what is known of it;
@@ -296,7 +301,7 @@ class _Found(NamedTuple):
 
     is_candidate: those that may complete the steps; is_needed: those that may count for one of them; is_settled: those that
     complete no steps unless an alert has emptied their key; has_failed: those with an error in the last condition. begins:
-    the first row that each step took, of rows that complete them.
+    the first row that each step took, of rows that complete them. again: settles a row where only rows after a time count.
     """
 
     is_candidate: Mask
@@ -304,6 +309,7 @@ class _Found(NamedTuple):
     is_settled: Mask
     has_failed: Mask
     begins: dict[int, list[int]]
+    again: Mapping[int, Callable[[int], tuple[list[int] | None, bool]]]
 
 
 class _KeyedBatch:
@@ -470,12 +476,21 @@ class _KeyedBatch:
         for place in np.flatnonzero(found.is_settled).tolist():
             settled[place] = _Settled(None, bool(found.has_failed[place]))
         if found.begins:
-            numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
-            listed = np.array(list(found.begins.values()))
-            keys = zip(self.times[listed].tolist(), numbers[listed].tolist(), strict=True)
-            for place, each in zip(found.begins, keys, strict=True):
-                settled[place] = _Settled(list(zip(*each, strict=True)), False)
+            begins = self._find_sort_keys(np.array(list(found.begins.values())))
+            settled |= {place: _Settled(each, False) for place, each in zip(found.begins, begins, strict=True)}
+        for place in found.again.keys() & settled.keys():
+            settled[place] = settled[place]._replace(again=partial(self._settle_again, found.again[place]))
         return list(map(settled.get, places))
+
+    def _find_sort_keys(self, at: Int64s) -> list[list[SortKey]]:
+        """Finds the sort keys of rows; at: shape (rows, steps)."""
+        numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
+        keys = zip(self.times[at].tolist(), numbers[at].tolist(), strict=True)
+        return [list(zip(*each, strict=True)) for each in keys]
+
+    def _settle_again(self, settle: Callable[[int], tuple[list[int] | None, bool]], time: int) -> _Settled:
+        begins, has_failed = settle(time)
+        return _Settled(None if begins is None else self._find_sort_keys(np.array([begins]))[0], has_failed)
 
     def save(
         self, is_kept: Mask, is_followed: Mask, rows_wake_after: int, forget: Callable[[KeyState], int | None]
@@ -547,6 +562,8 @@ class _Judge:
         self.floor = rule_run.state.features[rule_run.rule.store].floor
         self.complete_from = rule_run.complete_from
         self._resets = rule_run.spec.reset_on_alert
+        # Without linked steps and limits the earliest beginning reaches the last step first, so rows are judged fast one by one.
+        self._settles = any(not step.own or step.step.at_most is not None for step in self.steps.steps)
         self._oldest = rule_run.earliest_in_time(rule_run.timeline.end)
         # The names in the message that are of earlier steps, and those of the event itself.
         self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
@@ -589,7 +606,7 @@ class _Judge:
             _KeyJudge(self, key, state).run(arrivals) for key, state, arrivals in batch.list_judged(found, is_followed)
         )
         while some := list(islice(judges, _KEYS_AT_ONCE)):
-            self.steps.run_together(some)
+            self.steps.run(run_side_by_side(some))
         lateness = self.rule_run.rule.allowed_lateness
         batch.save(
             is_kept, is_followed, self.spec.within + lateness + 1,
@@ -600,20 +617,29 @@ class _Judge:
         """Finds the rows that may complete the steps, and counts the errors of others."""
         order = batch.order
         rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
-        judged, own, resets = np.flatnonzero(may_complete[order]), self.steps.reads_event_alone, self._resets
-        if self.is_fixed or own:
+        judged, resets = np.flatnonzero(may_complete[order]), self._resets
+        if self.is_fixed or not self._settles:
             # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
-            found = self._find(rows, judged, until_ends=not (self.is_fixed or resets)).unsettled
+            found = leave_open(self._find(rows, judged, until_ends=not (self.is_fixed or resets)))
         else:
             found = settle_candidates(self.steps, rows, judged, partial(self._find, until_ends=True))
         is_settled, is_candidate, is_needed, has_failed = (np.zeros(len(order), dtype=bool) for _ in range(4))
-        if resets and not (self.is_fixed or own):
+        again = dict[int, Callable[[int], tuple[list[int] | None, bool]]]()
+        if resets and found.parts:
             is_settled[order[self._find(rows, judged, until_ends=False).at]] = True
+            for part in found.parts:
+                at = order[part.list_candidates()].tolist()
+                again |= {place: partial(self._settle_after, part, order, n) for n, place in enumerate(at)}
         for each in (found.open, found.complete):
             is_candidate[order[each]] = True
         is_needed[order[found.needed]], has_failed[order[found.failed]] = True, True
         begins = dict(zip(order[found.complete].tolist(), order[found.begins].tolist(), strict=True))
-        return _Found(is_candidate, is_needed, is_settled & ~is_candidate, has_failed, begins)
+        return _Found(is_candidate, is_needed, is_settled & ~is_candidate, has_failed, begins, again)
+
+    @staticmethod
+    def _settle_after(part: Beginnings, order: Int64s, number: int, time: int) -> tuple[list[int] | None, bool]:
+        begins, has_failed = part.settle_after(number, time)
+        return None if begins is None else order[begins].tolist(), has_failed
 
     def _find(self, rows: KeyedRows, judged: Int64s, until_ends: bool) -> Candidates:
         return find_candidates(self.steps, rows, judged, self.spec.within, self.floor, until_ends)
@@ -663,10 +689,21 @@ class _KeyJudge:
                 yield from self._judge_fixed(row, at, may_complete)
             elif settled is not None and self._emptied < row.time - self._spec.within:
                 self._conclude(row, at, settled)
+            elif settled is not None and settled.again is not None and self._can_settle_again(row):
+                self._conclude(row, at, settled.again(self._emptied))
             elif may_complete:
                 yield from self._judge_sliding(row, at)
         if self._absent is not None:
             self._pass_time(rule_run.timeline.end)
+
+    def _can_settle_again(self, row: Row) -> bool:
+        """Returns whether all rows that count came after those that an alert has emptied; False if they are few."""
+        first = row.time - self._spec.within
+        begins = self._members.sort_keys[0]
+        if len(begins) - bisect_left(begins, (first, -1)) < _LEAST_SETTLED:
+            return False
+        rows = self._state.rows
+        return rows[bisect_left(rows, first, key=_time)].time > self._emptied
 
     def _conclude(self, row: Row, at: int, settled: _Settled) -> None:
         """Concludes about an event what is known of it."""
@@ -687,12 +724,13 @@ class _KeyJudge:
         self._evidence, self._linked = [], {}
         if self._late is not None:
             insort(self._late, row.sort_key)
-        if self._match is not None:
-            self._match.rewind(row.sort_key)
+        for match in self._matches.values():
+            match.rewind(row.sort_key)
 
     def _index_rows(self) -> None:
         """Indexes the rows that count and, with fixed expiry, those of the match."""
-        self._match: Match | None = None
+        # The matches by their beginnings.
+        self._matches: dict[SortKey, Match] = {}
         self._evidence = []
         self._linked = {}
         # The sort keys of rows that arrived after one that is later in time; None until they are needed.
@@ -710,7 +748,7 @@ class _KeyJudge:
         if before >= 0 and untils[before] >= low:
             time, number = untils[before]
             low = (time, number + 1)
-        return self._judge_row(row, at, low, self._state.since)
+        yield from self._judge_row(row, at, low, self._state.since)
 
     def _judge_fixed(self, row: Row, at: int, may_complete: bool) -> Computation[None]:
         """Judges an event with the rows before it in the match that has begun when it arrives."""
@@ -734,31 +772,38 @@ class _KeyJudge:
 
         The event may satisfy the last step.
         """
+        found: Sequence[Taken] | None
         if self._steps.reads_event_alone:
-            found: Sequence[Taken] | None = self._members.find_taken(low, row.sort_key)
+            found = self._members.find_taken(low, row.sort_key, begins_first=self._judge.is_fixed)
         else:
-            match = self._find_match(low, row.sort_key, since)
-            if match is None:
-                return
-            if match.next <= row.sort_key:
-                yield from match.offer(self._list_next(match, row))
-            if match.has_failed(row) and self._judge.alerting[at]:
-                self._rule_run.failed[at] = True
-            found = match.find_taken(row)
+            found = yield from self._find_match(row, at, low, since)
         if found is not None:
             self._complete_steps(row, at, since, found)
 
-    def _find_match(self, low: SortKey, key: SortKey, since: int) -> Match | None:
-        """Finds the match of the rows from `low` to before `key`, of numbers from `since` on; None if it has no row.
+    def _find_match(self, row: Row, at: int, low: SortKey, since: int) -> Computation[list[Taken] | None]:
+        """Finds what the steps took in the earliest match that an event ends; notes an error of the earliest one of all.
 
-        It is that of the event before while it begins with the same row.
+        Every beginning has a match that goes on from event to event, so that each is offered every row once.
         """
-        begin = self._members.find_first(0, low)
-        if begin is None or begin >= key:
-            return None
-        if self._match is None or (self._match.begin, self._match.since) != (begin, since):
-            self._match = Match(self._steps, begin, since)
-        return self._match
+        begins = self._members.sort_keys[0]
+        first, end = bisect_left(begins, low), bisect_right(begins, row.sort_key)
+        begins = begins[first : min(end, first + 1) if self._judge.is_fixed else end]
+        self._matches = {each: self._matches[each] for each in begins if each in self._matches}
+        start, size = 0, 1
+        while start < len(begins):
+            matches = [
+                self._matches.setdefault(each, Match(self._steps, each, since)) for each in begins[start:][:size]
+            ]
+            yield from run_side_by_side(
+                match.offer(self._list_next(match, row)) for match in matches if match.next <= row.sort_key
+            )
+            for match in matches:
+                if (found := match.find_taken(row)) is not None:
+                    return found
+            start, size = start + size, 2 * size
+        if begins and self._matches[begins[0]].has_failed(row) and self._judge.alerting[at]:
+            self._rule_run.failed[at] = True
+        return None
 
     def _list_next(self, match: Match, row: Row) -> list[Row]:
         """Lists the rows that a match has still to be offered for a row, up to it, and some that are yet to come.
@@ -916,7 +961,7 @@ class _KeyJudge:
             rows = self._iterate_rows(wait, step, begin, end)
             listed = TakenRows()
             while len(listed) < left and (some := list(islice(rows, left))):
-                are_taken, _ = self._steps.run_alone(self._steps.find_taken(step, some, taken))
+                are_taken, _ = self._steps.run(self._steps.find_taken(step, some, taken))
                 listed.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
             listed.cut(left)
             taken.append(listed)

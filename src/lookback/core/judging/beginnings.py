@@ -1,15 +1,21 @@
-"""Finds out which rows complete the steps of a sequence whose conditions read earlier steps, for all keys at once.
+"""Finds the rows that complete the steps of a sequence, for all keys at once.
 
-A match begins with another event whenever the window slides, so that none can be gone on with. What an event costs does not
-grow with the window nevertheless: step by step, for all matches at once, the first row of a step is searched from where it can be.
-Rows that a comparison with what is known of a match leaves out (`ip = element_at(a.ip, 1)`) are passed over. If the row is not
-near, each row is asked for which matches it satisfies the condition, since what the condition reads of the step before (its
-last rows, whether it has a value, how it compares with a number) is the same for neighbouring matches.
+A match begins at each row of step one. From there the steps take rows in order, so all about a match is known once it is
+known where its steps begin:
 
-Two things grow with the window for each match: the rows up to the first that satisfies a condition which no comparison makes
-rare, and which is another one in each match, such as `amount > element_at(a.amount, 1) + n`; and for whoever shows what
-a linked step took (`{b.count}`) the rows that it took in this match alone. A step that reads more of a linked step than its
-first row leaves the candidates to be judged one by one.
+    row        a1   a2   b1   a3   b2        steps: a, then b with the same number as the first a
+    n          1    2    1    2    2
+    from a1    a    a    b    .    .         ends at b1
+    from a2         a    .    a    b         ends at b2
+    from a3                   a    b         ends at b2, which alerts with its earliest beginning, a2
+
+Step by step, for all beginnings together, the first row of a step is searched from where it can be. Then the earliest
+beginning is searched for each row of the last step. Neither looks at the rows between, as long as conditions compare
+with earlier steps (`ip = element_at(a.ip, 1)`, `a.count >= 5`, `array_contains(a.ip, ip)`), alone or joined by `and`.
+
+Any other condition on earlier steps is evaluated for each row of the last step and each beginning before it, so its cost
+grows with the square of the rows in a window. So does that of a message or evidence that needs all that a linked step
+took (`{b.count}`). A step that reads more than the first row of a linked step leaves its rows to be judged one by one.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ from lookback.core.expressions.compiling import (
     Comparison,
     Expression,
     find_comparisons,
+    find_containments,
     find_read_first,
     find_thresholds,
 )
@@ -34,14 +41,13 @@ from lookback.core.judging.matching import (
     Candidates,
     KeyedRows,
     Part,
-    Settlement,
     Steps,
     list_between,
     to_objects,
 )
-from lookback.core.judging.nextrows import Compared, NextRows
+from lookback.core.judging.nextrows import Compared, NextRows, Peaks
 from lookback.core.rules.compiled import COUNT
-from lookback.core.values.columns import Column, Mask
+from lookback.core.values.columns import Column, Mask, from_values
 from lookback.core.values.keys import Int64s, list_ranges
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, array
@@ -61,29 +67,66 @@ _MOST_CHANGES = 8
 Find = Callable[[KeyedRows, Int64s], Candidates]
 
 
+@dataclass(frozen=True)
+class Settlement:
+    """The findings about rows that may complete the steps; all arrays have positions of rows.
+
+    open, starts: those that are to be judged one by one, and the first row that may count for each; shape (open,).
+    complete: those that complete the steps; begins: the first rows that each step took, shape (complete, steps). failed:
+    those that complete no steps, with an error in the last condition from the earliest beginning on. parts: the beginnings by
+    which the others were settled.
+    """
+
+    open: Int64s
+    starts: Int64s
+    complete: Int64s
+    begins: Int64s
+    failed: Int64s
+    parts: tuple[Beginnings, ...] = ()
+
+    @property
+    def needed(self) -> Int64s:
+        """The positions of the rows that may count for one of the candidates that complete the steps, or may."""
+        return list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
+
+
+def leave_open(candidates: Candidates) -> Settlement:
+    """Returns the settlement that leaves all candidates to be judged one by one."""
+    none = np.empty(0, dtype=np.int64)
+    return Settlement(candidates.at, candidates.starts, none, none.reshape(0, len(candidates.able)), none)
+
+
 def settle_candidates(steps: Steps, rows: KeyedRows, judged: Int64s, find: Find) -> Settlement:
-    """Finds out which rows complete the steps, as far as the linked steps can be settled for all of them at once.
+    """Finds out which rows complete the steps, as far as that can be settled for all of them at once.
 
     judged: positions of rows that satisfy the last gate. find: finds the candidates among them (see `find_candidates`).
     """
     found = find(rows, judged)
+    if not all(step.own or _reads_first_rows(steps, at) for at, step in enumerate(steps.steps)):
+        return leave_open(found)
     is_in_order = rows.is_in_order[found.at]
-    settled, others = _settle_in_order(steps, rows, found.take(is_in_order)), found.take(~is_in_order)
-    return Settlement.join([settled, _settle_others(steps, rows, others, find)]) if len(others.at) else settled
+    others = found.take(~is_in_order)
+    parts = [Beginnings(steps, rows, found.take(is_in_order), np.arange(len(rows.keys)))]
+    late = _split_late(steps, rows, others, find) if len(others.at) else []
+    if late is not None:
+        parts, others = [*parts, *late], others.take(np.empty(0, dtype=np.int64))
+    settled = [each.settle_all() for each in parts]
+    complete, begins, failed = (np.concatenate(each) for each in zip(*settled, strict=True))
+    return Settlement(others.at, others.starts, complete, begins, failed, tuple(parts))
 
 
-def _settle_others(steps: Steps, rows: KeyedRows, others: Candidates, find: Find) -> Settlement:
-    """Settles candidates before which, in time, some row came after they did.
+def _split_late(steps: Steps, rows: KeyedRows, others: Candidates, find: Find) -> list[Beginnings] | None:
+    """Lists the beginnings for candidates before which, in time, some row came after they did; None if they are too few.
 
     Rows of a key that arrived one after another in order of time are a stretch. Without the rows of later stretches those of
-    one came in order, so the stretches of each key are settled one after another, all keys at once.
+    one came in order, so there are beginnings for each stretch, all keys at once.
     """
     needed = others.needed
     stretches = rows.take(needed).number_stretches()
     own = stretches[np.searchsorted(needed, others.at)]
     numbers = np.unique(own)
     if (others.at - others.starts).sum() < _ROWS_OF_A_STRETCH * len(numbers):
-        return others.unsettled
+        return None
     parts = []
     for number in numbers.tolist():
         some = others.take(own == number)
@@ -91,31 +134,8 @@ def _settle_others(steps: Steps, rows: KeyedRows, others: Candidates, find: Find
         places = places[stretches[np.searchsorted(needed, places)] <= number]
         part = rows.take(places)
         found = find(part, np.searchsorted(places, some.at))
-        parts.append(_settle_in_order(steps, part, found).move(places))
-    return Settlement.join(parts)
-
-
-def _settle_in_order(steps: Steps, rows: KeyedRows, known: Candidates) -> Settlement:
-    """Settles candidates that came in order, step by step from the first linked one on.
-
-    As long as a step reads nothing of linked steps but their first rows, these are all that has to be known of them.
-    """
-    for number in range(next(at for at, step in enumerate(steps.steps) if not step.own), len(steps.steps)):
-        if not len(known.at) or not _reads_first_rows(steps, number):
-            return known.unsettled
-        if number < steps.last:
-            known = _settle_step(steps, rows, known, number)
-    failed, first = known.at[:0], known.first
-    if steps.steps[-1].own:
-        is_complete = _mark_complete(steps, rows, known)
-    else:
-        linked = _LinkedStep(steps, rows, known, steps.last)
-        is_out, errors = linked.find_unsatisfied()
-        is_complete, has_failed, starts = linked.find_complete(~is_out, errors)
-        failed, first = known.at[has_failed], [*first[:-1], starts]
-    begins = [able[each[is_complete]] for able, each in zip(known.able, first, strict=True)]
-    none = known.at[:0]
-    return Settlement(none, none, known.at[is_complete], np.stack(begins, axis=1), failed)
+        parts.append(Beginnings(steps, part, found, places))
+    return parts
 
 
 def _reads_first_rows(steps: Steps, number: int) -> bool:
@@ -129,8 +149,8 @@ def _reads_first_rows(steps: Steps, number: int) -> bool:
 def _settle_step(steps: Steps, rows: KeyedRows, known: Candidates, number: int) -> Candidates:
     """Settles where a step before the last begins, and so from where on the next one may.
 
-    known.first: for the steps before this one where they begin, for this one from where on it may. Returns the candidates
-    before which the step has enough.
+    known.at: the last row of each match; known.first: for the steps before this one where they begin, for this one from where
+    on it may. Returns the matches in which the step has enough before the last row.
     """
     step, able = steps.steps[number], known.able[number]
     if step.own:
@@ -139,20 +159,7 @@ def _settle_step(steps: Steps, rows: KeyedRows, known: Candidates, number: int) 
         begins, enough = _LinkedStep(steps, rows, known, number).find_begins()
     reached = np.append(able, NEVER_DUE)[np.minimum(enough, len(able))]
     following, ends = (np.searchsorted(known.able[number + 1], each, "right") for each in (reached, known.at))
-    first = [*known.first[:number], begins, following, *known.first[number + 2 :]]
-    return replace(known, first=first).take(following < ends)
-
-
-def _mark_complete(steps: Steps, rows: KeyedRows, known: Candidates) -> Mask:
-    """Marks the candidates that complete steps of which the last one reads the event alone."""
-    spec = steps.steps[-1].step
-    taken = np.searchsorted(known.able[-1], known.at, "right") - known.first[-1]
-    is_complete: Mask = taken >= spec.at_least
-    if spec.at_most is not None:
-        is_complete &= taken <= spec.at_most
-    known = known.take(is_complete)
-    is_complete[is_complete] = _mark_few(steps, rows, known, known.first[-1])
-    return is_complete
+    return replace(known, first=[*known.first[:number], begins, following]).take(following < ends)
 
 
 def _mark_few(steps: Steps, rows: KeyedRows, known: Candidates, last: Int64s) -> Mask:
@@ -169,6 +176,246 @@ def _mark_few(steps: Steps, rows: KeyedRows, known: Candidates, last: Int64s) ->
         else:
             is_few &= _LinkedStep(steps, rows, known, number).find_taken(first[number], ends, most) >= ends
     return is_few
+
+
+class Beginnings:
+    """The matches that begin at rows of step one, and the candidates that end them. Rows came in order.
+
+    found: the candidates; places: the position of each row among those that the caller knows.
+    """
+
+    def __init__(self, steps: Steps, rows: KeyedRows, found: Candidates, places: Int64s) -> None:
+        self._steps, self._rows, self._found, self._places = steps, rows, found, places
+        able, low = found.able, found.first[0]
+        # The rows of step one up to each candidate, and the candidates among the rows of the last step.
+        self._high = np.searchsorted(able[0], found.at, "right") - 1
+        self._own: Int64s = np.searchsorted(able[-1], found.at)
+        begins = list_between(low, self._high)
+        limits = found.at[np.searchsorted(low, begins, "right") - 1] if len(begins) else begins
+        known = Candidates(limits, able[0][begins], able, [begins])
+        for number in range(steps.last):
+            if len(known.at):
+                known = _settle_step(steps, rows, known, number)
+        if not len(known.at):
+            known = replace(known, first=[begins[:0]] * len(able))
+        self._known = known
+        last = steps.steps[-1]
+        self._linked = None if last.own or not len(known.at) else _LinkedStep(steps, rows, known, steps.last, self._own)
+        # For each match the places among the rows of the last step: of the first that it takes, of the one with which it has
+        # enough, and of the first that is too many.
+        self._starts = known.first[-1] if self._linked is None else self._linked.find_first()
+        self._enough = self._take_more(last.step.at_least - 1)
+        self._excess = None if last.step.at_most is None else self._take_more(last.step.at_most)
+        has_begun = np.flatnonzero(self._starts >= 0)
+        begun = known.take(has_begun)
+        # The matches that reach the last step.
+        self._reached = has_begun[_mark_few(steps, rows, begun, self._starts[has_begun])]
+
+    def _take_more(self, number: int) -> Int64s:
+        """Finds the row of the last step that each match takes as so many after the first; beyond all if there is none."""
+        if self._linked is None:
+            return self._starts + number
+        begins = np.where(self._starts < 0, len(self._found.able[-1]), self._starts)
+        ends = np.searchsorted(self._found.able[-1], self._known.at, "right")
+        return self._linked.find_taken(begins, ends, number)
+
+    def settle_all(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Finds the candidates that complete the steps, the first rows that each step took, and the failed candidates."""
+        numbers = np.arange(len(self._found.at))
+        matches, has_failed = self._settle(numbers, self._found.first[0])
+        is_complete = matches >= 0
+        at = self._places[self._found.at]
+        return at[is_complete], self._list_begins(matches[is_complete]), at[has_failed]
+
+    def list_candidates(self) -> Int64s:
+        """Lists the positions of the candidates, by their numbers."""
+        return self._places[self._found.at]
+
+    def settle_after(self, number: int, time: int) -> tuple[list[int] | None, bool]:
+        """Settles a candidate where only rows later than a time count.
+
+        Returns the positions of the first rows that each step took, None if it completes no steps, and whether it has failed.
+        """
+        able, low, high = self._found.able[0], self._found.first[0][number], self._high[number]
+        later = low + np.searchsorted(self._rows.times[able[low : high + 1]], time, "right")
+        (match,), (has_failed,) = self._settle(np.array([number]), np.array([later]))
+        return (None if match < 0 else self._list_begins(np.array([match]))[0].tolist()), bool(has_failed)
+
+    def _list_begins(self, matches: Int64s) -> Int64s:
+        """Returns the positions of the first row that each step takes, shape (matches, steps)."""
+        able, first = self._found.able, [*self._known.first[:-1], self._starts]
+        begins = [rows[each[matches]] for rows, each in zip(able, first, strict=True)]
+        return self._places[np.stack(begins, axis=1)]
+
+    def _settle(self, numbers: Int64s, lows: Int64s) -> tuple[Int64s, Mask]:
+        """Finds for candidates the earliest match that they end, -1 for none, and which of the others have failed.
+
+        lows: the place of the first row of step one that counts for each.
+        """
+        found, has_failed = self._find_matches(numbers, lows), np.zeros(len(numbers), dtype=bool)
+        if self._linked is not None:
+            left = np.flatnonzero(found < 0)
+            has_failed[left] = self._find_failed(self._linked, numbers[left], lows[left])
+        return found, has_failed
+
+    def _find_matches(self, numbers: Int64s, lows: Int64s) -> Int64s:
+        """Finds the earliest match that each candidate ends, -1 for none."""
+        found, own = np.full(len(numbers), -1), self._own[numbers]
+        begins = self._known.first[0][self._reached]
+        first, last = np.searchsorted(begins, lows), np.searchsorted(begins, self._high[numbers], "right") - 1
+        is_open = first <= last
+        searched = list_between(first[is_open], last[is_open])
+        if not len(searched):
+            return found
+        search = _Search(self._list_ends(self._reached[searched]), own)
+        first, last = np.searchsorted(searched, first), np.searchsorted(searched, last, "right") - 1
+        earliest = search.run(first, np.where(is_open, last, first - 1))
+        is_found = earliest >= 0
+        found[is_found] = self._reached[searched[earliest[is_found]]]
+        return found
+
+    def _list_ends(self, matches: Int64s) -> _Ends:
+        first = [each[matches] for each in self._known.first[:-1]]
+        taken = [] if self._linked is None else self._linked.find_ends(first, self._starts[matches])
+        excess = None if self._excess is None else self._excess[matches]
+        return _Ends(self._linked, self._enough[matches], excess, first, taken)
+
+    def _find_failed(self, linked: _LinkedStep, numbers: Int64s, lows: Int64s) -> Mask:
+        """Marks the candidates for which the last condition has an error in the match with the earliest beginning."""
+        has_failed: Mask = np.zeros(len(numbers), dtype=bool)
+        begins, own = self._known.first[0], self._own[numbers]
+        earliest = np.minimum(np.searchsorted(begins, lows), len(begins) - 1)
+        is_asked = (begins[earliest] == lows) & (self._known.first[-1][earliest] <= own)
+        if self._excess is not None:
+            is_asked &= own <= self._excess[earliest]
+        at = np.flatnonzero(is_asked)
+        if not len(at):
+            return has_failed
+        known, places, starts = self._known.take(earliest[at]), own[at], self._starts[earliest[at]]
+        starts = np.where(starts < 0, places, np.minimum(starts, places))
+        first = known.first[:-1]
+        result, _ = linked.evaluate(places, first, linked.find_ends(first, starts))
+        if result.error is not None and result.error.any():
+            failed = np.flatnonzero(result.error)
+            has_failed[at[failed]] = _mark_few(self._steps, self._rows, known.take(failed), starts[failed])
+        return has_failed
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The candidates that end some matches, by their places among the rows of the last step; shape (matches,).
+
+    enough, excess: the first of them, and the first row that is too many; None for no limit. first, taken: the places at which
+    the rows of each step before the last begin and end. linked: the last step, if it reads these.
+    """
+
+    linked: _LinkedStep | None
+    enough: Int64s
+    excess: Int64s | None
+    first: list[Int64s]
+    taken: list[Int64s]
+
+    def find_true(self, matches: Int64s, own: Int64s) -> Mask:
+        """Marks the pairs of a match and a candidate that ends it."""
+        ends = self.enough[matches] <= own
+        if self.excess is not None:
+            ends &= own < self.excess[matches]
+        if self.linked is not None:
+            at = matches[ends]
+            result, _ = self.linked.evaluate(
+                own[ends], [each[at] for each in self.first], [each[at] for each in self.taken]
+            )
+            ends[ends] = result.is_true()
+        return ends
+
+    def list_compared(self, own: Int64s) -> list[Compared]:
+        """Lists what is compared where one of the candidates ends a match."""
+        compared = [Compared("<=", Column(BIGINT, self.enough), Column(BIGINT, own))]
+        if self.excess is not None:
+            compared.append(Compared(">", Column(BIGINT, self.excess), Column(BIGINT, own)))
+        # A few matches are evaluated sooner than prepared for a search.
+        if self.linked is not None and len(self.enough) > _MOST_SEARCHED:
+            compared += self.linked.list_compared_back(own, self.first, self.taken)
+        return compared
+
+    def list_contained(self, own: Int64s) -> list[_Contained]:
+        """Lists the arrays that must have, or lack, a value of a candidate that ends a match."""
+        if self.linked is None or len(self.enough) <= _MOST_SEARCHED:
+            return []
+        return self.linked.list_contained(own, self.first, self.taken)
+
+
+class _Search:
+    """Searches for each candidate the earliest match that it ends, without a look at those that it cannot end."""
+
+    def __init__(self, ends: _Ends, own: Int64s) -> None:
+        self._ends, self._own = ends, own
+        self._rows = NextRows(ends.list_compared(own), len(ends.enough), len(own))
+        self._contained = ends.list_contained(own)
+
+    def run(self, first: Int64s, last: Int64s) -> Int64s:
+        """Searches the matches from `first` to `last`, none where that is lower. Returns -1 where there is none."""
+        found = np.full(len(first), -1)
+        places, limits = self._rows.find_ranges(first, last)
+        pending, size = np.flatnonzero(places <= limits), 1
+        pending, places = self._pass_over(pending, places[pending], limits)
+        while len(pending):
+            at_once = max(1, _MOST_PAIRS // size)
+            for begin in range(0, len(pending), at_once):
+                some = slice(begin, begin + at_once)
+                lengths = np.clip(limits[pending[some]] - places[some] + 1, 0, size)
+                owners, matches = (
+                    np.repeat(pending[some], lengths),
+                    self._rows.order[list_ranges(places[some], lengths)],
+                )
+                ends = self._ends.find_true(matches, self._own[owners])
+                ended, at = np.unique(owners[ends], return_index=True)
+                found[ended] = matches[ends][at]
+            left = (found[pending] < 0) & (places + size <= limits[pending])
+            pending, places = self._pass_over(pending[left], places[left] + size, limits)
+            size = min(2 * size, _MOST_ROWS)
+        return found
+
+    def _pass_over(self, pending: Int64s, places: Int64s, limits: Int64s) -> tuple[Int64s, Int64s]:
+        """Moves places on to the next match that the candidate may end; leaves out candidates without one."""
+        places = self._rows.find_next(pending, places)
+        for each in self._contained:
+            near = np.flatnonzero(places <= limits[pending])
+            nexts = each.find_next(pending[near], self._rows.order[places[near]])
+            places[near] = self._rows.find_places(pending[near], nexts)
+        is_near = places <= limits[pending]
+        return pending[is_near], places[is_near]
+
+
+class _Contained:
+    """`array_contains(a.x, y)`, or not: `a` of each match took rows one after another, `y` is read of each candidate.
+
+    begins, ends: of each match, the places of the rows that the step took; begins ascend. own: the values of the rows, from the
+    place `low` on; others: those of the candidates.
+    """
+
+    def __init__(self, is_wanted: bool, begins: Int64s, ends: Int64s, low: int, own: Column, others: Column) -> None:
+        self._is_wanted, self._begins, self._ends = is_wanted, begins, ends
+        ranks = Compared("=", own, others).find_ranks()
+        known = np.flatnonzero(ranks[: len(own)] >= 0)
+        self._wanted, self._span = ranks[len(own) :], low + len(own) + 1
+        self._sorted = np.sort(ranks[known] * self._span + low + known)
+        self._peaks = Peaks(ends if is_wanted else -ends)
+
+    def find_next(self, candidates: Int64s, matches: Int64s) -> Int64s:
+        """Finds for candidates the match, from one on, before which none has the value, or none lacks it."""
+        wanted, begins = self._wanted[candidates], self._begins[matches]
+        at = np.searchsorted(self._sorted, wanted * self._span + begins)
+        found = np.append(self._sorted, -1)[at]
+        is_there = (found >= 0) & (found // self._span == wanted)
+        place = np.where(is_there, found - wanted * self._span, self._span)
+        # The matches from there on begin behind the row that has the value.
+        beyond = np.searchsorted(self._begins, place, "right")
+        bounds = place if self._is_wanted else -place - 1
+        nexts = np.minimum(self._peaks.find_next(matches, bounds), beyond)
+        if not self._is_wanted:
+            nexts = np.where(place < self._ends[matches], nexts, matches)
+        return np.where((wanted >= 0) & (is_there | (not self._is_wanted)), nexts, len(self._begins))
 
 
 class _Most(Part):
@@ -253,31 +500,26 @@ class _Scan:
         return replace(self, pending=pending[near], cursor=cursor[near], limit=limit[near], size=min(size, _MOST_ROWS))
 
 
-def _group_matches(first: Sequence[Int64s], cursor: Int64s, limit: Int64s) -> tuple[_Matches, Int64s]:
-    """Groups candidates by their match: those of which the steps begin alike. Returns the matches, and that of each candidate.
-
-    limit: of each candidate; a match has that of its last one.
-    """
-    is_new = np.append(True, np.any([np.diff(each) != 0 for each in first], axis=0))
-    heads, tails = np.flatnonzero(is_new), np.append(np.flatnonzero(is_new)[1:], len(is_new)) - 1
-    return _Matches([each[heads] for each in first], cursor[heads], limit[tails]), np.cumsum(is_new) - 1
-
-
 class _LinkedStep:
-    """A step of a sequence whose condition reads earlier steps, and candidates that came in order.
+    """A step of a sequence whose condition reads earlier steps, and matches of rows that came in order.
 
-    Of linked steps before it, it reads the first rows alone.
+    Of linked steps before it, it reads the first rows alone. known: the matches; at: the last row of each. judged: the places
+    of the rows that are judged with matches which do not reach them.
     """
 
-    def __init__(self, steps: Steps, rows: KeyedRows, known: Candidates, number: int) -> None:
+    def __init__(
+        self, steps: Steps, rows: KeyedRows, known: Candidates, number: int, judged: Int64s | None = None
+    ) -> None:
         self._steps, self._rows, self._known, self._number = steps, rows, known, number
         self._step, self._condition = steps.steps[number].step, steps.steps[number].condition
         self._before, self._first = steps.steps[number - 1].step, known.first[:number]
         self._able = known.able[number]
-        # How many rows that the step may take are before each candidate; of the last step that is the candidate's own place.
+        # The place among the rows of the step at which the last row of each match is, or would be.
         self._places: Int64s = np.searchsorted(self._able, known.at)
         # The places from which on fields are read of each step.
         self._lows = [int(each.min()) for each in known.first[: number + 1]]
+        read = self._places if judged is None else np.append(self._places, judged)
+        self._read = min(self._lows[-1], int(read.min())), int(read.max()) + 1
         self._arrays: dict[str, Array] = {}
         self._columns: dict[str, Column] = {}
 
@@ -286,74 +528,41 @@ class _LinkedStep:
 
         Beyond all rows where there is none.
         """
-        matches, of_match = _group_matches(self._first, self._known.first[self._number], self._places - 1)
-        starts = self._find_starts(matches)[of_match]
+        starts = self._find_starts(_Matches(self._first, self._known.first[self._number], self._places - 1))
         begins = np.where((starts >= 0) & (starts < self._places), starts, len(self._able))
         return begins, self.find_taken(begins, self._places, self._step.at_least - 1)
 
-    def find_unsatisfied(self) -> tuple[Mask, Mask]:
-        """Marks the candidates that satisfy the last condition with nothing that the step before can have taken, and errors.
+    def find_first(self) -> Int64s:
+        """Finds for each match the place of the first row that satisfies the condition, up to its last row; -1 for none."""
+        return self._find_starts(_Matches(self._first, self._known.first[self._number], self._places))
 
-        An error is that with the most that it can have taken.
-        """
-        known = self._known
-        most = [*self._find_ends(self._first)[:-1], np.searchsorted(known.able[-2], known.at)]
-        counts = most[-1] - known.first[-2]
-        result, parts = self._evaluate(self._places, self._first, most, np.minimum(counts, self._before.at_least))
-        has_guessed = self._reads_count(self._number - 1) & (counts > self._before.at_least)
-        for each in parts:
-            has_guessed |= np.fromiter((part.has_guessed for part in each), dtype=bool, count=len(each))
-        errors = np.zeros(len(known.at), dtype=bool) if result.error is None else result.error
-        is_alone = known.first[-1] == self._places
-        return ~result.is_true() & (~has_guessed | is_alone), errors
+    def find_ends(self, first: Sequence[Int64s], places: Int64s) -> list[Int64s]:
+        """Finds the places at which the rows of the steps before end when rows of this step come."""
+        return [*self._find_ends(first)[:-1], self._find_rank(places)]
 
-    def find_complete(self, is_left: Mask, errors: Mask) -> tuple[Mask, Mask, Int64s]:
-        """Marks the candidates that complete the steps, and those with an error; finds where the last step begins.
+    def list_compared_back(self, own: Int64s, first: Sequence[Int64s], ends: Sequence[Int64s]) -> list[Compared]:
+        """Lists the comparisons that the condition asks for, of matches with candidates at the places `own`."""
+        compared = []
+        for each in _find_linked(self._condition):
+            of_matches, _ = self.evaluate(ends[0], first, ends, None, each.right)
+            of_candidates, _ = self.evaluate(own, (), (), None, each.left)
+            compared.append(Compared(each.turn().symbol, of_matches, of_candidates))
+        return compared
 
-        is_left: those that may complete them; errors: those with an error if the last step begins with none before them.
-        """
-        known, places = self._known, self._places
-        is_complete, has_failed = np.zeros(len(places), dtype=bool), errors.copy()
-        starts = np.full(len(places), -1)
-        at = np.flatnonzero(is_left | errors)
-        if not len(at):
-            return is_complete, has_failed, starts
-        first = [each[at] for each in self._first]
-        matches, of_match = _group_matches(first, known.first[-1][at], places[at])
-        start = self._find_starts(matches)[of_match]
-        has_begun = (start >= 0) & (start <= places[at])
-        starts[at] = np.where(has_begun, start, -1)
-        is_complete[at] = has_begun
-        # What the step before took is settled where the last step has begun with an earlier row.
-        later = at[has_begun & (start < places[at])]
-        if len(later):
-            first = [each[later] for each in self._first]
-            ends = [*self._find_ends(first)[:-1], self._find_rank(starts[later])]
-            result, _ = self._evaluate(places[later], first, ends)
-            is_complete[later] = result.is_true()
-            has_failed[later] = False if result.error is None else result.error
-        self._count_taken(is_complete, has_failed, starts)
-        is_few = _mark_few(self._steps, self._rows, known, np.where(starts >= 0, starts, places))
-        return (
-            is_complete & is_few,
-            has_failed & is_few & (is_left | errors),
-            np.where(is_complete & is_few, starts, -1),
-        )
-
-    def _count_taken(self, is_complete: Mask, has_failed: Mask, starts: Int64s) -> None:
-        """Unmarks the candidates up to which the last step takes too few rows, or too many. starts: where it begins."""
-        least, most, places = self._step.at_least, self._step.at_most, self._places
-        later = starts < places
-        if least > 1:
-            # The first row and the candidate are two of them.
-            is_complete &= later
-            begins = np.where(is_complete, starts, len(self._able))
-            is_complete &= self.find_taken(begins, places, least - 2) < places
-        if most is not None:
-            begins = np.where(is_complete & later, starts, len(self._able))
-            is_complete &= self.find_taken(begins, places, most - 1) >= places
-            begins = np.where(has_failed & later & (starts >= 0), starts, len(self._able))
-            has_failed &= self.find_taken(begins, places, most) >= places
+    def list_contained(self, own: Int64s, first: Sequence[Int64s], ends: Sequence[Int64s]) -> list[_Contained]:
+        """Lists the calls of array_contains that the condition asks for, of matches with candidates at the places `own`."""
+        contained = []
+        for each in find_containments(self._condition):
+            before, _, name = each.array.partition(".")
+            number = self._steps.numbers[before]
+            # Beginnings ascend from match to match, and the rows that a step took follow one another.
+            if all(step.own for step in self._steps.steps[: number + 1]):
+                values = from_values(self._steps.fields[name], self.read_array(each.array, number).values)
+                others, _ = self.evaluate(own, (), (), None, each.value)
+                contained.append(
+                    _Contained(each.is_wanted, first[number], ends[number], self._lows[number], values, others)
+                )
+        return contained
 
     def find_taken(self, begins: Int64s, ends: Int64s, number: int) -> Int64s:
         """Finds the places of the rows that the step takes as so many rows after its first; beyond all if none is.
@@ -365,8 +574,8 @@ class _LinkedStep:
         at = np.flatnonzero(begins < len(self._able))
         if number == 0 or not len(at):
             return found
-        matches, of_match = _group_matches([each[at] for each in self._first], begins[at] + 1, ends[at] - 1)
-        known = [*self._find_ends(matches.first)[:-1], self._find_rank(matches.cursor - 1)]
+        matches = _Matches([each[at] for each in self._first], begins[at] + 1, ends[at] - 1)
+        known = self.find_ends(matches.first, begins[at])
         taken = np.full(len(matches.limit), len(self._able))
         left, scan = np.full(len(taken), number), self._scan(matches, known)
         while len(scan.pending):
@@ -376,7 +585,7 @@ class _LinkedStep:
                 taken[owners[is_last]] = places[is_last]
                 left -= np.bincount(owners, minlength=len(left))
             scan = scan.move(left > 0, 2 * scan.size)
-        found[at] = taken[of_match]
+        found[at] = taken
         return found
 
     def _find_ends(self, first: Sequence[Int64s]) -> list[Int64s]:
@@ -389,9 +598,6 @@ class _LinkedStep:
         """Finds how far the step before the last has come when rows of the last step come."""
         rank: Int64s = np.searchsorted(self._known.able[self._number - 1], self._able[places])
         return rank
-
-    def _reads_count(self, number: int) -> bool:
-        return f"{self._steps.steps[number].step.name}.{COUNT}" in self._condition.fields
 
     def _find_starts(self, matches: _Matches) -> Int64s:
         """Finds for each match the place of the first row that satisfies the condition; -1 if none does up to the limit."""
@@ -431,9 +637,9 @@ class _LinkedStep:
         for each in _find_linked(self._condition):
             if ends is None and f"{self._before.name}.{COUNT}" in each.right.fields:
                 continue
-            others, parts = self._evaluate(matches.cursor, matches.first, known, least, each.right)
+            others, parts = self.evaluate(matches.cursor, matches.first, known, least, each.right)
             if not any(part.has_guessed for listed in parts for part in listed):
-                own, _ = self._evaluate(places, (), (), None, each.left)
+                own, _ = self.evaluate(places, (), (), None, each.left)
                 compared.append(Compared(each.symbol, own, others))
         return compared
 
@@ -450,10 +656,10 @@ class _LinkedStep:
             places = scan.places[list_ranges(scan.cursor[own], lengths)]
             first = [each[of_match] for each in scan.matches.first]
             if ends is None:
-                known = [*self._find_ends(first)[:-1], self._find_rank(places)]
+                known = self.find_ends(first, places)
             else:
                 known = [each[of_match] for each in ends]
-            result, _ = self._evaluate(places, first, known)
+            result, _ = self.evaluate(places, first, known)
             true = result.is_true()
             yield of_match[true], places[true]
 
@@ -498,7 +704,7 @@ class _LinkedStep:
         for begin in range(0, len(places), _MOST_PAIRS):
             some = slice(begin, begin + _MOST_PAIRS)
             first = [begins[some]] * self._number
-            result, parts = self._evaluate(places[some], first, [*first[:-1], ends[some]])
+            result, parts = self.evaluate(places[some], first, [*first[:-1], ends[some]])
             true[some] = result.is_true()
             for each in parts:
                 same = np.fromiter((part.until for part in each), dtype=np.int64, count=len(each))
@@ -508,7 +714,7 @@ class _LinkedStep:
         kept = np.append(self._thresholds, 0)[at]
         return true, np.maximum(begins, np.where(at >= 0, np.minimum(until, ends - kept), until))
 
-    def _evaluate(
+    def evaluate(
         self,
         places: Int64s,
         first: Sequence[Int64s],
@@ -537,15 +743,15 @@ class _LinkedStep:
             low, is_open = self._lows[number], number == self._number - 1 and least is not None
             most = least if is_open and least is not None else counts
             figures = (first[number] - low).tolist(), (ends[number] - low).tolist(), most.tolist()
-            values = self._read_array(name, number)
+            values = self.read_array(name, number)
             listed = [_Most(values, *each) for each in zip(*figures, strict=True)]
             parts.append(listed)
             columns[name] = Column(array(self._steps.fields[own]), to_objects(listed))
         return condition.evaluate(columns, len(places)), parts
 
     def _read_field(self, name: str, places: Int64s) -> Column:
-        """Reads a field of rows that the last step may take; of all of them if they are many."""
-        low, high = self._lows[-1], int(self._places.max()) + 1
+        """Reads a field of rows that the step may take; of all of them if they are many."""
+        low, high = self._read
         column = self._columns.get(name)
         if column is None and len(places) < high - low:
             return self._make_column(name, self._able[places])
@@ -557,7 +763,7 @@ class _LinkedStep:
     def _make_column(self, name: str, able: Int64s) -> Column:
         return self._steps.make_column(name, lambda each: self._rows.read(each, self._rows.arrivals[able]))
 
-    def _read_array(self, name: str, number: int) -> Array:
+    def read_array(self, name: str, number: int) -> Array:
         """Reads a field of the rows that a step before may take. name: with that of the step."""
         values = self._arrays.get(name)
         if values is None:
