@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.fields import RESERVED_FIELDS
+from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
 from lookback.core.values.texts import first_line, quote_identifier
 
 # The rows at the beginning of a file that a draft is made from.
@@ -443,7 +443,7 @@ def _name_fields(columns: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for column in columns:
         name = column if _PLAIN_NAME.fullmatch(column) else _simplify_name(column)
-        taken = {each.lower() for each in names.values()} | RESERVED_FIELDS
+        taken = {each.lower() for each in names.values()} | RESERVED_FIELDS | {POSITION}
         options = [name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))]
         names[column] = next(option for option in options if option.lower() not in taken)
     return names

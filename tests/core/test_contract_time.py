@@ -51,16 +51,20 @@ def late(harness: lookback.Harness) -> list[tuple[str, int, str]]:
     return [(row.event_id, row.late_by_us, row.action) for row in harness.late_events]
 
 
-def test_c3_1_arrival_is_commit_then_time_then_id_by_bytes() -> None:
+def test_c3_1_arrival_is_commit_then_time_then_position_then_id_by_bytes() -> None:
     # One commit; "é" is C3 A9 in UTF-8 and comes after "z" (7A), the later time after both.
     events = [event(name, second, arrival=1) for name, second in [("é", 1), ("z", 1), ("a", 2), ("Z", 1)]]
     harness = run(rule(), events)
     assert [(alert.event_id, alert.measures["n"]) for alert in harness.alerts] == [
-        ("Z", 1),
+        ("é", 1),
         ("z", 2),
-        ("é", 3),
+        ("Z", 3),
         ("a", 4),
     ]
+    by_id = ["Z", "z", "é", "a"]
+    unplaced = [{**row, "position": None} for row in events]
+    assert [alert.event_id for alert in run(rule(), unplaced).alerts] == by_id
+    assert [alert.event_id for alert in run(rule(), events, table="/lake/tx").alerts] == by_id
 
 
 def test_c3_1_alerts_come_in_order_of_arrival_over_all_rules() -> None:
@@ -78,7 +82,7 @@ def test_c3_1_alerts_come_in_order_of_arrival_over_all_rules() -> None:
 
 def test_c3_1_integer_ids_compare_as_numbers() -> None:
     fields = {**STREAM["fields"], "id": "bigint"}  # type: ignore[dict-item]
-    harness = run(rule(), [event(name, 1, arrival=1) for name in ("10", "9")], fields=fields)
+    harness = run(rule(), [event(name, 1, arrival=1) for name in ("10", "9")], fields=fields, table="/lake/tx")
     assert [alert.event_id for alert in harness.alerts] == ["9", "10"]
 
 

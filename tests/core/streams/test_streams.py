@@ -108,6 +108,33 @@ def test_every_field_problem_is_told():
     assert set(problems(fields=fields)) == {"fields.AT", "fields.ingested_at", "fields.a-b", "fields.c"}
 
 
+def test_position_is_a_field_only_of_a_table_that_others_write() -> None:
+    fields = {"id": "bigint", "at": "timestamp", "Position": "double"}
+    (message,) = problems(fields=fields).values()
+    assert "'Position' is the column in which ingest stores where it read an event; choose another name" in message
+    theirs = Stream.from_dict({**MINIMAL, "fields": fields, "table": "/lake/orders"})
+    assert (theirs.order_columns, theirs.key_columns) == ({}, ("id", "at"))
+    own = Stream.from_dict(MINIMAL)
+    assert (own.order_columns, own.key_columns) == ({"position": BIGINT}, ("id", "at", "position"))
+
+
+def test_order_by_names_fields_of_a_table_that_others_write() -> None:
+    fields = {"id": "bigint", "at": "timestamp", "part": "int", "offset": "bigint", "x": "double", "tags": "array<int>"}
+    theirs = {"fields": fields, "table": "/lake/orders"}
+    declared = Stream.from_dict({**MINIMAL, **theirs, "order_by": ["part", "offset"]})
+    assert list(declared.order_columns) == ["part", "offset"]
+    assert Stream.from_dict(declared.to_dict()) == declared
+    assert "ingest stores the order in which it reads rows" in problems(order_by=["id"])["order_by"]
+    for wrong, said in (
+        (["ofset"], "'ofset' is not one of the declared fields; did you mean 'offset'?"),
+        (["x"], "field 'x' is double; events are ordered by bigint, date,"),
+        (["tags"], "field 'tags' is array<int>; events"),
+        ("part", "a list of fields is needed, got 'part'"),
+        ([1], "a list of fields is needed, got [1]"),
+    ):
+        assert said in problems(**theirs, order_by=wrong)["order_by"]
+
+
 @pytest.mark.parametrize(
     "name",
     ["rules", "alerts", "rejected_events", "reviews", "labels", "snoozes", "lists", "1st", "a.b", "", None, "a" * 64],

@@ -41,7 +41,7 @@ def split_future(
 
 
 def late_sort_key(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
-    """Returns the key by which rows of late_events are sorted: the order of arrival of their events. event_id: as text."""
+    """Returns the key by which rows of late_events are sorted: by arrival, event time and event id. event_id: as text."""
     integer = stream.fields[stream.event_id].is_integer
     return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 
