@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lookback
+from lookback.core.values.times import parse_time
 
 SECOND = 1_000_000
 STREAM = {
@@ -248,6 +249,27 @@ def test_c6_committed_at_checks_max_future() -> None:
     harness = run(rule(), events)
     assert counts(harness) == {"a": 1, "b": 1}
     assert late(harness) == [("c", -3600 * SECOND - 1, "discarded")]
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_without_committed_at_an_event_beyond_max_future_is_discarded_as_in_the_stream(is_grouped: bool) -> None:
+    far = parse_time("2099-01-01T00:00:00Z") / SECOND
+    events = [event("a", 0), event("b", far), event("c", 1), event("d", far), event("e", 2)]
+    if is_grouped:
+        events = [row | {"arrival": 1 + at // 3} for at, row in enumerate(events)]
+    harness = run(rule(), events[:3])
+    harness.events(events[3:])
+    for found in (harness, lookback.replay([rule()], events, STREAM)):
+        assert [(alert.event_id, alert.measures["n"]) for alert in found.alerts] == [("a", 1), ("c", 2), ("e", 3)]
+        assert [(row.event_id, row.action) for row in found.late_events] == [("b", "discarded"), ("d", "discarded")]
+        assert all(row.late_by_us < -70 * 365 * 86_400 * SECOND for row in found.late_events)
+
+
+def test_events_that_are_all_in_the_future_are_judged_on_their_own_time_line() -> None:
+    far = parse_time("2099-01-01T00:00:00Z") / SECOND
+    events = [event("a", far), event("b", far + 9_000)]
+    assert counts(run(rule(), events)) == {"a": 1, "b": 1}
+    assert [alert.event_id for alert in lookback.replay([rule()], events, STREAM).alerts] == ["a", "b"]
 
 
 def test_c6_a_change_that_is_not_taken_raises_and_leaves_the_rule_as_it_was() -> None:
