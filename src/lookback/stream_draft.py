@@ -506,6 +506,9 @@ class _Draft:
         lines += [
             self._write_line("max_out_of_orderness", "10 seconds", "by how much events may come out of order"),
             self._write_line("allowed_lateness", "1 hour", "how late an event may be and still count"),
+            self._write_line(
+                "max_future", "1 hour", "at most the two above together: one fast clock makes others late"
+            ),
             *self._write_source(),
         ]
         return "\n".join(lines) + "\n"
