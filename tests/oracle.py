@@ -38,16 +38,16 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False)
 class OracleEvent:
-    """One event: stored values by field, the commit that brought it, and its id in the order that ids compare in.
+    """One event: stored values by field, and the commit that brought it.
 
-    number: its place in the order of arrival. known: values of expressions over the event alone. listed: what calls of in_list
+    tie: orders the events of one commit and one time: by position, NULL first, then by id. number: its place in the order of arrival. known: values of expressions over the event alone. listed: what calls of in_list
     gave when it arrived.
     """
 
     values: Mapping[str, Any]
     commit: int
     time: int
-    id_key: Any
+    tie: Any
     number: int = -1
     known: dict[str, Any] = field(default_factory=dict)
     listed: dict[str, Column] = field(default_factory=dict)
@@ -260,7 +260,7 @@ class Oracle:
             self._delete(set((deleted or {}).get(commit, ())))
             here = [event for event in events if event.commit == commit]
             before = self.watermark
-            for event in sorted(here, key=lambda e: (e.time, e.id_key)):
+            for event in sorted(here, key=lambda e: (e.time, e.tie)):
                 event.number, self.arrived = self.arrived, self.arrived + 1
                 self._event(event, before)
             self.high = max(self.high, *(event.time for event in here))

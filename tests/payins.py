@@ -67,8 +67,11 @@ def append(tables: Tables, rows: list[dict[str, Any]]) -> None:
         here = [row for row in rows if row["arrival"] == arrival]
         amounts = [None if row["amount"] is None else Decimal(row["amount"]) for row in here]
         columns = {name: [row[name] for row in here] for name in ("id", "at", "customer", "shop")} | {"amount": amounts}
+        # As they stand in the list, which is how a replay of it takes them.
+        columns["position"] = [at for at, row in enumerate(rows) if row["arrival"] == arrival]
         columns["ingested_at"] = [dt.datetime.now(dt.timezone.utc)] * len(here)
-        commit(tables, STREAM.name, columns, pa.schema([*types.items(), ("ingested_at", TIME)]))
+        schema = pa.schema([*types.items(), ("position", pa.int64()), ("ingested_at", TIME)])
+        commit(tables, STREAM.name, columns, schema)
 
 
 def publish(tables: Tables, documents: Iterable[dict[str, Any]], status: str = "active") -> None:
@@ -139,12 +142,12 @@ def replayed_alerts(result: lookback.Result) -> list[AlertRow]:
     return sorted(list_alerts(result))
 
 
-def replay_of_tables(tables: Tables) -> lookback.Result:
+def replay_of_tables(tables: Tables, stream: Stream = STREAM) -> lookback.Result:
     """A replay of what the tables hold: events by their commits, rules at their logged arrivals."""
     events = (
         tables.read_changes(STREAM.name, 0)
         .where("_change_type = 'insert'")
-        .select(*STREAM.fields, F.col("_commit_version").alias("arrival"))
+        .select(*stream.columns_of_events, F.col("_commit_version").alias("arrival"))
         .toArrow()
     )
     rows = {(row["rule_id"], row["version"]): row.asDict() for row in tables.read("rules").collect()}
@@ -153,7 +156,7 @@ def replay_of_tables(tables: Tables) -> lookback.Result:
     rules = [
         (rows[row["rule_id"], row["version"]], row["arrival"]) for row in sorted(log, key=lambda r: r["arrival"] or -1)
     ]
-    return lookback.replay(rules, events, STREAM)
+    return lookback.replay(rules, events, stream)
 
 
 def lose_first_files(tables: Tables, last: int, name: str = STREAM.name) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import yaml
 from lookback.cli import main
 from lookback.config import load_stream
 from lookback.core.errors import SetupError
+from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.streams.declaration import Stream
 from lookback.stream_draft import draft_stream
 
@@ -275,3 +277,28 @@ def test_a_draft_that_lacks_something_says_so(tmp_path: Path, capsys: pytest.Cap
     captured = capsys.readouterr()
     assert "no column looks like a time" in captured.out
     assert "the draft cannot be used before you have edited it" in captured.err
+
+
+def test_a_draft_keeps_a_fast_clock_from_making_others_late_and_has_no_field_position(tmp_path: Path):
+    document = drafted(tmp_path / "in.csv", "id,at,position\n1,2026-03-01T10:00:00Z,left\n")
+    assert (document["max_future"], describe_fast_clock(Stream.from_dict(document))) == ("1 hour", "")
+    assert document["fields"] == {"id": "bigint", "at": "timestamp", "position_2": "string"}
+    assert document["columns"] == {"position_2": "`position`"}
+
+
+def test_init_remarks_a_stream_that_one_fast_clock_can_make_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "streams").mkdir()
+    document = {"stream": "s", "event_id": "id", "event_time": "at", "fields": {"id": "int", "at": "timestamp"}}
+    for name, lateness in (("tight", "5 minutes"), ("wide", "1 hour")):
+        text = yaml.safe_dump({**document, "stream": name, "allowed_lateness": lateness})
+        (tmp_path / f"streams/{name}.yml").write_text(text, encoding="utf-8")
+    tables = SimpleNamespace(path_or_name=lambda name: f"/lake/{name}")
+    monkeypatch.setattr("lookback.commands.upkeep.open_tables", lambda *_: tables)
+    monkeypatch.setattr("lookback.spark.operations.catalog.set_up", lambda *_, **__: [])
+    assert main(["--conf", str(tmp_path), "init"]) == 0
+    (remark,) = capsys.readouterr().err.splitlines()
+    assert remark.startswith(
+        "tight: max_future (1 hour) exceeds max_out_of_orderness + allowed_lateness (310 seconds): "
+    )

@@ -180,8 +180,8 @@ class _Demo:
     def _find_first_event(self, change: Change) -> str:
         """Finds the first event, in order of arrival, that was judged after the change."""
         feed = self.tables.read_changes(self.stream.name, (change.arrival or 0) + 1)
-        order = ["_commit_version", self.stream.event_time, self.stream.event_id]
-        row = feed.orderBy(*order).select(*order).head()
+        order = ["_commit_version", self.stream.event_time, *self.stream.order_columns, self.stream.event_id]
+        row = feed.orderBy(*order).select("_commit_version", self.stream.event_time, self.stream.event_id).head()
         if row is None:
             return "none yet"
         commit, at, event_id = row

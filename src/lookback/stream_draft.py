@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.fields import RESERVED_FIELDS
+from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
 from lookback.core.values.texts import first_line, quote_identifier
 
 # The rows at the beginning of a file that a draft is made from.
@@ -443,7 +443,7 @@ def _name_fields(columns: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for column in columns:
         name = column if _PLAIN_NAME.fullmatch(column) else _simplify_name(column)
-        taken = {each.lower() for each in names.values()} | RESERVED_FIELDS
+        taken = {each.lower() for each in names.values()} | RESERVED_FIELDS | {POSITION}
         options = [name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))]
         names[column] = next(option for option in options if option.lower() not in taken)
     return names
@@ -506,6 +506,9 @@ class _Draft:
         lines += [
             self._write_line("max_out_of_orderness", "10 seconds", "by how much events may come out of order"),
             self._write_line("allowed_lateness", "1 hour", "how late an event may be and still count"),
+            self._write_line(
+                "max_future", "1 hour", "at most the two above together: one fast clock makes others late"
+            ),
             *self._write_source(),
         ]
         return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ import pandas as pd
 from lookback.config import Settings, load_receivers
 from lookback.core.errors import SetupError
 from lookback.core.operations.receivers import Webhook
+from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.parameters import check_mode
@@ -65,6 +66,8 @@ def set_up(
     if landing and "://" not in landing:
         Path(landing).mkdir(parents=True, exist_ok=True)
     show(pd.DataFrame([{"thing": step.thing, "done": step.done} for step in steps]))
+    remarks = {name: describe_fast_clock(stream) for name, stream in streams.items()}
+    show(*(text(f"{name}: {remark}") for name, remark in remarks.items() if remark))
     left = [step.to_do for step in steps if step.to_do]
     if left:
         show(text("An owner of what they name must run these:"), *map(text, left))

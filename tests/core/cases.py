@@ -350,13 +350,17 @@ _MOVES = st.fixed_dictionaries(
 def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     time, commit, found = draw(st.integers(-10, 10)), 1, []
     least = draw(st.sampled_from([1, 8, 16, 24]))
+    # Positions that disagree with the ids: those in the list, or written by several, some by none.
+    positions = draw(st.sampled_from([None, st.none(), st.integers(0, 3), st.integers(-2, 2) | st.none()]))
     for at, move in enumerate(draw(st.lists(_MOVES, min_size=least, max_size=least + 16))):
         time, commit = time + move["later"], commit + move["commit"]
         row = {"id": f"{move['letter']}{at}", "at": time - move["back"], "arrival": commit}
         row |= {name: move[name] for name in ("c", "k", "a", "n", "d")}
         if found and move["again"]:
-            # The same once more, but for its id and perhaps its commit.
+            # The same once more, but for its id, its position and perhaps its commit.
             row = found[-1] | {"id": row["id"], "arrival": commit}
+        if positions is not None:
+            row["position"] = draw(positions)
         found.append(row)
     return found
 

@@ -107,7 +107,7 @@ def feed(judge: Judge, commit: int, *events: tuple[str, int, int]) -> None:
     """A commit of events (id, time, n)."""
     judge.run(
         [
-            OracleEvent({"id": name, "at": time, "k": "x", "n": n}, commit, time, name.encode())
+            OracleEvent({"id": name, "at": time, "k": "x", "n": n}, commit, time, (False, name.encode()))
             for name, time, n in events
         ]
     )

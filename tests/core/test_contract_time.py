@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import lookback
+from lookback.core.values.times import parse_time
 
 SECOND = 1_000_000
 STREAM = {
@@ -51,16 +52,20 @@ def late(harness: lookback.Harness) -> list[tuple[str, int, str]]:
     return [(row.event_id, row.late_by_us, row.action) for row in harness.late_events]
 
 
-def test_c3_1_arrival_is_commit_then_time_then_id_by_bytes() -> None:
+def test_c3_1_arrival_is_commit_then_time_then_position_then_id_by_bytes() -> None:
     # One commit; "é" is C3 A9 in UTF-8 and comes after "z" (7A), the later time after both.
     events = [event(name, second, arrival=1) for name, second in [("é", 1), ("z", 1), ("a", 2), ("Z", 1)]]
     harness = run(rule(), events)
     assert [(alert.event_id, alert.measures["n"]) for alert in harness.alerts] == [
-        ("Z", 1),
+        ("é", 1),
         ("z", 2),
-        ("é", 3),
+        ("Z", 3),
         ("a", 4),
     ]
+    by_id = ["Z", "z", "é", "a"]
+    unplaced = [{**row, "position": None} for row in events]
+    assert [alert.event_id for alert in run(rule(), unplaced).alerts] == by_id
+    assert [alert.event_id for alert in run(rule(), events, table="/lake/tx").alerts] == by_id
 
 
 def test_c3_1_alerts_come_in_order_of_arrival_over_all_rules() -> None:
@@ -78,7 +83,7 @@ def test_c3_1_alerts_come_in_order_of_arrival_over_all_rules() -> None:
 
 def test_c3_1_integer_ids_compare_as_numbers() -> None:
     fields = {**STREAM["fields"], "id": "bigint"}  # type: ignore[dict-item]
-    harness = run(rule(), [event(name, 1, arrival=1) for name in ("10", "9")], fields=fields)
+    harness = run(rule(), [event(name, 1, arrival=1) for name in ("10", "9")], fields=fields, table="/lake/tx")
     assert [alert.event_id for alert in harness.alerts] == ["9", "10"]
 
 
@@ -244,6 +249,27 @@ def test_c6_committed_at_checks_max_future() -> None:
     harness = run(rule(), events)
     assert counts(harness) == {"a": 1, "b": 1}
     assert late(harness) == [("c", -3600 * SECOND - 1, "discarded")]
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_without_committed_at_an_event_beyond_max_future_is_discarded_as_in_the_stream(is_grouped: bool) -> None:
+    far = parse_time("2099-01-01T00:00:00Z") / SECOND
+    events = [event("a", 0), event("b", far), event("c", 1), event("d", far), event("e", 2)]
+    if is_grouped:
+        events = [row | {"arrival": 1 + at // 3} for at, row in enumerate(events)]
+    harness = run(rule(), events[:3])
+    harness.events(events[3:])
+    for found in (harness, lookback.replay([rule()], events, STREAM)):
+        assert [(alert.event_id, alert.measures["n"]) for alert in found.alerts] == [("a", 1), ("c", 2), ("e", 3)]
+        assert [(row.event_id, row.action) for row in found.late_events] == [("b", "discarded"), ("d", "discarded")]
+        assert all(row.late_by_us < -70 * 365 * 86_400 * SECOND for row in found.late_events)
+
+
+def test_events_that_are_all_in_the_future_are_judged_on_their_own_time_line() -> None:
+    far = parse_time("2099-01-01T00:00:00Z") / SECOND
+    events = [event("a", far), event("b", far + 9_000)]
+    assert counts(run(rule(), events)) == {"a": 1, "b": 1}
+    assert [alert.event_id for alert in lookback.replay([rule()], events, STREAM).alerts] == ["a", "b"]
 
 
 def test_c6_a_change_that_is_not_taken_raises_and_leaves_the_rule_as_it_was() -> None:

@@ -106,7 +106,7 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
             },
             int(events.commits[at]),
             int(events.times[at]),
-            events.columns["id"].values[at].encode(),
+            (position_of(events, at), events.columns["id"].values[at].encode()),
         )
         for at in range(len(events))
     ]
@@ -133,6 +133,12 @@ def run_oracle(case: dict[str, Any]) -> Oracle:
         oracle.run([event for event in listed if start < event.commit <= end], deleted)
     COVERED["cases"] += 1
     return oracle
+
+
+def position_of(events: Events, at: int) -> tuple[bool, int]:
+    """NULL comes first."""
+    position = events.columns["position"].item(at)
+    return position is not None, position or 0
 
 
 def as_stored(column: Any, at: int) -> Any:
@@ -248,7 +254,7 @@ def deleted_in(case: dict[str, Any], events: Events, start: int, end: int) -> Ev
     if not gone:
         return None
     rows = events.take(np.array([at for at, _ in gone]))
-    return Events(rows.columns, np.array([commit for _, commit in gone], dtype=np.int64), "id", "at")
+    return Events.of(rows.columns, np.array([commit for _, commit in gone], dtype=np.int64), STREAMS[case["stream"]])
 
 
 def new_state(stream: Stream, cached: int | None = None) -> ShardState:

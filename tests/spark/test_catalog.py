@@ -55,7 +55,7 @@ def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) ->
     events = tables.identifier(STREAM.name)
     tables.spark.sql(
         f"create table {events} (id string not null, at timestamp not null, customer int, shop string, "
-        "amount decimal(18,2) comment 'cents?', ingested_at timestamp) using delta"
+        "amount decimal(18,2) comment 'cents?', position bigint, ingested_at timestamp) using delta"
     )
     rules = tables.identifier("rules")
     tables.spark.sql(f"alter table {rules} alter column status comment ''")
@@ -68,7 +68,7 @@ def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) ->
         **dict.fromkeys(PRODUCT_TABLES, AS_IT_SHOULD_BE),
         "rules": "comments of 1 column",
         "alerts": "figures of event_time, arrival, decided_at",
-        STREAM.name: "comments of 6 columns, its comment",
+        STREAM.name: "comments of 7 columns, its comment",
     }
     assert comments(tables, STREAM.name) == {
         "id": "Identifies the event",
@@ -76,6 +76,9 @@ def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) ->
         "customer": "As the source has it",
         "shop": "As the source has it",
         "amount": 'What was paid, it\'s in "euros"',
+        "position": (
+            "Where it was read, among the rows that were read with it: file * 2^40 + row, or topic * 2^40 + record, from 0"
+        ),
         "ingested_at": "One stamp for all rows of a commit, later than those of every earlier commit",
     }
     for name, schema in PRODUCT_TABLES.items():
@@ -280,7 +283,7 @@ def test_a_table_that_was_made_before_is_clustered_from_now_on(catalog: Tables) 
     spark.sql(f"create table {catalog.identifier(STREAM.name)} ({columns}) using delta")
     append(catalog, make_events(5, seed=1))
 
-    assert done(catalog)[STREAM.name] == "comments of 6 columns, its comment, clustered by at"
+    assert done(catalog)[STREAM.name] == "comments of 7 columns, its comment, clustered by at"
     assert clustered(catalog, STREAM.name) == ["at"]
     before = catalog.version(STREAM.name)
     assert done(catalog)[STREAM.name] == AS_IT_SHOULD_BE

@@ -51,7 +51,7 @@ def take(tables: Tables, declared: Stream, path: Path, **options: Any) -> Ingest
 def outcome(tables: Tables) -> dict[str, Any]:
     """By id the value of the one field that is not NULL; of rejected rows the reason."""
     found: dict[str, Any] = {}
-    for row in tables.read("events").drop("at", "ingested_at").collect():
+    for row in tables.read("events").drop("at", "position", "ingested_at").collect():
         values = [value for name, value in row.asDict().items() if name != "id" and value is not None]
         found[row["id"]] = values[0] if values else None
     for row in tables.read("rejected_events").collect():

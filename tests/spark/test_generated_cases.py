@@ -112,10 +112,16 @@ def write_change(tables: Tables, change: dict[str, Any]) -> None:
 
 def append(tables: Tables, rows: list[dict[str, Any]], fields: Any) -> None:
     for arrival in sorted({row["arrival"] for row in rows}):
-        here = [tuple(row[name] for name in fields) for row in rows if row["arrival"] == arrival]
+        here = [
+            (*(row[name] for name in fields), row.get("position", at))
+            for at, row in enumerate(rows)
+            if row["arrival"] == arrival
+        ]
         read = {"timestamp": "long", "decimal": "string"}
         columns = ", ".join(f"`{name}` {read.get(type_.name, type_)}" for name, type_ in fields.items())
-        frame = tables.spark.createDataFrame(here, columns).withColumn("at", F.timestamp_micros("at"))
+        frame = tables.spark.createDataFrame(here, f"{columns}, position long").withColumn(
+            "at", F.timestamp_micros("at")
+        )
         decimals = {name: F.col(name).cast(str(type_)) for name, type_ in fields.items() if type_.is_decimal}
         frame = frame.withColumns(decimals).withColumn("ingested_at", F.current_timestamp())
         tables.append(frame.coalesce(1), "tx")

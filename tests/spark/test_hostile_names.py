@@ -133,7 +133,7 @@ def test_c11_1_the_time_before_a_history_is_found_where_the_events_have_a_column
         row = (f"e{number}", at, *others)
         tables.append(
             tables.spark.createDataFrame(
-                [row[: len(STREAM.fields)]], tables.read(STREAM.name).drop("ingested_at").schema
+                [row[: len(STREAM.fields)]], tables.read(STREAM.name).drop("position", "ingested_at").schema
             ).withColumn("ingested_at", F.lit(at)),
             STREAM.name,
         )

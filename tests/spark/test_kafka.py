@@ -90,6 +90,8 @@ def test_records_go_in_once_and_what_cannot_be_read_is_kept_with_its_place(table
     assert [(row["_commit_version"], row["id"]) for row in feed] == [
         (1, "e01"), (1, "e02"), (1, "e03"), (1, "e04"), (2, "e05"),
     ]  # fmt: skip
+    # By partition and offset; a partition begins where the one before ends.
+    assert {row["id"]: row["position"] for row in feed} == {"e03": 0, "e01": 1, "e05": 2, "e02": 7, "e04": 8}
     # Of two with one id and time the first of the lower partition stays.
     assert (feed[0]["sender"], feed[0]["trace"], feed[0]["amount"]) == ("ann", "last", None)
     malformed = "the value is not one JSON object"

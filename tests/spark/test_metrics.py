@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import time
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,24 @@ def run(tables: Tables, stream: Any, seconds: float = 60.0) -> Evaluation:
     with metrics:
         evaluation.run()
     return evaluation
+
+
+@pytest.mark.spark
+def test_status_names_the_event_whose_fast_clock_made_the_others_late(tables: Tables) -> None:
+    stream = replace(STREAM, allowed_lateness=300_000_000)
+    tables.create(stream)
+    publish(tables, [RULES[0]])
+    now = time.time_ns() // 1_000
+    first, *others = (
+        {**row, "at": now - 1_000_000 * at, "arrival": 2} for at, row in enumerate(make_events(150, seed=1))
+    )
+    append(tables, [{**first, "arrival": 1}, {**first, "id": "fast", "at": now + 50 * 60_000_000, "arrival": 1}])
+    append(tables, others)
+    run(tables, stream)
+    findings = check_health(read_stream_figures(tables, stream))
+    (finding,) = (each for each in findings if each.check == "discarded")
+    assert "The watermark was brought furthest by event 'fast' of 20" in finding.what
+    assert finding.what.endswith("Z, 50 minutes ahead of the clock when it was taken in.")
 
 
 @pytest.mark.spark

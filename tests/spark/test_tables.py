@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 COLUMNS = {
-    "rejected_events": "stream raw reason source ingested_at read_as",
+    "rejected_events": "stream raw reason source ingested_at read_as position",
     "rules": "rule_id version status document author comment changed_at approved_by evidence",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
     "window_end window_complete measures message evidence arrival decided_at entity entity_id score change queue",
@@ -45,7 +45,7 @@ def test_c5_every_table_has_its_columns(created: Tables):
     assert (types["evidence"], types["arrival"], types["revision"]) == ("array<string>", "bigint", "int")
 
 
-def test_c5_the_events_table_has_the_declared_fields_and_ingested_at(created: Tables):
+def test_c5_the_events_table_has_the_declared_fields_and_what_ingest_adds(created: Tables):
     fields = {
         field.name: (field.dataType.simpleString(), field.nullable) for field in created.read("transactions").schema
     }
@@ -58,6 +58,7 @@ def test_c5_the_events_table_has_the_declared_fields_and_ingested_at(created: Ta
         "amount": ("decimal(18,2)", True),
         "is_fraud": ("boolean", True),
         "fraud_scenario": ("int", True),
+        "position": ("bigint", True),
         "ingested_at": ("timestamp", True),
     }
 

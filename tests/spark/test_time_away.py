@@ -41,8 +41,9 @@ def evaluate(tables: Tables, **options: Any) -> Evaluation:
 def append_by_spark(tables: Tables, rows: list[dict[str, Any]]) -> None:
     """Appends one commit of Delta's own, which makes a checkpoint of the log where one is due."""
     fields = tuple(STREAM.fields)
-    values = [tuple(row[name] for name in fields) for row in rows]
-    frame = tables.spark.createDataFrame(values, "id string, at long, customer int, shop string, amount string")
+    values = [(*(row[name] for name in fields), at) for at, row in enumerate(rows)]
+    columns = "id string, at long, customer int, shop string, amount string, position long"
+    frame = tables.spark.createDataFrame(values, columns)
     frame = frame.withColumn("at", F.timestamp_micros("at")).withColumn("amount", F.col("amount").cast("decimal(18,2)"))
     tables.append(frame.withColumn("ingested_at", F.current_timestamp()).coalesce(1), STREAM.name)
 
@@ -63,7 +64,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     caplog.set_level(logging.WARNING, "lookback")
     name = tables.identifier(STREAM.name)
     columns = ", ".join(f"{field} {type_}" for field, type_ in STREAM.fields.items())
-    spark.sql(f"CREATE TABLE {name} ({columns}, ingested_at timestamp) USING delta")
+    spark.sql(f"CREATE TABLE {name} ({columns}, position bigint, ingested_at timestamp) USING delta")
     events = make_events(375, seed=5)
     append(tables, [row for row in events if row["arrival"] <= 2])
     with pytest.raises(

@@ -83,7 +83,7 @@ def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_the
     evaluate(tables, stream)
 
     there = tables.holding(stream)
-    assert stored_alerts(tables) == replayed_alerts(replay_of_tables(there))
+    assert stored_alerts(tables) == replayed_alerts(replay_of_tables(there, stream))
     assert {row.rule_id for row in stored_alerts(tables)} >= {"by-customer", "by-shop", "minutes"}
     assert f"2 rows of delta.`{place}` are no events and are passed over" in caplog.text
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.commands.options import FOUND_PROBLEMS, AddCommand, answer, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
+from lookback.core.streams.arrival import describe_fast_clock
 from lookback.views.terminal import escape_unprintable, format_json, print_health, print_json, print_table
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def _init(options: argparse.Namespace) -> int:
     refused = [step for step in steps if step.done.startswith(REFUSED)]
     for name, stream in streams.items():
         print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
+        if remark := describe_fast_clock(stream):
+            print(f"{name}: {remark}", file=sys.stderr)
     for step in refused:
         # This is a table that others write; all others have been created.
         print(f"{step.thing}: {step.done}", file=sys.stderr)

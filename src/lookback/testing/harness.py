@@ -6,6 +6,7 @@ Both use the stream's evaluator, with state in memory.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
 from lookback.core.values.contents import read_contents, set_contents
+from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import KnownLists, ListChange, Lists
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import TIMESTAMP
@@ -39,6 +41,26 @@ from lookback.core.values.types import TIMESTAMP
 _Row = TypeVar("_Row")
 # Replay judges this many events at a time; results do not depend on it.
 _MAX_REPLAY_ROWS = 500_000
+
+
+class _Clock:
+    """Gives the commits whose times are not known the time at which their events are judged, as if ingest took them in now.
+
+    While all events lie beyond what the clock could have seen, they are on a time line of their own, and none is too far
+    ahead.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._has_past = False
+
+    def split_future(self, events: Events, committed_at: Int64s | None) -> tuple[Events, list[LateEvent]]:
+        """Separates the events that are more than max_future ahead; see `arrival.split_future`."""
+        if committed_at is None:
+            now = time.time_ns() // 1_000
+            self._has_past = self._has_past or bool((events.times <= now + self._stream.max_future).any())
+            committed_at = np.full(len(events), now) if self._has_past else events.times
+        return split_future(events, committed_at, self._stream)
 
 
 class Rows(list[_Row], Generic[_Row]):
@@ -86,6 +108,7 @@ class Harness:
         self.alerts: Rows[Alert] = Rows()
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
+        self._clock = _Clock(self.stream)
         self._known = KnownLists({})
         # All that was judged, for the history of later versions: batches, and times to which the watermark was moved.
         self._judged: list[Batch | int] | None = [] if warm_start else None
@@ -160,15 +183,15 @@ class Harness:
     def events(self, rows: object) -> None:
         """Judges events: a list of dicts, a pandas frame or an Arrow table.
 
-        Each row is a commit of its own, unless a column `arrival` groups them. A column `committed_at` gives the
-        commit's time; without it max_future is not checked. None, NaT and pd.NA are NULL, and so is NaN in a pandas
+        Each row is a commit of its own, unless a column `arrival` groups them; rows of one commit and one time are judged in
+        the order in which they are given. A column `committed_at` gives the commit's time; without it the commit counts as
+        made now, and an event more than max_future ahead is discarded, unless all events so far are. None, NaT and pd.NA are NULL, and so is NaN in a pandas
         frame, where it marks a missing value; only in columns of the types Float32, Float64 and Arrow's, and outside
         of pandas, NaN is a value. Raises EventError for rows that cannot be events, naming row, field and remedy.
         """
         events, committed_at = read_events(rows, self.stream, self._next_commit())
-        commits, future = events.commits, list[LateEvent]()
-        if committed_at is not None:
-            events, future = split_future(events, committed_at, self.stream)
+        commits = events.commits
+        events, future = self._clock.split_future(events, committed_at)
         known = len(self.late_events)
         if len(commits):
             self._process(Batch(events, marks=find_marks(events, commits)))
@@ -254,9 +277,8 @@ def replay(
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
     commits = rows.commits
-    if committed_at is not None:
-        rows, future = split_future(rows, committed_at, declared)
-        result.late_events.extend(future)
+    rows, future = _Clock(declared).split_future(rows, committed_at)
+    result.late_events.extend(future)
     marks = find_marks(rows, commits)
     evaluator = Evaluator(declared, lists=known)
     state = ShardState(RuleBook(declared, {declared.name: declared}))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from lookback import Harness, replay
 from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
+from lookback.core.streams.alerts import Failure
 from lookback.core.streams.arrival import find_marks
-from lookback.core.streams.blocks import merge_alerts, pack_alerts
+from lookback.core.streams.blocks import merge_alerts, pack_alerts, pack_failures, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 
@@ -39,16 +43,16 @@ RULES: list[dict[str, Any]] = [
     },
 ]  # fmt: skip
 ROWS = [
-    {"id": 10, "at": 1, "card": "x", "place": "p", "arrival": 1},
-    {"id": 9, "at": 1, "card": "y", "place": "q", "arrival": 1},
-    {"id": 11, "at": 0, "card": "z", "place": "p", "arrival": 1},
-    {"id": 12, "at": 30, "card": "x", "place": "q", "arrival": 2},
+    {"id": 10, "at": 1, "card": "x", "place": "p", "arrival": 1, "position": 0},
+    {"id": 9, "at": 1, "card": "y", "place": "q", "arrival": 1, "position": 1},
+    {"id": 11, "at": 0, "card": "z", "place": "p", "arrival": 1, "position": 2},
+    {"id": 12, "at": 30, "card": "x", "place": "q", "arrival": 2, "position": 0},
 ]
 EXPECTED = [
-    # Commit 1, by event time, then by the number of the id (9 before 10), then by rule.
+    # Commit 1, by event time, then by position, then by rule.
     ("a-by-card", "11", "z"), ("b-by-place", "11", "p"),
-    ("a-by-card", "9", "y"), ("b-by-place", "9", "q"),
     ("a-by-card", "10", "x"), ("b-by-place", "10", "p"),
+    ("a-by-card", "9", "y"), ("b-by-place", "9", "q"),
     # Commit 2: its event first, then what the watermark reaches: ends at 5, at 10, and a due at 10, which is over at 11.
     ("a-by-card", "12", "x"), ("b-by-place", "12", "q"),
     ("a-short", None, "x"), ("a-short", None, "y"), ("a-short", None, "z"),
@@ -84,6 +88,49 @@ def test_c3_1_what_the_shards_answer_comes_in_the_order_of_one(shards: int) -> N
         blocks.append(pack_alerts(Evaluator(STREAM, shard, shards).process(state, batch).rows))
     rows = merge_alerts(blocks).to_pylist()
     assert [(row["rule_id"], row["event_id"], dict(row["key"]).popitem()[1]) for row in rows] == EXPECTED
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_first_failing_event_is_the_first_in_order_of_arrival_in_whatever_shard(shards: int) -> None:
+    rule = {**EACH, "rule_id": "fails", "group_by": ["card"], "where": "id div 0 > 0"}
+    rows = [{"id": 20 - at, "at": 1, "card": f"c{at}", "arrival": 1} for at in range(6)]
+    events, _ = read_events(rows, STREAM, 1)
+    failures: list[Failure] = []
+    for shard in range(shards):
+        state = ShardState(RuleBook(STREAM, {"uses": STREAM}))
+        changes = [RuleChange("insert", 1, "fails", 1, "active", json.dumps(rule))]
+        batch = Batch(events, marks=find_marks(events, events.commits), changes=changes)
+        failures += unpack_failures(pack_failures(Evaluator(STREAM, shard, shards).process(state, batch).failures))
+    (failure,) = merge_failures(failures)
+    assert (failure.count, failure.first_event_id) == (6, "20")
+
+
+@pytest.mark.parametrize("names", [range(9, 15), "zyxwvu"])
+def test_rows_of_one_commit_and_one_time_are_judged_as_they_are_given(names: Any) -> None:
+    """A login that fails and then succeeds in one second, whatever the ids are."""
+    fields = {"id": "string", "at": "timestamp", "user": "string", "outcome": "string"}
+    stream = {"stream": "logins", "event_id": "id", "event_time": "at", "fields": fields}
+    steps = [{"name": "failed", "where": "outcome = 'FAIL'"}, {"name": "success", "where": "outcome = 'OK'"}]
+    rule = {
+        "rule_id": "position", "stream": "logins", "group_by": ["user"],
+        "sequence": {"within": "1 minute", "steps": steps, "until": "outcome = 'OK'"},
+    }  # fmt: skip
+    rows = [
+        {"id": str(name), "at": 0, "user": f"u{at // 2}", "outcome": "OK" if at % 2 else "FAIL"}
+        for at, name in enumerate(names)
+    ]
+    expected = [str(name) for name in names][1::2]
+    together = [row | {"arrival": 1} for row in rows]
+    for given in (rows, together, pd.DataFrame(together), pa.Table.from_pylist(together)):
+        assert [alert.event_id for alert in replay([rule], given, stream).alerts] == expected
+    positioned = [row | {"position": at} for at, row in enumerate(together)]
+    assert [alert.event_id for alert in replay([rule], positioned[::-1], stream).alerts] == expected
+
+
+def test_a_measure_may_be_named_like_the_column_of_positions() -> None:
+    rule = {**EACH, "rule_id": "many", "measures": {"position": "count(*)"}, "when": "position >= 3"}
+    rows = [{"id": at, "at": at, "arrival": 1, "position": 3 - at} for at in range(4)]
+    assert [alert.event_id for alert in replay([rule], rows, STREAM).alerts] == ["2", "3"]
 
 
 def test_c3_2_late_events_come_in_order_of_arrival_those_beyond_max_future_among_them() -> None:

@@ -17,7 +17,9 @@ from lookback.core.operations.health import (
     Sample,
     check_health,
     describe_health,
+    describe_leader,
     is_healthy,
+    needs_leader,
 )
 from lookback.core.streams.metrics import RuleCounts
 
@@ -210,6 +212,44 @@ def test_a_watermark_that_stands_still_while_events_come() -> None:
     assert told(samples=once) == []
     # Without events it has no reason to move.
     assert told(samples=stands(11, 0)) == []
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        rows(late=200, discarded=100),
+        rows(late=200),
+        [sample(5, watermark=ago(-700))],
+        rows(watermark=lambda at: ago(60 * max(at, 11) + 900)),
+    ],
+    ids=["discarded", "late", "watermark_ahead", "watermark_stuck"],
+)
+def test_the_event_that_brought_the_watermark_ahead_is_named(
+    samples: list[Sample], request: pytest.FixtureRequest
+) -> None:
+    figures = replace(WELL, samples=samples)
+    assert all("event" not in finding.what.split(".")[1] for finding in check_health(figures))
+    assert needs_leader(check_health(figures))
+    named = describe_leader("a\n1", ago(-3_000), ago(0))
+    (finding,) = check_health(replace(figures, leader=named))
+    assert finding.check == request.node.callspec.id
+    assert finding.what.endswith(
+        " The watermark was brought furthest by event 'a\\n1' of 2026-03-01T12:50:00Z, 50 minutes ahead of the clock when "
+        "it was taken in."
+    )
+
+
+def test_the_watermark_that_was_furthest_ahead_is_found() -> None:
+    assert not needs_leader(check_health(WELL))
+    assert replace(WELL, samples=[sample(5, watermark=None)]).furthest is None
+    leap = [sample(65), sample(35, watermark=ago(-3_000)), sample(5, watermark=ago(-3_000))]
+    assert replace(WELL, samples=leap).furthest == leap[1]
+    # An event that was not ahead of the clock, and one of a table that others write.
+    assert (
+        describe_leader("7", ago(5), ago(4))
+        == describe_leader("7", ago(5), None)
+        == "event '7' of 2026-03-01T11:59:55Z"
+    )
 
 
 def test_a_watermark_far_behind_the_clock_is_worth_a_note() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from decimal import Decimal
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.streams import events as module
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events
+from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import Column, arrow_type, from_arrow, from_values
 from lookback.core.values.types import BIGINT, STRING, TIMESTAMP, DataType, parse_type
 
@@ -88,7 +90,8 @@ def arrived(rows: list[tuple[int, int, object]], ids: DataType) -> Events:
     columns = {"id": from_values(ids, [row[2] for row in rows]), "n": from_values(BIGINT, list(range(len(rows))))}
     times = np.array([row[1] for row in rows], dtype=np.int64)
     commits = np.array([row[0] for row in rows], dtype=np.int64)
-    return Events({**columns, "at": Column(TIMESTAMP, times)}, commits, "id", "at")
+    columns["position"] = from_values(BIGINT, [None] * len(rows))
+    return Events.of({**columns, "at": Column(TIMESTAMP, times)}, commits, STREAM_OF[ids.name])
 
 
 @given(st.data())
@@ -104,6 +107,44 @@ def test_events_of_several_blocks_come_in_order_of_arrival(data: st.DataObject) 
         found = Events.concat_arrived([arrived(part, ids) for part in rows], STREAM_OF[ids.name])
     listed = list(zip(found.commits.tolist(), found.times.tolist(), found.id_column.to_list(), strict=True))
     assert listed == sorted(each for part in rows for each in part)
+
+
+_ORDERED: list[tuple[str, st.SearchStrategy[Any]]] = [
+    ("bigint", st.integers(-2, 2) | st.sampled_from([2**63 - 1, -(2**63)])),
+    ("decimal(38,2)", st.sampled_from([Decimal("-0.01"), Decimal("0.01"), Decimal(10) ** 35, -(Decimal(10) ** 35)])),
+    ("string", st.text("\0\1a\uffff\U0001f600", max_size=3)),
+    ("date", st.dates()),
+]
+
+
+@given(st.data())
+def test_what_orders_events_of_one_time_comes_before_their_ids(data: st.DataObject) -> None:
+    (first, values), (second, others) = data.draw(st.lists(st.sampled_from(_ORDERED), min_size=2, max_size=2))
+    fields = {"id": "string", "at": "timestamp", "p": first, "q": second}
+    document = {"stream": "s", "event_id": "id", "event_time": "at", "fields": fields, "table": "/lake/s"}
+    stream = Stream.from_dict({**document, "order_by": ["p", "q"]})
+    row = st.fixed_dictionaries(
+        {
+            "arrival": st.integers(1, 2), "at": st.integers(0, 1), "p": st.none() | values, "q": st.none() | others,
+            "id": st.sampled_from("ba"),
+        }
+    )  # fmt: skip
+    rows = data.draw(st.lists(row, max_size=8))
+    given = read_events(rows, stream, 1)[0]
+    found = given.in_order_of_arrival()
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        nulls_first = [(False,) if row[name] is None else (True, row[name]) for name in "pq"]
+        return row["arrival"], row["at"], *nulls_first, row["id"]
+
+    expected = sorted(rows, key=place)
+    assert found.columns["p"].to_list() == [each["p"] for each in expected]
+    assert found.columns["q"].to_list() == [each["q"] for each in expected]
+    assert found.id_column.to_list() == [each["id"] for each in expected]
+    # A text by which shards' answers are brought together says the same.
+    places = [(int(given.commits[at]), int(given.times[at]), given.sort_text(at)) for at in range(len(given))]
+    assert [rows[at]["id"] for at in sorted(range(len(rows)), key=places.__getitem__)] == [r["id"] for r in expected]
+    assert found.in_order_of_arrival() is found
 
 
 def test_events_in_order_are_not_copied() -> None:

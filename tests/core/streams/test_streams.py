@@ -10,6 +10,7 @@ from lookback.config import Settings, load_rule_document, load_stream, load_stre
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams import fields as module
 from lookback.core.streams.alerts import FIELDS as ALERT_FIELDS
+from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType, decimal, parse_type
 
@@ -106,6 +107,48 @@ def test_every_field_problem_is_told():
     }
 
     assert set(problems(fields=fields)) == {"fields.AT", "fields.ingested_at", "fields.a-b", "fields.c"}
+
+
+def test_position_is_a_field_only_of_a_table_that_others_write() -> None:
+    fields = {"id": "bigint", "at": "timestamp", "Position": "double"}
+    (message,) = problems(fields=fields).values()
+    assert "'Position' is the column in which ingest stores where it read an event; choose another name" in message
+    theirs = Stream.from_dict({**MINIMAL, "fields": fields, "table": "/lake/orders"})
+    assert (theirs.order_columns, theirs.key_columns) == ({}, ("id", "at"))
+    own = Stream.from_dict(MINIMAL)
+    assert (own.order_columns, own.key_columns) == ({"position": BIGINT}, ("id", "at", "position"))
+
+
+def test_a_stream_that_one_fast_clock_can_make_late_is_remarked() -> None:
+    assert describe_fast_clock(Stream.from_dict(MINIMAL)) == ""
+    tight = {**MINIMAL, "max_out_of_orderness": "1 minute", "allowed_lateness": "5 minutes"}
+    assert describe_fast_clock(Stream.from_dict({**tight, "max_future": "6 minutes"})) == ""
+    assert describe_fast_clock(Stream.from_dict(tight)) == (
+        "max_future (1 hour) exceeds max_out_of_orderness + allowed_lateness (6 minutes): one event whose clock is further "
+        "ahead than that makes all others too late, until their times have caught up. Set max_future to 6 minutes or less"
+    )
+
+
+def test_the_streams_that_ship_stand_one_fast_clock() -> None:
+    remarked = {name: describe_fast_clock(stream) for name, stream in load_streams(CONF).items()}
+    assert set(remarked.values()) == {""}
+
+
+def test_order_by_names_fields_of_a_table_that_others_write() -> None:
+    fields = {"id": "bigint", "at": "timestamp", "part": "int", "offset": "bigint", "x": "double", "tags": "array<int>"}
+    theirs = {"fields": fields, "table": "/lake/orders"}
+    declared = Stream.from_dict({**MINIMAL, **theirs, "order_by": ["part", "offset"]})
+    assert list(declared.order_columns) == ["part", "offset"]
+    assert Stream.from_dict(declared.to_dict()) == declared
+    assert "ingest stores the order in which it reads rows" in problems(order_by=["id"])["order_by"]
+    for wrong, said in (
+        (["ofset"], "'ofset' is not one of the declared fields; did you mean 'offset'?"),
+        (["x"], "field 'x' is double; events are ordered by bigint, date,"),
+        (["tags"], "field 'tags' is array<int>; events"),
+        ("part", "a list of fields is needed, got 'part'"),
+        ([1], "a list of fields is needed, got [1]"),
+    ):
+        assert said in problems(**theirs, order_by=wrong)["order_by"]
 
 
 @pytest.mark.parametrize(

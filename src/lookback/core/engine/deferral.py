@@ -84,20 +84,20 @@ def _decode_events(page: bytes, rule: CompiledRule, stream: Stream) -> tuple[Eve
     for at, (name, type_) in enumerate(names):
         error = errors[at - len(names)] if at >= len(names) - len(errors) else None
         columns[name] = _make_column(type_, stored.values[at], stored.nulls[at], error)
-    return Events(columns, commits[of_commit], stream.event_id, stream.event_time), Timeline(commits, before, after)
+    return Events.of(columns, commits[of_commit], stream), Timeline(commits, before, after)
 
 
 def list_no_events(rule: CompiledRule, stream: Stream) -> Events:
     """Makes a list of no events, with the columns that deferred ones have."""
     columns = {name: from_values(type_, []) for name, type_ in _list_columns(rule, stream)}
-    return Events(columns, np.zeros(0, dtype=np.int64), stream.event_id, stream.event_time)
+    return Events.of(columns, np.zeros(0, dtype=np.int64), stream)
 
 
 def _list_columns(rule: CompiledRule, stream: Stream) -> list[tuple[str, DataType]]:
     """Lists the columns of deferred events with their types: fields, then what the events were looked up for."""
-    fields = sorted({*rule.event_fields, stream.event_id, stream.event_time})
+    fields = sorted({*rule.event_fields, *stream.key_columns})
     looked_up = [(membership.name, BOOLEAN) for membership in rule.memberships]
-    return [*((name, stream.fields[name]) for name in fields), *looked_up]
+    return [*((name, stream.columns_of_events[name]) for name in fields), *looked_up]
 
 
 def _make_column(type_: DataType, values: Values, unknown: Mask | None, error: Mask | None) -> Column:

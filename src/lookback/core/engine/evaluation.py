@@ -495,7 +495,7 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
         if not entry.broken:
             state.book.mark_broken(entry)
             reason = f"a document that cannot be read any more: {problems}"
-            at = (state.last_commit or 0, 0)
+            at = (state.last_commit or 0, 0, "")
             output.failures.append(Failure(entry.rule_id, entry.version, 0, "", at, reason, entry.status))
 
 
@@ -669,7 +669,7 @@ def _contain_failure(
             state.book.mark_broken(entry)
             for name in (rule.store, rule.memory):
                 state.drop_table(name)
-            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0), reason, entry.status))
+            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0, ""), reason, entry.status))
 
 
 def describe_unmatched(commit: int) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from lookback.core.expressions.compiling import Expression, Membership
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.streams.alerts import BY_EVENT, AlertOrder, sortable_id
+from lookback.core.streams.alerts import BY_EVENT, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
@@ -292,9 +292,8 @@ class Evidence:
 
     def select_fields(self, at: Int64s | slice) -> dict[str, Column]:
         """Returns the fields of the events at positions."""
-        answers = {membership.name for membership in self._memberships}
         columns = self.events.columns.items()
-        return {name: column.take(at) for name, column in columns if name not in answers}
+        return {name: column.take(at) for name, column in columns if name in self.stream.fields}
 
     @cached_property
     def is_wanted(self) -> Mask:
@@ -353,20 +352,18 @@ class Evidence:
         if reset.due is not None and reset.due >= self.clock.watermark_before(reset.commit):
             # Raised by the watermark, after all events of the commit.
             return self.count_arrived(reset.commit)
-        place = (reset.time, sortable_id(reset.event_id))
         low, high = self.count_arrived(reset.commit - 1), self.count_arrived(reset.commit)
-        return low + sum(self._order_of(at) <= place for at in range(low, high))
+        here = range(low, high)
+        own = (at for at in here if self.events.times[at] == reset.time and self.events.id_value(at) == reset.event_id)
+        last = max(own, default=None)
+        return low + sum(bool(self.events.times[at] <= reset.time) for at in here) if last is None else last + 1
 
     def position_of(self, place: AlertOrder) -> int | None:
         """Returns the position of the event that brought a row; None if the watermark did."""
         if place.phase != BY_EVENT:
             return None
         here = np.flatnonzero((self.events.commits == place.arrival) & (self.events.times == place.time)).tolist()
-        return next((at for at in here if self._order_of(at) == (place.time, place.event_id)), None)
-
-    def _order_of(self, at: int) -> tuple[int, str]:
-        """Orders the events of a commit."""
-        return int(self.events.times[at]), sortable_id(self.events.id_value(at))
+        return next((at for at in here if self.events.sort_text(at) == place.event), None)
 
     def frame(self, positions: Int64s, *, by_time: bool = True) -> pd.DataFrame:
         """Returns the events at `positions` that have not been deleted by now: all fields, and `arrival`."""

@@ -140,7 +140,7 @@ def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[li
     # As one commit, in which nothing is late, events are judged in the order of their times.
     stream = replace(evidence.stream, limits=WIDEST_LIMITS)
     events = evidence.events.take(positions)
-    events = Events(events.columns, np.ones(len(events), dtype=np.int64), stream.event_id, stream.event_time)
+    events = Events.of(events.columns, np.ones(len(events), dtype=np.int64), stream)
     first, last = int(events.times[0]), int(events.times[-1])
     assert evidence.rule.sequence is not None
     for count in range(len(evidence.rule.sequence.steps), 0, -1):

@@ -149,7 +149,7 @@ class _Replay:
         columns = {**events.columns, _POSITION: Column(BIGINT, positions)}
         for feature_id, feature in self._features.items():
             columns[_COUNTED + feature_id] = Column(BIGINT, positions, ~select_kept(feature, events))
-        return Events(columns, events.commits, self._stream.event_id, self._stream.event_time)
+        return Events.of(columns, events.commits, self._stream)
 
     def _list_deleted(self, positions: Int64s) -> Events:
         """Returns the events that were deleted, with the commits that did it."""
@@ -157,7 +157,7 @@ class _Replay:
         gone_at = np.full(len(self._events), NOT_DELETED) if gone_at is None else gone_at[positions]
         gone = np.flatnonzero(gone_at <= self._commit)
         columns = self._events.take(gone).columns
-        return Events(columns, gone_at[gone], self._stream.event_id, self._stream.event_time)
+        return Events.of(columns, gone_at[gone], self._stream)
 
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
         """Judges all events, with declarations, activations and advances where they took effect."""

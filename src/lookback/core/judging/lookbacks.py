@@ -136,7 +136,8 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
     assert rule.when is not None
-    for name in rule.when.named & set(events.columns):
+    # A measure may be named like a column that orders events and is no field.
+    for name in (rule.when.named & set(events.columns)) - set(columns):
         inputs[name] = events.columns[name].take(counted)
     holds, errors = rule_run.check_condition(inputs, is_complete, events.times[counted])
     if has_error is not None:
@@ -383,7 +384,9 @@ class _Revising:
         for row, item in enumerate(items):
             if errors[row]:
                 arrival = int(rule_run.events.commits[item.position])
-                rule_run.count_failure(arrival, int(rule_run.events.times[item.position]), item.judged.id)
+                events = rule_run.events
+                time, event = int(events.times[item.position]), events.sort_text(item.position)
+                rule_run.count_failure(arrival, time, item.judged.id, event=event)
             elif holds[row] or item.judged.memory is not None:
                 measures = {measure.name: columns[measure.name].item(row) for measure in rule.measures}
                 values = {name: column.item(row) for name, column in event_columns.items()}

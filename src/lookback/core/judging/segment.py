@@ -33,7 +33,6 @@ from lookback.core.streams.alerts import (
     Failure,
     LateEvent,
     encode_key,
-    sortable_id,
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -525,11 +524,11 @@ class RuleRun:
         return encoded
 
     def _add_alert(self, order: Order, key: EncodedKey, alert: Alert) -> None:
-        time, event_id = order.cause, ""
+        time, event = order.cause, ""
         if order.phase == BY_EVENT:
-            time, event_id = self.events.times.item(order.cause), sortable_id(self.events.id_value(order.cause))
+            time, event = self.events.times.item(order.cause), self.events.sort_text(order.cause)
         place = AlertOrder(
-            alert.arrival, order.phase, time, event_id, alert.rule_id, alert.rule_version, key.sort_text, order.rank
+            alert.arrival, order.phase, time, event, alert.rule_id, alert.rule_version, key.sort_text, order.rank
         )
         self._gathered.alerts.append((place, alert))
 
@@ -538,11 +537,11 @@ class RuleRun:
         row = LogRow(self.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
         self._gathered.notes.append(row)
 
-    def count_failure(self, commit: int, time: int, name: str, count: int = 1) -> None:
-        """Counts errors while judging. commit, time, name: of the first one; a name is an event's id, for example."""
+    def count_failure(self, commit: int, time: int, name: str, count: int = 1, event: str = "") -> None:
+        """Counts errors while judging. All else is of the first one: a name is an event's id, for example; event: see `Failure`."""
         if self.is_evaluated:
             entry = self.entry
-            failure = Failure(entry.rule_id, entry.version, count, name, (commit, time), mode=entry.status)
+            failure = Failure(entry.rule_id, entry.version, count, name, (commit, time, event), mode=entry.status)
             self._gathered.failures.append(failure)
 
     def count_failed_events(self, mask: Mask) -> None:
@@ -550,7 +549,7 @@ class RuleRun:
         if mask.any():
             first = int(np.flatnonzero(mask)[0])
             commit, time = int(self.events.commits[first]), int(self.events.times[first])
-            self.count_failure(commit, time, self.events.id_text(first), int(mask.sum()))
+            self.count_failure(commit, time, self.events.id_text(first), int(mask.sum()), self.events.sort_text(first))
 
     def group_by_key(self, mask: Mask) -> list[tuple[Key, Int64s]]:
         """Groups the events of a mask by key: keys sorted, each with its positions in order of arrival."""

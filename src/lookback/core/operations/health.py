@@ -131,7 +131,8 @@ class Figures:
     commit. samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when its newest row was
     written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
     rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
-    warming: the versions that wait for the history of their windows.
+    warming: the versions that wait for the history of their windows. leader: the event that brought the watermark furthest
+    ahead in the last hour, in words; empty if that is not known.
     """
 
     stream: str
@@ -151,6 +152,13 @@ class Figures:
     reason: str = ""
     ingested: int = 0
     warming: Sequence[WarmUp] = ()
+    leader: str = ""
+
+    @property
+    def furthest(self) -> Sample | None:
+        """The sample of the last hour whose watermark was furthest ahead of its time."""
+        known = [(sample.watermark - sample.at, sample) for sample in self.samples if sample.watermark is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
 
     @property
     def is_silent(self) -> bool:
@@ -171,6 +179,11 @@ def check_health(figures: Figures) -> list[Finding]:
     """Runs all checks and returns their findings, problems first; empty if all is well."""
     findings = [finding for check in _CHECKS for finding in check(figures)]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def needs_leader(findings: Sequence[Finding]) -> bool:
+    """Returns whether a finding names the event that brought the watermark ahead."""
+    return any(finding.check in _NAMING_LEADER for finding in findings)
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -329,6 +342,7 @@ def _check_late(figures: Figures) -> list[Finding]:
         return []
     if discarded >= THRESHOLDS["discarded_share"].value * events:
         what = f"{discarded:,} of {events:,} events ({discarded / events:.1%}) were discarded within the last hour, as too late."
+        what += _name_leader(figures)
         remedy = (
             "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness or allowed_lateness "
             "above it; negative values are clocks that are ahead."
@@ -336,11 +350,27 @@ def _check_late(figures: Figures) -> list[Finding]:
         return [Finding(PROBLEM, "discarded", what, remedy)]
     if late >= THRESHOLDS["late_share"].value * events:
         what = f"{late:,} of {events:,} events ({late / events:.1%}) were late within the last hour."
+        what += _name_leader(figures)
         remedy = (
             "Set the stream's max_out_of_orderness above the usual late_events.late_by_us; results wait so much longer."
         )
         return [Finding(WARNING, "late", what, remedy)]
     return []
+
+
+# The checks that name the event that brought the watermark ahead.
+_NAMING_LEADER = ("discarded", "late", "watermark_ahead", "watermark_stuck")
+
+
+def _name_leader(figures: Figures) -> str:
+    return f" The watermark was brought furthest by {figures.leader}." if figures.leader else ""
+
+
+def describe_leader(event_id: str, time: dt.datetime, taken_in: dt.datetime | None) -> str:
+    """Describes an event that moved the watermark. taken_in: when ingest stored it, if that is known."""
+    ahead = 0.0 if taken_in is None else _seconds(time - taken_in)
+    when = f", {_format_span(ahead)} ahead of the clock when it was taken in" if ahead > 0 else ""
+    return f"event {event_id!r} of {time:%Y-%m-%dT%H:%M:%SZ}{when}"
 
 
 def _check_watermark(figures: Figures) -> list[Finding]:
@@ -352,6 +382,7 @@ def _check_watermark(figures: Figures) -> list[Finding]:
     ahead = _seconds(watermark - figures.now)
     if ahead > THRESHOLDS["watermark_ahead"].value:
         what = f"The watermark is {_format_span(ahead)} ahead of the clock, so events of now count as late."
+        what += _name_leader(figures)
         remedy = (
             "One event or an advance has set it and it never goes back: see the newest events of the table and the stream's "
             "max_future; to start over, judge the events again with a new checkpoint."
@@ -362,6 +393,7 @@ def _check_watermark(figures: Figures) -> list[Finding]:
     came = sum(sample.events for sample in standing[1:])
     if stood > THRESHOLDS["watermark_stuck"].value and came:
         what = f"The watermark has stood still for {_format_span(stood)} while {count_noun(came, 'event')} came."
+        what += _name_leader(figures)
         remedy = (
             "An event with a time ahead of the others holds it, and they are judged as late; see the stream's max_future and "
             "the source's clocks."

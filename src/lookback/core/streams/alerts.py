@@ -87,19 +87,19 @@ class AlertOrder(NamedTuple):
     """The position of a row among all alerts of a stream: rows are sorted by it.
 
     Rows are sorted by the commit that triggered them. Within a commit, the rows that its events triggered come first, in
-    the order of arrival of these events: by event time, then by event id. Then come the rows that the watermark after the
+    the order of arrival of these events. Then come the rows that the watermark after the
     commit triggered, by the watermark that each was waiting for. Rows of one event or one watermark are sorted by rule_id,
     version and key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
     The order does not depend on how commits are divided into batches, or keys into shards.
 
-    time: microseconds, of the event or the watermark. event_id: as `sortable_id` writes it, empty for a watermark.
+    time: microseconds, of the event or the watermark. event: as `Events.sort_text` writes it, empty for a watermark.
     key: the texts of the key as JSON. rank: the position among rows that are equal in everything else.
     """
 
     arrival: int
     phase: int
     time: int
-    event_id: str
+    event: str
     rule_id: str
     version: int
     key: str
@@ -122,14 +122,14 @@ class LateEvent:
 class Failure:
     """The errors of one rule in one batch: their number, and the first failing event in order of arrival.
 
-    mode: the status of the version.
+    first_arrival: of that event its commit, its time, and its text by `Events.sort_text`. mode: the status of the version.
     """
 
     rule_id: str
     version: int
     count: int
     first_event_id: str
-    first_arrival: tuple[int, int]
+    first_arrival: tuple[int, int, str]
     reason: str = field(compare=False, default="")
     mode: str = field(compare=False, default="active")
 

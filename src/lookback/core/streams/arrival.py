@@ -12,6 +12,7 @@ import numpy as np
 from lookback.core.streams.alerts import LateEvent, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
+from lookback.core.values.durations import format_duration
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import to_utc
 
@@ -19,6 +20,18 @@ from lookback.core.values.times import to_utc
 def arrival_number(arrival: int | None) -> int:
     """Returns a number by which arrivals sort; None, which is before the first arrival, gives -1."""
     return -1 if arrival is None else arrival
+
+
+def describe_fast_clock(stream: Stream) -> str:
+    """Describes what a fast clock does to a stream whose max_future is more than may come late; empty if it is not."""
+    most = stream.max_out_of_orderness + stream.allowed_lateness
+    if stream.max_future <= most:
+        return ""
+    return (
+        f"max_future ({format_duration(stream.max_future)}) exceeds max_out_of_orderness + allowed_lateness "
+        f"({format_duration(most)}): one event whose clock is further ahead than that makes all others too late, until "
+        f"their times have caught up. Set max_future to {format_duration(most)} or less"
+    )
 
 
 def split_future(
@@ -41,7 +54,7 @@ def split_future(
 
 
 def late_sort_key(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
-    """Returns the key by which rows of late_events are sorted: the order of arrival of their events. event_id: as text."""
+    """Returns the key by which rows of late_events are sorted: by arrival, event time and event id. event_id: as text."""
     integer = stream.fields[stream.event_id].is_integer
     return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 

@@ -49,7 +49,7 @@ _ORDER_COLUMNS = pa.schema(
     [
         ("order_phase", pa.int8()),
         ("order_time", pa.int64()),
-        ("order_event_id", pa.string()),
+        ("order_event", pa.string()),
         ("order_key", pa.string()),
     ]
 )
@@ -135,10 +135,12 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
             LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))}) for row in header["future"]
         ]
         columns = {
-            name: _read_column(table, name, stream.fields[name]) for name in table.column_names if name != COMMIT
+            name: _read_column(table, name, stream.columns_of_events[name])
+            for name in table.column_names
+            if name != COMMIT
         }
         commits: Int64s = _read_column(table, COMMIT, BIGINT).values
-        return Events(columns, commits, stream.event_id, stream.event_time), header
+        return Events.of(columns, commits, stream), header
 
 
 def _read_column(table: pa.Table, name: str, type_: DataType) -> Column:
@@ -160,7 +162,7 @@ def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] |
     columns["key"] = [list(key.items()) for key in columns["key"]]
     columns["measures"] = [[(name, to_text(value)) for name, value in each.items()] for each in columns["measures"]]
     columns |= {
-        f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event_id", "key")
+        f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event", "key")
     }
     table = pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_ORDER_COLUMNS]))
     return _write_ipc(table if tried is None else table.append_column(TRIED, pa.array(tried, pa.int32())))
@@ -173,7 +175,7 @@ def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
         return ALERTS_SCHEMA.empty_table()
     with _raise_state_error():
         # Rows that are equal in all of these come from one shard, which packed them in order; the sort is stable.
-        names = ("arrival", "order_phase", "order_time", "order_event_id", "rule_id", "rule_version", "order_key")
+        names = ("arrival", "order_phase", "order_time", "order_event", "rule_id", "rule_version", "order_key")
         ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
         return ordered.select(ALERTS_SCHEMA.names)
 

@@ -11,14 +11,14 @@ from pydantic import Field, PlainValidator, Strict
 
 from lookback.core.errors import Problem, StreamError
 from lookback.core.streams import alerts, metrics
-from lookback.core.streams.fields import FieldTypes, find_undeclared, parse_fields, texts_by_field
+from lookback.core.streams.fields import POSITION, FieldTypes, find_undeclared, parse_fields, texts_by_field
 from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import Limits
 from lookback.core.values.reading import Refused, needs, read_mapping
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.types import DataType
+from lookback.core.values.types import BIGINT, DataType
 
 # A table that others write is declared by its path or as catalog.schema.table.
 _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
@@ -50,6 +50,8 @@ _TYPES = {
     "event_id": frozenset({"tinyint", "smallint", "int", "bigint", "string"}),
     "event_time": frozenset({"timestamp"}),
 }
+# The types whose values have an order that every reader agrees on.
+_ORDERED_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp"})
 
 
 def _read_count(value: object) -> int:
@@ -65,6 +67,13 @@ def _read_source(source: object) -> dict[str, Any]:
     if problems := list(find_source_problems(source)):
         raise Refused(problems)
     return dict(source)
+
+
+def _read_order_by(names: object) -> tuple[str, ...]:
+    names = [] if names is None else names
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"a list of fields is needed, got {names!r:.100}")
+    return tuple(names)
 
 
 def _is_table(value: object) -> bool:
@@ -97,7 +106,8 @@ class Stream:
     An event is late if its time is below the watermark, which is the highest event time of all earlier commits minus
     max_out_of_orderness. shards: the number of parts into which the keys of a new checkpoint are divided; None: chosen by
     the evaluation. table: the path, or catalog.schema.table, of a Delta table of events that others write; empty:
-    Lookback's own table, which ingest fills. value: the field that says what an event is worth; empty: none. lookups: the
+    Lookback's own table, which ingest fills. order_by: fields that order the events of one commit and one time in a table
+    that others write; the id decides last. value: the field that says what an event is worth; empty: none. lookups: the
     tables whose values ingest adds to each event.
     """
 
@@ -118,6 +128,7 @@ class Stream:
     limits: Annotated[Limits, PlainValidator(Limits.from_dict)] = field(default_factory=Limits)
     source: Annotated[Mapping[str, Any], PlainValidator(_read_source)] = field(default_factory=dict)
     table: Annotated[str, PlainValidator(_read_table)] = ""
+    order_by: Annotated[Sequence[str], PlainValidator(_read_order_by)] = ()
     shards: Annotated[int | None, PlainValidator(_read_count)] = None
     value: Annotated[str, Strict(), needs("the name of a field is needed")] = ""
     lookups: Annotated[Sequence[Lookup], PlainValidator(tuple)] = ()
@@ -127,6 +138,23 @@ class Stream:
         """The fields that an event has of its source, without those that look-ups bring."""
         brought = {name for lookup in self.lookups for name in lookup.brings}
         return {name: type_ for name, type_ in self.fields.items() if name not in brought}
+
+    @property
+    def order_columns(self) -> dict[str, DataType]:
+        """The columns that order the events of one commit and one time, before their ids: name -> type."""
+        if self.table or self.name in _OWN_STREAMS:
+            return {name: self.fields[name] for name in self.order_by}
+        return {POSITION: BIGINT}
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that every event is read with, whatever rules need: id, time and what orders events."""
+        return tuple(dict.fromkeys([self.event_id, self.event_time, *self.order_columns]))
+
+    @property
+    def columns_of_events(self) -> dict[str, DataType]:
+        """The columns that events are read from: the fields, and what orders events."""
+        return {**self.fields, **self.order_columns}
 
     @property
     def is_of_alerts(self) -> bool:
@@ -169,6 +197,8 @@ class Stream:
         document["source"] = dict(self.source)
         if self.table:
             document["table"] = self.table
+        if self.order_by:
+            document["order_by"] = list(self.order_by)
         if self.shards is not None:
             document["shards"] = self.shards
         if self.value:
@@ -190,6 +220,37 @@ def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, Da
         yield Problem("value", f"{value!r} is not one of the declared fields; {suggest(value, fields)}")
     elif value in fields and not fields[value].is_numeric:
         yield Problem("value", f"field {value!r} is {fields[value]}; what an event is worth is a number")
+
+
+def _find_order_problems(
+    document: Mapping[str, Any], names: set[Any], fields: Mapping[str, DataType]
+) -> Iterator[Problem]:
+    """Finds the problems of the fields that order events, and of fields that are named like the column that does."""
+    listed, name = document.get("order_by"), document.get("stream")
+    if not (document.get("table") or (isinstance(name, str) and name in _OWN_STREAMS)):
+        for field_ in fields:
+            if field_.lower() == POSITION:
+                yield Problem(
+                    f"fields.{field_}",
+                    f"{field_!r} is the column in which ingest stores where it read an event; choose another name, and say "
+                    f'in `columns` what it is made from, such as `columns: {{place: "{field_}"}}`',
+                )
+        if listed:
+            yield Problem(
+                "order_by",
+                "ingest stores the order in which it reads rows; leave it out, or name the `table` of others",
+            )
+        return
+    for field_ in listed if isinstance(listed, (list, tuple)) else ():
+        if not isinstance(field_, str) or not fields:
+            continue
+        if field_ not in names:
+            yield Problem("order_by", f"{field_!r} is not one of the declared fields; {suggest(field_, fields)}")
+        elif field_ in fields and fields[field_].name not in _ORDERED_TYPES:
+            yield Problem(
+                "order_by",
+                f"field {field_!r} is {fields[field_]}; events are ordered by {', '.join(sorted(_ORDERED_TYPES))}",
+            )
 
 
 def _find_name_problems(document: Mapping[str, Any], own: Mapping[str, DataType]) -> Iterator[Problem]:
@@ -228,6 +289,7 @@ def _find_contradictions(
         elif isinstance(field_, str) and field_ in own and own[field_].name not in types:
             yield Problem(key, f"field {field_!r} is {own[field_]}; it must be one of {', '.join(sorted(types))}")
     yield from _find_value_problems(document.get("value"), {*names, *fields}, fields)
+    yield from _find_order_problems(document, {*names, *fields}, fields)
     yield from find_undeclared(document.get("columns"), own, "columns", "the declared fields")
     yield from find_undeclared(document.get("comments"), fields, "comments", "the declared fields")
     yield from _find_name_problems(document, own)

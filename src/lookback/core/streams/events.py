@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
 from itertools import pairwise
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import pyarrow as pa
 
 from lookback.core.errors import EventError
 from lookback.core.expressions.compiling import Expression, Membership, add_memberships
+from lookback.core.streams.alerts import sortable_id
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.fields import POSITION
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
+    Values,
     arrow_type,
     concat_columns,
     find_beyond_calendar,
@@ -34,30 +38,43 @@ from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 MAX_VALUE_BYTES = 128 * 2**20
 # Commits of at least so many rows on average are moved as a whole when events are put in order.
 _LONG_COMMIT_ROWS = 1_000
+# Digits of the longest number: a decimal without its point.
+_MAX_DIGITS = 38
 
 
 class Events:
     """Events of one stream as columns of equal length.
 
     columns: by field name; commits: the commit version that added each event, shape (rows,). The id and time columns
-    have no NULLs. The most recently used values of expressions are cached, since rules share expressions.
+    have no NULLs. order: the names of the columns that order events of one commit and one time, before their ids.
+    The most recently used values of expressions are cached, since rules share expressions.
     """
 
-    def __init__(self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str, order: Sequence[str] = ()
+    ) -> None:
         self.columns = columns
         self.commits = commits
         self.times: Int64s = columns[event_time].values
-        self._id, self._time = event_id, event_time
+        self._id, self._time, self._order = event_id, event_time, tuple(order)
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
+        """Makes events of a stream. columns: with those that order its events."""
+        return cls(columns, commits, stream.event_id, stream.event_time, tuple(stream.order_columns))
 
     def __len__(self) -> int:
         return len(self.commits)
 
+    def _replace(self, columns: Mapping[str, Column], commits: Int64s | None = None) -> Events:
+        return Events(columns, self.commits if commits is None else commits, self._id, self._time, self._order)
+
     def take(self, index: npt.NDArray[Any] | slice) -> Events:
         """Returns the events at `index` (positions, a mask or a slice)."""
         columns = {name: column.take(index) for name, column in self.columns.items()}
-        return Events(columns, self.commits[index], self._id, self._time)
+        return self._replace(columns, self.commits[index])
 
     def value(self, expression: Expression) -> Column:
         """Returns the expression's value for every event."""
@@ -76,7 +93,7 @@ class Events:
         if not new:
             return self
         columns = add_memberships(self.columns, new, self.times, lists)
-        return Events(columns, self.commits, self._id, self._time)
+        return self._replace(columns)
 
     def join(self, others: Sequence[Events]) -> Events:
         """Returns these events and others with the same columns, one after another."""
@@ -84,11 +101,11 @@ class Events:
             return self
         parts = [self, *others]
         columns = {name: concat_columns([part.columns[name] for part in parts]) for name in self.columns}
-        return Events(columns, np.concatenate([part.commits for part in parts]), self._id, self._time)
+        return self._replace(columns, np.concatenate([part.commits for part in parts]))
 
     def with_column(self, name: str, column: Column) -> Events:
         """Returns the same events with a column of that name."""
-        return Events({**self.columns, name: column}, self.commits, self._id, self._time)
+        return self._replace({**self.columns, name: column})
 
     def id_value(self, at: int) -> int | str:
         """Returns the id of one event: an integer or a text, as the stream declares it."""
@@ -113,24 +130,30 @@ class Events:
         """The ids of all events as text."""
         return [str(value) for value in self.columns[self._id].to_stored_list()]
 
-    def in_order_of_arrival(self) -> Events:
-        """Sorts the events by (commit, event time, event id); rows that are equal in all three keep their order.
+    def sort_text(self, at: int) -> str:
+        """Returns a text by which one event sorts among those of its commit and time."""
+        return "".join(
+            [*(_write_sortable(self.columns[name], at) for name in self._order), sortable_id(self.id_value(at))]
+        )
 
-        Ids are compared by their type, strings by code point, which is the order of their UTF-8 bytes.
+    def in_order_of_arrival(self) -> Events:
+        """Sorts the events by (commit, event time, order columns, event id); rows that are equal in all keep their order.
+
+        In an order column NULL comes first. Strings are compared by code point, which is the order of their UTF-8 bytes.
         """
         if self._is_in_order():
             return self
-        order = np.lexsort((self.times, self.commits))
-        commits, times = self.commits[order], self.times[order]
-        tied = np.zeros(len(order), dtype=bool)
-        same = (commits[1:] == commits[:-1]) & (times[1:] == times[:-1])
-        tied[1:] |= same
-        tied[:-1] |= same
-        if tied.any():
-            at = np.flatnonzero(tied)
-            ids = self.columns[self._id].values[order[at]]
-            rank = np.unique(ids, return_inverse=True)[1].ravel()
-            order[at] = order[at][np.lexsort((rank, times[at], commits[at]))]
+        known: list[Int64s] = [self.commits, self.times]
+        order = np.lexsort(known[::-1])
+        for values in self._list_tie_breakers():
+            at = _find_tied([each[order] for each in known])
+            if not len(at):
+                break
+            rows, ranks = order[at], np.zeros(len(order), dtype=np.int64)
+            # Only tied rows are ranked: to compare texts takes long.
+            ranks[rows] = np.unique(values[rows], return_inverse=True)[1].ravel()
+            known.append(ranks)
+            order[at] = rows[np.lexsort([each[rows] for each in reversed(known)])]
         return self.take(order)
 
     def _is_in_order(self) -> bool:
@@ -139,8 +162,26 @@ class Events:
         later, tied = self.times[1:] > self.times[:-1], self.times[1:] == self.times[:-1]
         if not ((self.commits[1:] > self.commits[:-1]) | (is_same & (later | tied))).all():
             return False
-        at, ids = np.flatnonzero(is_same & tied), self.columns[self._id].values
-        return bool((ids[at] <= ids[at + 1]).all())
+        at = np.flatnonzero(is_same & tied)
+        for values in self._list_tie_breakers():
+            first, second = values[at], values[at + 1]
+            if (first > second).any():
+                return False
+            at = at[first == second]
+        return True
+
+    def _list_tie_breakers(self) -> Iterator[Values]:
+        """Yields the values that order the events of one commit and one time, the most important first."""
+        for name in self._order:
+            column = self.columns[name]
+            if column.null is not None:
+                yield ~column.null
+                values = column.values.copy()
+                values[column.null] = "" if column.type.name == "string" else 0
+                yield values
+            else:
+                yield column.values
+        yield self.columns[self._id].values
 
     @classmethod
     def concat_arrived(cls, parts: Sequence[Events], stream: Stream) -> Events:
@@ -166,7 +207,25 @@ class Events:
             return parts[0]
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: concat_columns([part.columns[name] for part in parts]) for name in common}
-        return cls(columns, np.concatenate([part.commits for part in parts]), stream.event_id, stream.event_time)
+        return cls.of(columns, np.concatenate([part.commits for part in parts]), stream)
+
+
+def _write_sortable(column: Column, at: int) -> str:
+    """Writes a value as a text that sorts like the values of its type, whatever text follows it; NULL comes first."""
+    if column.null is not None and column.null[at]:
+        return "0"
+    value = column.values[at]
+    if isinstance(value, str):
+        # The end comes before every character, and a NUL within the text after it.
+        return "1" + value.replace("\0", "\0\1") + "\0\0"
+    return "1" + str(int(value) + 10**_MAX_DIGITS).zfill(_MAX_DIGITS + 1)
+
+
+def _find_tied(keys: Sequence[Int64s]) -> Int64s:
+    """Finds the rows, which are sorted by `keys`, that equal a neighbour in all of them."""
+    is_same = reduce(and_, (key[1:] == key[:-1] for key in keys))
+    tied: Int64s = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    return tied
 
 
 def find_commit_edges(commits: Int64s) -> list[int]:
@@ -176,16 +235,16 @@ def find_commit_edges(commits: Int64s) -> list[int]:
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:
     """Makes events without rows, with columns for `fields` and for the id and time."""
-    names = {stream.event_id, stream.event_time, *fields}
-    columns = {name: from_values(stream.fields[name], []) for name in names}
-    return Events(columns, np.zeros(0, dtype=np.int64), stream.event_id, stream.event_time)
+    columns = {name: from_values(stream.columns_of_events[name], []) for name in {*stream.key_columns, *fields}}
+    return Events.of(columns, np.zeros(0, dtype=np.int64), stream)
 
 
 def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events, Int64s | None]:
     """Reads events, and the times of their commits, from a list of dicts, a pandas frame or an Arrow table.
 
     A column `arrival` groups rows into commits; without it each row is a commit of its own, numbered from next_commit.
-    A column `committed_at` holds the times of the commits; they are returned in microseconds, shape (rows,), or None
+    In a stream whose events Lookback ingests, the rows of a commit that have one time keep the order in which they are
+    given, unless a column `position` says where each was read. A column `committed_at` holds the times of the commits; they are returned in microseconds, shape (rows,), or None
     without it. Missing fields are NULL; other columns are ignored. None, NaT and pd.NA are NULL. NaN is NULL in a pandas
     frame, where it marks a missing value, except in columns of the types Float32, Float64 and those of Arrow, which mark
     missing values otherwise; elsewhere it is the double NaN. Raises EventError, naming row, field and remedy, for a value
@@ -203,7 +262,9 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
                 "needs one"
             )
     commits = _read_commits(_find_column(table, "arrival"), count, next_commit)
-    events = Events(columns, commits, stream.event_id, stream.event_time)
+    if POSITION in stream.order_columns:
+        columns[POSITION] = _read_positions(_find_column(table, POSITION), count)
+    events = Events.of(columns, commits, stream)
     committed_at = _find_column(table, "committed_at")
     return events, None if committed_at is None else _read_commit_times(committed_at)
 
@@ -279,6 +340,12 @@ def _read_commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
             "commits higher"
         )
     return commits
+
+
+def _read_positions(positions: Any, count: int) -> Column:
+    if positions is None:
+        return Column(BIGINT, np.arange(count, dtype=np.int64))
+    return _read_column("position must be the place of a row in what was read", BIGINT, positions)
 
 
 def _read_commit_times(values: Any) -> Int64s:

@@ -12,6 +12,8 @@ from lookback.core.errors import Problem, TypeNameError
 from lookback.core.values.reading import Refused
 from lookback.core.values.types import DataType, parse_type
 
+# The column in which ingest stores where it read an event.
+POSITION = "position"
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # Columns that the change feed or the engine adds.
 RESERVED_FIELDS = frozenset(

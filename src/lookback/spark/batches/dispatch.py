@@ -96,7 +96,7 @@ def select_changes(changes: DataFrame, declarations: Declarations, fields: Itera
     for name, number in _KINDS.items():
         kind = F.when(F.col("_change_type") == name, number).otherwise(kind)
     return changes.select(
-        *sorted({stream.event_id, stream.event_time, *fields}),
+        *sorted({*stream.key_columns, *fields}),
         kind.cast("tinyint").alias(KIND),
         COMMIT,
         F.when(ahead > declarations.least_future, committed).alias(_COMMITTED),
@@ -178,10 +178,11 @@ class BlockBuilder:
         stream = self.declarations.last
         routing = _Routing(stream, coverage)
         # The bytes of a block are copied a dozen times on their way through the JVM.
-        sent = narrow_columns(chunk.select([*sorted({stream.event_id, stream.event_time, *coverage.fields}), COMMIT]))
+        sent = narrow_columns(chunk.select([*sorted({*stream.key_columns, *coverage.fields}), COMMIT]))
         commits = chunk.column(COMMIT).to_numpy()
-        columns = {name: from_arrow(chunk.column(name), stream.fields[name]) for name in sorted(routing.reads)}
-        events = Events(columns, commits, stream.event_id, stream.event_time)
+        types = stream.columns_of_events
+        columns = {name: from_arrow(chunk.column(name), types[name]) for name in sorted(routing.reads)}
+        events = Events.of(columns, commits, stream)
         header: dict[str, Any] = {"deleted": kind == DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
         wakes: int | None = None
@@ -208,7 +209,7 @@ class BlockBuilder:
 
 
 class _Routing:
-    """Sends events to shards by a coverage. reads: the fields that it needs for that, with the event's id and time.
+    """Sends events to shards by a coverage. reads: the columns that it needs for that, with those that every event has.
 
     An error here sends more events, never fewer, and never ends the batch: the shards judge by the rules themselves, where
     a rule that breaks is quarantined alone.
@@ -219,7 +220,7 @@ class _Routing:
             (group_by, _compile_conditions(coverage.conditions(group_by), stream))
             for group_by in coverage.grouping_sets
         ]
-        self.reads = {stream.event_id, stream.event_time}
+        self.reads = set(stream.key_columns)
         for group_by, conditions in self._needs:
             self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
 

@@ -77,7 +77,8 @@ class Plan:
 def snapshot_declaration(stream: Stream) -> dict[str, Any]:
     """Returns the part of a stream's declaration that window state depends on, as plain values."""
     fields = {name: str(type_) for name, type_ in stream.fields.items()}
-    return {"stream": stream.name, "event_id": stream.event_id, "event_time": stream.event_time, "fields": fields}
+    declared = {"stream": stream.name, "event_id": stream.event_id, "event_time": stream.event_time, "fields": fields}
+    return {**declared, "order_by": list(stream.order_by)} if stream.order_by else declared
 
 
 def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> None:

@@ -176,7 +176,7 @@ def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) 
 def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
     """Reads inserted and deleted rows of a change feed, with their commit (arrival) and its time (committed_at)."""
     columns: list[Column | str] = [
-        *stream.fields,
+        *stream.columns_of_events,
         "_change_type",
         F.col("_commit_version").alias("arrival"),
         F.unix_micros("_commit_timestamp").alias("committed_at"),

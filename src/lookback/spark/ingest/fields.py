@@ -35,10 +35,16 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
 
-# Columns beside the stream's fields. REASON is NULL for a usable row; FILE, BLOCK, ROW give the order in the files;
-# READ_AS says how to read RAW again; ASSUMED names the part that a time lacks: NO_ZONE, NO_TIME or NULL.
-REASON, RAW, READ_AS, FILE, BLOCK, ROW = "__reason", "__raw", "__read_as", "__file", "__block", "__row"
+# Columns beside the stream's fields. REASON is NULL for a usable row; READ_AS says how to read RAW again; ASSUMED names
+# the part that a time lacks: NO_ZONE, NO_TIME or NULL.
+REASON, RAW, READ_AS = "__reason", "__raw", "__read_as"
+# Where a row was read. FILE: the file's name, or the topic's. UNIT: a text that sorts the files and topics that are read
+# together; NULL for a file that cannot be read. Within a UNIT rows are ordered by BLOCK and ROW; the ROWs of a BLOCK are
+# consecutive numbers, or offsets.
+FILE, UNIT, BLOCK, ROW = "__file", "__unit", "__block", "__row"
 ASSUMED, NO_ZONE, NO_TIME = "__assumed", "zone", "time"
+# Bits of a position that number the rows of a UNIT.
+ROW_BITS = 40
 # A column beside the source's: the whole of a row that cannot be split into them.
 CORRUPT = "__corrupt"
 # The columns that a stream's fields can be made from besides the keys of a Kafka record's value. They hide the value's
@@ -87,7 +93,7 @@ class _FieldSql(NamedTuple):
 def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
     """Casts rows of source columns to the stream's own fields as declared, and adds REASON and ASSUMED.
 
-    The rows have RAW, READ_AS, FILE, BLOCK and ROW, which stay; fields that are looked up are NULL. A value that is not exactly one of the field's type is a
+    The rows have RAW, READ_AS, FILE, UNIT, BLOCK and ROW, which stay; fields that are looked up are NULL. A value that is not exactly one of the field's type is a
     REASON; only an expression in `columns` rounds. Source columns that are missing count as NULL. If there is a column
     CORRUPT, a row in which it is not NULL is malformed, for the reason `malformed`. text: arrays are in text columns as
     JSON. place: the source's name for messages. Raises SetupError if Spark cannot make a field from such columns.
@@ -107,7 +113,7 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
             twice = F.lit("a key is written twice in the line, and only one value can count; send it once")
             unreadable = F.when(repeats_key(F.col(RAW)), twice).otherwise(unreadable)
             reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
-        others = [READ_AS, FILE, BLOCK, ROW]
+        others = [READ_AS, FILE, UNIT, BLOCK, ROW]
         values = [field.value for field in fields]
         names = {field.name for field in fields}
         values += [F.lit(None).cast(str(t)).alias(name) for name, t in stream.fields.items() if name not in names]

@@ -16,8 +16,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
+from lookback.core.streams.fields import POSITION
 from lookback.core.values.times import to_utc
-from lookback.spark.ingest.fields import ASSUMED, BLOCK, FILE, NO_TIME, NO_ZONE, RAW, REASON, ROW, reads_kafka
+from lookback.spark.ingest.fields import (
+    ASSUMED,
+    BLOCK,
+    NO_TIME,
+    NO_ZONE,
+    RAW,
+    REASON,
+    ROW,
+    ROW_BITS,
+    UNIT,
+    reads_kafka,
+)
 from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.lookups import Lookups
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
@@ -293,6 +305,7 @@ class IngestRound:
         self._first_stamp = None
         with contextlib.ExitStack() as cached:
             cached.callback(batch.rows.unpersist)
+            batch = _Batch(_add_positions(batch.rows), figures)
             written = _Written(0, 0)
             rejections: tuple[Rejection, ...] = ()
             settled = self._settle(batch, cached)
@@ -409,7 +422,7 @@ class IngestRound:
         either: see `_drop_doubtful_duplicates`.
         """
         window, micros = self._stream.dedupe_window, _to_micros(self._stream.event_time)
-        of_id = Window.partitionBy(self._stream.event_id).orderBy(self._stream.event_time, FILE, BLOCK, ROW)
+        of_id = Window.partitionBy(self._stream.event_id).orderBy(self._stream.event_time, POSITION)
         before = F.lag(micros).over(of_id)
         events = events.withColumn("__stays", before.isNull() | (micros - before > window))
         kept = F.last(F.when(F.col("__stays"), micros), ignorenulls=True).over(of_id)
@@ -422,17 +435,17 @@ class IngestRound:
             ordered = events.repartition(1).sortWithinPartitions(*self._order_columns)
         else:
             ordered = events.orderBy(*self._order_columns)
-        return ordered.select(*self._stream.fields, _DOUBTFUL).withColumn(_NUMBER, F.monotonically_increasing_id())
+        return ordered.select(*self._stream.fields, POSITION, _DOUBTFUL).withColumn(
+            _NUMBER, F.monotonically_increasing_id()
+        )
 
     @property
     def _order_columns(self) -> list[str]:
-        return [self._stream.event_time, self._stream.event_id]
+        return [self._stream.event_time, POSITION, self._stream.event_id]
 
     def _drop_doubtful_duplicates(self, events: DataFrame) -> DataFrame:
         """Drops the doubtful events that are duplicates: for each id in order of time, compared with the last that stayed."""
-        row = F.struct(
-            _to_micros(self._stream.event_time).alias("__time"), *[F.col(name) for name in self._stream.fields]
-        )
+        row = F.struct(_to_micros(self._stream.event_time).alias("__time"), POSITION, *self._stream.fields)
         lists = events.groupBy(self._stream.event_id).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
         window = self._stream.dedupe_window
         stay = F.expr(
@@ -469,9 +482,10 @@ class IngestRound:
     def _commit(self, events: DataFrame, stamp: int) -> None:
         # One task, hence one file; sorted again as it reads the cached partitions in any order.
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
-        columns = [F.col(name) for name in self._stream.fields]
         self._tables.append(
-            one.select(*columns, to_timestamp(stamp).alias("ingested_at")), self._stream.name, self._mark
+            one.select(*self._stream.fields, POSITION, to_timestamp(stamp).alias("ingested_at")),
+            self._stream.name,
+            self._mark,
         )
 
     def _take_stamp(self) -> int:
@@ -593,6 +607,23 @@ def _is_within(ranges: list[range]) -> Column:
     for each in ranges:
         condition = condition | F.col(_NUMBER).between(each.start, each.stop - 1)
     return condition
+
+
+def _add_positions(rows: DataFrame) -> DataFrame:
+    """Adds POSITION: the number of the UNIT among those that were read together, times 2^ROW_BITS, plus the row's in it.
+
+    Both count from 0, in the order of UNIT, BLOCK and ROW. It does not depend on how Spark splits files among tasks.
+    """
+    blocks = rows.where(F.col(UNIT).isNotNull()).groupBy(UNIT, BLOCK).agg(F.min(ROW), F.max(ROW)).collect()
+    starts, unit, number, row = list[tuple[str, int, int]](), None, -1, 0
+    for each, block, first, last in sorted(blocks):
+        if each != unit:
+            unit, number, row = each, number + 1, 0
+        starts.append((each, block, (number << ROW_BITS) + row - first))
+        row += last - first + 1
+    begins = rows.sparkSession.createDataFrame(starts, f"{UNIT} string, {BLOCK} bigint, __start bigint")
+    placed = rows.join(F.broadcast(begins), [UNIT, BLOCK], "left")
+    return placed.withColumn(POSITION, F.col(ROW) + F.col("__start")).drop("__start")
 
 
 def _to_micros(name: str) -> Column:

@@ -26,6 +26,7 @@ from lookback.spark.ingest.fields import (
     RAW,
     READ_AS,
     ROW,
+    UNIT,
     cast_rows,
     list_source_columns,
 )
@@ -149,6 +150,7 @@ class Topic:
         lines = records.select(
             F.make_valid_utf8(value).alias(RAW),
             F.concat(F.lit(_SOURCE_PREFIX), F.col("topic")).alias(FILE),
+            F.col("topic").alias(UNIT),
             F.col("partition").cast("bigint").alias(BLOCK),
             F.col("offset").alias(ROW),
             self._explain_unreadable(value).alias(_PROBLEM),

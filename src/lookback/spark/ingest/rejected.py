@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
+from lookback.core.streams.fields import POSITION
 from lookback.core.values.texts import quote_identifier
 from lookback.spark.ingest.fields import (
     BLOCK,
@@ -20,6 +21,8 @@ from lookback.spark.ingest.fields import (
     READ_AS,
     REASON,
     ROW,
+    ROW_BITS,
+    UNIT,
     cast_rows,
     list_source_columns,
     reads_kafka,
@@ -94,6 +97,7 @@ class RejectedRows:
             name_source().alias("source"),
             now.alias("ingested_at"),
             F.col(READ_AS).alias("read_as"),
+            F.col(POSITION).alias("position"),
         )
         known = self._read_stream()
         if not self.tables.is_unwritten(_TABLE) and known.inputFiles():
@@ -107,7 +111,7 @@ class RejectedRows:
 
     def read(self) -> DataFrame:
         """Reads the stream's rows, the newest first."""
-        return self._read_stream().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as")
+        return self._read_stream().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as", "position")
 
     def count_by_reason(self) -> tuple[Rejection, ...]:
         """Counts the stream's rows by kind of reason."""
@@ -157,8 +161,9 @@ class RejectedRows:
         change_table(self.tables, _TABLE, act)
 
     def _read_with_reading(self) -> DataFrame:
-        rows = self._read_stream()
-        return rows if "read_as" in rows.columns else rows.withColumn("read_as", F.lit(None).cast("string"))
+        rows, later = self._read_stream(), {"read_as": "string", "position": "bigint"}
+        lacking = {name: F.lit(None).cast(type_) for name, type_ in later.items() if name not in rows.columns}
+        return rows.withColumns(lacking) if lacking else rows
 
     def _read_stream(self) -> DataFrame:
         return self.tables.read(_TABLE).where(F.col("stream") == self.stream.name)
@@ -213,12 +218,15 @@ class _Reading:
 
 def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame:
     """Parses rows of rejected_events into source columns again, and checks them."""
-    rows = rows.orderBy("ingested_at").select(
+    position = F.coalesce("position", F.lit(0).cast("bigint"))
+    rows = rows.select(
         F.col("raw").alias(RAW),
         F.col("read_as").alias(READ_AS),
         F.col("source").alias(FILE),
-        F.lit(0).cast("bigint").alias(BLOCK),
-        F.monotonically_increasing_id().alias(ROW),
+        # As they were read, in the order of the rounds that rejected them.
+        F.lpad(F.unix_micros("ingested_at").cast("string"), 20, "0").alias(UNIT),
+        F.shiftright(position, ROW_BITS).alias(BLOCK),
+        position.bitwiseAND(F.lit(2**ROW_BITS - 1)).alias(ROW),
     )
     source, columns = reading.source, reading.columns
     if columns is None or source.format == "json":
@@ -240,7 +248,7 @@ def _parse_csv(rows: DataFrame, source: Source, names: Sequence[str]) -> DataFra
         F.when(is_line, line.getField(name)).otherwise(F.col(quote_identifier(name))).alias(name)
         for name in [*names, CORRUPT]
     ]
-    return rows.select(RAW, READ_AS, FILE, BLOCK, ROW, *values)
+    return rows.select(RAW, READ_AS, FILE, UNIT, BLOCK, ROW, *values)
 
 
 def _parse_typed(rows: DataFrame, columns: StructType) -> DataFrame:

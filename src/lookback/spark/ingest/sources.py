@@ -28,6 +28,7 @@ from lookback.spark.ingest.fields import (
     READ_AS,
     REASON,
     ROW,
+    UNIT,
     cast_rows,
     find_source_columns,
     list_source_columns,
@@ -341,12 +342,15 @@ class Files:
         return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path), self.stream)
 
     def _read_rows(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
-        """Reads rows of source columns, with RAW, READ_AS, FILE, BLOCK, ROW, and CORRUPT if the files are text."""
+        """Reads rows of source columns, with RAW, READ_AS, FILE, UNIT, BLOCK, ROW, and CORRUPT if the files are text."""
         source = self.source
-        rows = _add_place(self._load(self._make_reader(schema).options(**_find_base_path(names)), names))
-        rows = rows.withColumn(READ_AS, F.lit(source.describe_reading(schema)))
+        rows = self._load(self._make_reader(schema).options(**_find_base_path(names)), names)
         if schema is None:
-            rows = rows.where(F.trim(F.col(_LINE)) != "").withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
+            # Empty lines are no rows and get no number, as in CSV.
+            rows = rows.where(F.trim(F.col(_LINE)) != "")
+        rows = _add_place(rows).withColumn(READ_AS, F.lit(source.describe_reading(schema)))
+        if schema is None:
+            rows = rows.withColumn(RAW, F.make_valid_utf8(_LINE)).drop(_LINE)
             return source.parse_json(rows, list_source_columns(self.stream))
         raw = source.write_line(F.struct(*[F.col(quote_identifier(name)) for name in schema.names]))
         return rows.withColumn(RAW, F.coalesce(F.col(CORRUPT), raw) if source.format == "csv" else raw)
@@ -374,7 +378,7 @@ class Files:
         raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.describe_reading(None)).alias(READ_AS)
         first = F.lit(0).cast("bigint")
         assumed = F.lit(None).cast("string").alias(ASSUMED)
-        order = [F.col(FILE), first.alias(BLOCK), first.alias(ROW)]
+        order = [F.col(FILE), F.lit(None).cast("string").alias(UNIT), first.alias(BLOCK), first.alias(ROW)]
         return files.select(*nulls, F.col(REASON), assumed, raw, read_as, *order)
 
     def _require_keys(self) -> None:
@@ -440,8 +444,10 @@ def _select_key(name: str) -> Column:
 
 def _add_place(rows: DataFrame) -> DataFrame:
     file = F.col("_metadata")
-    # Within a file the splits are ordered by their start, within a split the rows by their number.
-    place = {FILE: file.getField("file_path"), BLOCK: file.getField("file_block_start")}
+    name, modified = file.getField("file_path"), F.unix_micros(file.getField("file_modification_time"))
+    unit = F.concat(F.lpad(modified.cast("string"), 20, "0"), F.lit(" "), name)
+    # A task reads a split of a file from its start to its end, so that its rows have consecutive numbers.
+    place = {FILE: name, UNIT: unit, BLOCK: file.getField("file_block_start")}
     return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
+from lookback.core.operations.health import (
+    RECENT,
+    Figures,
+    Sample,
+    WarmUp,
+    check_health,
+    describe_health,
+    describe_leader,
+    is_healthy,
+    needs_leader,
+)
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece
@@ -204,7 +214,7 @@ def read_stream_figures(
     rejected, reason = _count_rejected(tables, stream.name, now)
     failing, refused = _read_failures(tables, stream.name, now)
     ingested = tables.read_events(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
-    return Figures(
+    figures = Figures(
         stream.name, now,
         rules=sum(1 for row in own if row.status in EVALUATED),
         quarantined=[row.rule_id for row in own if row.status == "quarantined"],
@@ -214,6 +224,27 @@ def read_stream_figures(
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
         warming=read_warm_ups(tables, stream),
     )  # fmt: skip
+    if needs_leader(check_health(figures)):
+        return replace(figures, leader=_find_leader(tables, stream, figures))
+    return figures
+
+
+def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
+    """Finds the event that brought the watermark furthest ahead of the clock, in words; empty for an `advance`."""
+    furthest = figures.furthest
+    if furthest is None or furthest.watermark is None:
+        return ""
+    time = furthest.watermark + dt.timedelta(microseconds=stream.max_out_of_orderness)
+    event_id = F.col(stream.event_id).cast("string").alias("event_id")
+
+    def select(_: DataFrame) -> DataFrame:
+        own = tables.read_events(stream.name).where(F.col(stream.event_time) == F.lit(time))
+        return own.select(event_id, "ingested_at").orderBy("ingested_at", "event_id").limit(1)
+
+    for row in tables.query(stream.name, select):
+        taken_in = row["ingested_at"]
+        return describe_leader(row["event_id"], time, None if taken_in is None else _to_utc(taken_in))
+    return ""
 
 
 def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[str, int]:

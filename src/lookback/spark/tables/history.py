@@ -210,4 +210,4 @@ def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
         raise SetupError(f"at least one event is needed to try a rule, got {limit}")
     newest = tables.read_events(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
     arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
-    return newest.limit(limit).select(*stream.fields, arrival).toArrow()
+    return newest.limit(limit).select(*stream.columns_of_events, arrival).toArrow()

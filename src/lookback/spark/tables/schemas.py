@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from lookback.core.streams import metrics
+from lookback.core.streams.fields import POSITION
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -71,6 +72,9 @@ REJECTED_EVENTS = StructType(
             "read_as",
             _STRING,
             "How it was read, as JSON, for another attempt: format, options, columns; of a record also key, time, headers",
+        ),
+        _make_column(
+            "position", _LONG, "Where it was read, as in the events table; NULL for a file that cannot be read"
         ),
     ]
 )
@@ -318,7 +322,7 @@ def describe_events_table(stream: Stream) -> str:
 
 
 def make_events_schema(stream: Stream) -> StructType:
-    """Returns the columns of a stream's events table: the declared fields in order, then ingested_at.
+    """Returns the columns of a stream's events table: the declared fields in order, then position and ingested_at.
 
     Id and time are NOT NULL.
     """
@@ -331,7 +335,12 @@ def make_events_schema(stream: Stream) -> StructType:
     stamp = _make_column(
         "ingested_at", _TIME, "One stamp for all rows of a commit, later than those of every earlier commit"
     )
-    return StructType([*fields, stamp])
+    place = _make_column(
+        POSITION,
+        _LONG,
+        "Where it was read, among the rows that were read with it: file * 2^40 + row, or topic * 2^40 + record, from 0",
+    )
+    return StructType([*fields, *([place] if POSITION in stream.order_columns else []), stamp])
 
 
 def _describe_field(stream: Stream, name: str) -> str:
