@@ -332,13 +332,14 @@ def _longer(document: dict[str, Any]) -> dict[str, Any]:
 
 _MOVES = st.fixed_dictionaries(
     {
-        "letter": st.sampled_from(["", "a", "Z", "é"]),
+        "letter": st.sampled_from(["", "a", "Z", "é", "a\0"]),
         "later": st.sampled_from([0, 0, 1, 1, 2, 5]),
         "commit": st.sampled_from([0, 0, 1, 1, 3]),
         "back": st.sampled_from([0, 0, 0, 0, 0, 1, 3, 4, 5, 6, 7, 8, 9, 20]),
         "again": st.sampled_from([False] * 7 + [True]),
         "c": st.sampled_from([1, 1, 1, 2, 0, None]),
-        "k": st.sampled_from(["x", "x", "y", None]),
+        # Some are the same up to a NUL, or the begin of another one.
+        "k": st.sampled_from(["x", "x", "x", "y", "x\0", "x\0y", None]),
         "a": st.sampled_from(["0.00", "1.01", "2.50", "-7.25", None, "9999999999999999.99"]),
         "n": st.sampled_from([0, 0, 1, 1, 2, 3, None, 2**31 - 1]),
         "d": st.sampled_from([0.0, -0.0, 0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), None]),
@@ -731,7 +732,7 @@ _LISTED_MEASURES = [
     "count(distinct case when {0} then k else 'no' end)", "avg(case when {0} then a else 1.00 end) filter (where {1})",
 ]  # fmt: skip
 # What a list may have: the texts of values of fields, and some that no field has.
-_LISTABLE = [*["x", "0", "1"] * 4, "y", "2", "X", "10", "5", "0.00", "1.01", "", "é"]
+_LISTABLE = [*["x", "0", "1"] * 4, "x\0", "x\0y", "y", "2", "X", "10", "5", "0.00", "1.01", "", "é"]
 
 
 @st.composite

@@ -15,7 +15,7 @@ STREAM = Stream.from_dict(
         "stream": "tx",
         "event_id": "id",
         "event_time": "at",
-        "fields": {"id": "string", "at": "timestamp", "d": "double", "f": "float"},
+        "fields": {"id": "string", "at": "timestamp", "d": "double", "f": "float", "t": "string"},
     }
 )
 NAN = float("nan")
@@ -53,3 +53,17 @@ def test_equal_keys_have_one_text_and_one_alert_id(field: str, one: float, other
     assert first == second
     assert first[-1][2] == "{'m': 2}"
     assert first[0][1] == {field: "0.0" if one == 0 else "nan"}
+
+
+def test_texts_that_are_alike_up_to_a_nul_are_different_keys_different_values_and_different_members() -> None:
+    harness = lookback.Harness(STREAM)
+    harness.lists({"known": ["a", "a\0c"]})
+    measures = {"n": "count(*)", "kinds": "count(distinct t)", "listed": "count(*) filter (where in_list(t, 'known'))"}
+    rule = {"stream": "tx", "window": "1 minute", "measures": measures, "when": "true"}
+    harness.rule({**rule, "rule_id": "of-text", "group_by": ["t"]})
+    harness.rule({**rule, "rule_id": "of-all", "group_by": []})
+    texts = ["a\0b", "a\0c", "a", "a\0", "a\0b"]
+    harness.events([{"id": str(at), "at": at, "t": text, "arrival": 1} for at, text in enumerate(texts)])
+    found = {(alert.rule_id, alert.event_id): tuple(alert.measures.values()) for alert in harness.alerts}
+    assert [found["of-text", str(at)] for at in range(5)] == [(1, 1, 0), (1, 1, 1), (1, 1, 1), (1, 1, 0), (2, 1, 0)]
+    assert [found["of-all", str(at)] for at in range(5)] == [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 2), (5, 4, 2)]

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
+from pandas import factorize
 
+from dev.bench.scale import _Pages
+from lookback.core.errors import SetupError
 from lookback.core.expressions import compiling as expressions
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
-from lookback.core.streams.blocks import unpack_events
+from lookback.core.rules.rulebook import RuleChange
+from lookback.core.streams.blocks import unpack_events, unpack_table
 from lookback.core.streams.declarations import Declarations
+from lookback.core.streams.events import Events
+from lookback.core.values import keys
 from lookback.spark.batches import dispatch
 from lookback.spark.batches.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
+from lookback.spark.batches.shard import ALERTS, Shard
 from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
-from payins import STREAM, rule
+from lookback.spark.replay import tasks
+from payins import STREAM, STREAMS, rule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,9 +93,9 @@ def test_a_condition_or_a_key_that_breaks_sends_more_and_stops_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "_compile_cached", broken)
         assert len(sent(coverage, tmp_path, changes())[0]) == 40
-    group_keys = dispatch.group_keys
-    patched = lambda group_by, events: broken() if "shop" in group_by else group_keys(group_by, events)  # noqa: E731
-    monkeypatch.setattr(dispatch, "group_keys", patched)
+    find_keys = Events.find_keys
+    patched = lambda events, group_by: broken() if "shop" in group_by else find_keys(events, group_by)  # noqa: E731
+    monkeypatch.setattr(Events, "find_keys", patched)
     (blocks,) = Dispatch(Declarations.of(STREAM), coverage_of(by_shop), LABELS, Checkpoint(tmp_path))([changes()])
     for payload in blocks.column("payload").to_pylist():
         events, _ = unpack_events(payload, STREAM)
@@ -146,6 +156,61 @@ def test_coverage_covers_what_it_sends_and_no_more() -> None:
     many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MAX_CONDITIONS + 1)]
     assert coverage_of(*many).conditions(("customer",)) is None
     assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MAX_CONDITIONS
+
+
+# Eight shards, so that the keys `a` and `a\0` are not of one.
+SHARDS = tuple(map(str, range(8)))
+BURST = rule("burst", group_by=["shop"], where="amount = 9", measures={"n": "count(*)"}, when="n >= 3", message="")
+BURSTS = [RuleChange("insert", 1, "burst", 1, "active", json.dumps(BURST))]
+
+
+def cash_after_another() -> pa.RecordBatch:
+    """An event that no rule wants, of shop `a` with a NUL behind it, and seven that the rule wants, of shop `a`."""
+    batch = changes(8)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    columns["shop"] = pa.array(["a\0", *["a"] * 7])
+    columns["amount"] = pa.array([1, *[9] * 7], pa.decimal128(18, 2))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def judge_in_stream(folder: Path) -> list[str]:
+    """The events that raise an alert, as dispatch and the shards of a stream find them."""
+    coverage, found = coverage_of(BURST), list[str]()
+    (blocks,) = Dispatch(Declarations.of(STREAM), coverage, SHARDS, Checkpoint(folder))([cash_after_another()])
+    change = ("rule", json.dumps(vars(BURSTS[0])).encode())
+    for row in blocks.to_pylist():
+        pages: Any = _Pages()
+        shard = Shard(Declarations.of(STREAM), STREAMS, SHARDS, str(folder), row["shard"], pages, pages)
+        answers = shard.judge([pd.DataFrame([(row["kind"], row["payload"]), change], columns=["kind", "payload"])])
+        packed = answers["payload"][answers["kind"] == ALERTS]
+        found += [alert for payload in packed for alert in unpack_table(payload)["event_id"].to_pylist()]
+    return sorted(found)
+
+
+def judge_in_replay(folder: Path) -> list[str]:
+    """The same events, as a replay of the tables finds them."""
+    plan = tasks.Plan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True)
+    blocks = tasks._SpanDispatch.of(STREAM, plan, SHARDS, [1])([cash_after_another()])
+    answers = [row for batch in tasks._Judge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
+    packed = [row["payload"] for row in answers if row["kind"] == ALERTS]
+    return sorted(alert for payload in packed for alert in unpack_table(payload)["event_id"].to_pylist())
+
+
+@pytest.mark.parametrize("judge", [judge_in_stream, judge_in_replay])
+def test_an_event_that_no_rule_wants_hides_none_whose_key_it_resembles(judge: Any, tmp_path: Path) -> None:
+    assert judge(tmp_path) == [f"e{n}" for n in range(3, 8)]
+
+
+@pytest.mark.parametrize("judge", [judge_in_stream, judge_in_replay])
+def test_a_shard_that_does_not_know_an_event_as_its_own_says_so(
+    judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pandas ends a text at its first NUL, so dispatch takes `a` for what came before it, and a shard does not.
+    monkeypatch.setattr(keys, "number_values", factorize)
+    with pytest.raises(
+        SetupError, match=r"event 'e1' of commit 1 came to a shard .* by shop 7 events .* which finds 0"
+    ):
+        judge(tmp_path)
 
 
 def test_an_updated_event_is_neither_a_new_one_nor_a_deleted_one(spark: SparkSession) -> None:

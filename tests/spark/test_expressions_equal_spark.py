@@ -211,6 +211,23 @@ class Generator:
         for _ in range(count):
             yield self._any(self._chance.choice([2, 2, 3, 3, 4]))
 
+    def overflows(self, count: int) -> Iterator[str]:
+        """Arithmetic of numbers of all types, which goes on with what overflowed."""
+        for _ in range(count):
+            yield self._arithmetic(self._chance.choice([2, 3, 3]))
+
+    def _arithmetic(self, depth: int) -> str:
+        if depth <= 0 or self._chance.random() < 0.1:
+            return self._pick("y", "i", "i", "j", "l", "l", "m", "d52", "d182", "d2810", "x", "0.5", "-3", "2147483648")
+        n, less = self._arithmetic, depth - 1
+        return self._chance.choice([
+            lambda: f"({n(less)} {self._pick('+', '-', '*', '*', '/', '%')} {n(less)})",
+            lambda: f"({n(less)} {self._pick('+', '-', '*', '*')} {n(less)})",
+            lambda: f"{self._pick('-', 'abs', 'round')}({n(less)})",
+            lambda: f"try_cast({n(less)} as {self._pick('tinyint', 'int', 'bigint', 'decimal(5,2)', 'decimal(18,0)')})",
+            lambda: f"if({self._pick('b', 'i > j')}, {n(less)}, {n(less)})",
+        ])()  # fmt: skip
+
     def _pick(self, *items: str) -> str:
         return self._chance.choice(items)
 
@@ -490,6 +507,10 @@ def test_canonical_text_means_the_same_to_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("seed", [11, 12])
 def test_generated_expressions(spark: SparkSession, seed: int) -> None:
     assert compare(spark, list(Generator(seed).expressions(250)), seed, probes=5) == []
+
+
+def test_generated_arithmetic_that_overflows(spark: SparkSession) -> None:
+    assert compare(spark, list(Generator(20).overflows(200)), seed=20, probes=10) == []
 
 
 # Neither a distinct count nor an average: Spark computes their argument for all rows, before the filter, and fails where

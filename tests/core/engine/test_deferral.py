@@ -10,7 +10,6 @@ import pytest
 
 from lookback.core.engine.deferral import encode_events, find_pieces, list_no_events, read_deferred
 from lookback.core.errors import StateError
-from lookback.core.judging.measuring import group_keys
 from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook
@@ -72,7 +71,7 @@ def read(pages: list[bytes], most: int = 10, without: str = "") -> list[tuple[Ev
 
     def select(keys: Keys) -> Any:
         left_out, _ = read_events([{"id": "-", "at": 0, "text": without, "arrival": 1}], STREAM, 1)
-        key = group_keys(("text",), left_out)
+        key = left_out.find_keys(("text",))
         return (keys.low != key.low) | (keys.high != key.high)
 
     return list(read_deferred(pages, rule, STREAM, select, most))

@@ -25,7 +25,6 @@ from test_equals_oracle import DictStore, plain
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Warmed, open_warmed
 from lookback.core.engine.warming import History, find_gap, find_reach, find_reason_cold, find_settled
-from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -132,7 +131,7 @@ def leave_out(table: Table, rule: dict[str, Any], through: int, active: int, spa
     assert gap is not None
     begin, read = settled - span, table.events.take(table.events.commits <= through)
     by_key: dict[tuple[int, int], list[int]] = {}
-    for key, time in zip(group_keys(compiled.group_by, read).list_pairs(), read.times.tolist(), strict=True):
+    for key, time in zip(read.find_keys(compiled.group_by).list_pairs(), read.times.tolist(), strict=True):
         if time >= begin:
             by_key.setdefault(key, []).append(time)
     for times in by_key.values():

@@ -14,7 +14,6 @@ from growth import grows_in_proportion
 from lookback.core.engine.deferral import find_pieces
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.warming import History, find_reason_cold
-from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece
@@ -449,7 +448,7 @@ def test_keys_are_judged_as_soon_as_their_piece_is_there() -> None:
 
 def _piece_of(card: str) -> int:
     events, _ = read_events([{"id": "e", "at": 0, "card": card, "arrival": 1}], STREAM, 1)
-    return int(find_pieces(group_keys(("card",), events), 1, 2)[0])
+    return int(find_pieces(events.find_keys(("card",)), 1, 2)[0])
 
 
 def test_a_session_with_another_measure_waits_for_its_values() -> None:

@@ -212,8 +212,8 @@ def _blocks() -> list[bytes]:
         ["a"], 1,
     )  # fmt: skip
     return [
-        pack_events(pa.record_batch(rows), {"marks": [[1, 2]], "future": []}),
-        pack_events(narrow_columns(pa.record_batch(rows)), {"marks": [[1, 2]], "future": []}),
+        pack_events(pa.record_batch(rows), {"marks": [[1, 2]], "own": [], "future": []}),
+        pack_events(narrow_columns(pa.record_batch(rows)), {"marks": [[1, 2]], "own": [], "future": []}),
         pack_alerts([(AlertOrder(1, 0, 1, "a", "r1", 1, '["x"]', 0), alert)] * 3),
         pack_late([LateEvent("tx", "a", _TIME, 1, 5, "recorded")]),
         pack_failures([Failure("r1", 1, 2, "a", (1, 2))]),

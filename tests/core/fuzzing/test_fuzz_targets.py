@@ -32,7 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 ROW = ("insert", 1, "r", 1, "active", json.dumps(RULES["lookback"]))
 EVENT = pa.RecordBatch.from_pydict({"id": ["a"], "at": pa.array([1], pa.timestamp("us", tz="UTC")), COMMIT: [1]})
-EVENTS = pack_events(EVENT, {"marks": [], "future": []})
+EVENTS = pack_events(EVENT, {"marks": [], "own": [], "future": []})
 
 
 class BoomError(Exception):

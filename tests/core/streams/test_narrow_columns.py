@@ -77,7 +77,7 @@ def _to_decimals(numbers: list[int | None], type_: Any) -> pa.Array[Any]:
 
 
 def unpack(batch: pa.RecordBatch) -> Events:
-    return unpack_events(pack_events(batch, {"future": []}), STREAM)[0]
+    return unpack_events(pack_events(batch, {"own": [], "future": []}), STREAM)[0]
 
 
 @given(batches())

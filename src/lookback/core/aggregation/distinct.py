@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from pandas import factorize
 
 from lookback.core.values.columns import Mask, Values
-from lookback.core.values.keys import Int64s, TimeSearch, order_by_group, order_by_number
+from lookback.core.values.keys import Int64s, TimeSearch, number_values, order_by_group, order_by_number
 
 # The position of a row that was stored before the batch.
 STORED = -1
@@ -42,7 +41,7 @@ class DistinctCounter:
 
     def __init__(self, rows: GroupedRows, groups: Int64s, positions: Int64s, last: Int64s) -> None:
         self._windows = len(groups)
-        codes = factorize(rows.values, use_na_sentinel=False)[0].astype(np.int64)
+        codes = number_values(rows.values)[0]
         by_value = _order_by_value(rows.groups, codes)
         order = order_by_group(groups, last)
         order = order[order_by_group(groups[order], positions[order])]
@@ -243,7 +242,7 @@ def count_from_start(groups: Int64s, values: Values, low: Int64s, high: Int64s) 
 
     groups: dense numbers, ascending. All NaNs are one value.
     """
-    codes, different = factorize(values, use_na_sentinel=False)
+    codes, different = number_values(values)
     is_first = np.zeros(len(values) + 1, dtype=np.int64)
     is_first[1:][np.unique(groups * max(1, len(different)) + codes, return_index=True)[1]] = 1
     before = np.cumsum(is_first)

@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.judging.measuring import group_keys
 from lookback.core.judging.segment import RuleRun, Timeline
 from lookback.core.judging.sequences import select_taken
 from lookback.core.judging.sessions import open_measures
@@ -120,7 +119,7 @@ def read_deferred(
     parts: list[tuple[Events, Timeline]] = []
     for page in pages:
         events, timeline = _decode_events(page, rule, stream)
-        events = events.take(select(group_keys(rule.group_by, events)))
+        events = events.take(select(events.find_keys(rule.group_by)))
         if len(events):
             parts.append((events, timeline))
         if sum(len(each) for each, _ in parts) >= most:

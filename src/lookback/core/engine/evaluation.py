@@ -28,7 +28,7 @@ from lookback.core.engine.deferral import (
 from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
-from lookback.core.judging.measuring import group_keys, select_kept, select_values
+from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
@@ -386,7 +386,7 @@ class Evaluator:
         for entry, rule in _drop_stopped(state, rules):
             if rule.spec.kind in DELETERS:
                 with _contain_failure(output, state, [(entry, rule)], commit):
-                    keys = group_keys(rule.group_by, deleted)
+                    keys = deleted.find_keys(rule.group_by)
                     is_own = keys.shard(self.shards) == self.shard
                     DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
 
@@ -396,7 +396,7 @@ class Evaluator:
         Returns whether an event was not found that must have been kept, although there is a row of its key and time with
         another value: it was updated after it was judged, or the value is another event's.
         """
-        keys, name = group_keys(feature.group_by, deleted), feature.feature_id
+        keys, name = deleted.find_keys(feature.group_by), feature.feature_id
         left = np.flatnonzero(keys.shard(self.shards) == self.shard)
         was_kept = np.ones(len(deleted), dtype=bool)
         for answered in list_answers(deleted, feature.memberships, lists):

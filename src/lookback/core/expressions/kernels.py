@@ -164,7 +164,8 @@ def round_off(values: Values, places: int) -> Values:
         return values
     factor = 10**places
     if values.dtype != object:
-        if factor > LONG_MAX // 4:
+        # The least int64 has no magnitude.
+        if factor > LONG_MAX // 4 or (len(values) and values.min() == LONG_MIN):
             values = values.astype(object)
         else:
             magnitudes = np.abs(values)

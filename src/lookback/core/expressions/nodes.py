@@ -107,7 +107,12 @@ def finish_column(
     if settled is not None:
         new_error = None if new_error is None else mask_or_none(new_error & ~settled)
         new_null = None if new_null is None else mask_or_none(new_null & ~settled)
-    return Column(type_, outcome.values, either_mask(null, new_null), either_mask(error, new_error))
+    null, error = either_mask(null, new_null), either_mask(error, new_error)
+    values, unknown = outcome.values, either_mask(null, error)
+    if unknown is not None and values.dtype == np.int64:
+        # The next kernel may take any number here for one that its type can hold.
+        values = np.where(unknown, 0, values)
+    return Column(type_, values, null, error)
 
 
 def decide_in_order(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:

@@ -17,15 +17,10 @@ from lookback.core.state.shard import ShardState, StoredRun
 from lookback.core.streams.events import Events
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Column, Mask, Values
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, encode_keys, find_keys, number_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys, order_by_group
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import Lookback, Window
-
-
-def group_keys(group_by: tuple[str, ...], events: Events) -> Keys:
-    """Returns the key of every event under a grouping set."""
-    return encode_keys([events.columns[name] for name in group_by], len(events))
 
 
 def select_kept(feature: Feature, events: Events) -> Mask:
@@ -148,7 +143,7 @@ class Measuring:
         """Groups the events by one grouping set."""
         if group_by not in self._groupings:
             self.forget_searches()
-            keys = group_keys(group_by, self.events)
+            keys = self.events.find_keys(group_by)
             mine = keys.shard(self._shards) == self._shard
             self._groupings[group_by] = Grouping(keys, self.events.times, mine)
         return self._groupings[group_by]

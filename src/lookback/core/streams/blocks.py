@@ -6,6 +6,7 @@ Reading refuses other bytes and damaged blocks with a StateError.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lookback.core.errors import StateError
+from lookback.core.errors import SetupError, StateError
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlaggedEvents
-from lookback.core.values.columns import Column, from_arrow, normalize_zeros, to_text
+from lookback.core.values.columns import Column, Mask, from_arrow, normalize_zeros, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.types import BIGINT, DataType
@@ -67,6 +68,10 @@ LATE_SCHEMA = pa.schema(
         ("late_by_us", pa.int64()), ("action", pa.string()),
     ]
 )  # fmt: skip
+
+
+# A grouping set, and how many events of a block have a key of the block's shard.
+OwnCount = tuple[tuple[str, ...], int]
 
 
 def narrow_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -127,10 +132,11 @@ def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
 
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
-    """Unpacks the events and the header of a block. The header's `future` are LateEvents."""
+    """Unpacks the events and the header of a block. The header's `future` are LateEvents, its `own` an OwnCount each."""
     table = unpack_table(block)
     with _raise_state_error():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
+        header["own"] = [(tuple(group_by), count) for group_by, count in header["own"]]
         header["future"] = [
             LateEvent(**{**row, "event_time": to_utc(parse_time(row["event_time"]))}) for row in header["future"]
         ]
@@ -141,6 +147,49 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
         }
         commits: Int64s = _read_column(table, COMMIT, BIGINT).values
         return Events.of(columns, commits, stream), header
+
+
+def require_own(events: Events, counts: Sequence[Sequence[OwnCount]], shard: int, shards: int) -> None:
+    """Requires that a shard finds as many events of its own in its blocks as dispatch counted.
+
+    An event that dispatch sends by one key and the shard knows by another would be judged nowhere.
+
+    Args:
+        events: Those of the blocks.
+        counts: Of each block. A grouping set that a block does not count is not compared.
+        shard: The number of the shard.
+        shards: How many shards there are.
+
+    Raises:
+        SetupError: The numbers differ; names an event, what it means and the remedy.
+    """
+    expected = Counter[tuple[str, ...]]()
+    for each in counts:
+        expected.update(dict(each))
+    counted = [group_by for group_by in sorted(expected) if all(group_by in dict(each) for each in counts)]
+    found = ((group_by, _find_own(events, group_by, shard, shards)) for group_by in counted)
+    is_own = {group_by: own for group_by, own in found if own is not None}
+    for group_by, own in is_own.items():
+        if np.count_nonzero(own) != expected[group_by]:
+            # One that no other key brings here, if there is one.
+            foreign = ~np.logical_or.reduce(list(is_own.values()))
+            at = int(np.argmax(foreign if foreign.any() else ~own))
+            raise SetupError(
+                f"event {events.id_text(at)!r} of commit {events.commits[at]} came to a shard that does not judge it: by "
+                f"{', '.join(group_by) or 'no field'} {expected[group_by]:,} events of its own were sent to shard {shard + 1} of "
+                f"{shards}, which finds {np.count_nonzero(own):,}. The batch ends here, so that no event is lost. Python computes "
+                "keys differently on some machines: install the same versions of Lookback and its packages on all of them"
+            )
+
+
+def _find_own(events: Events, group_by: tuple[str, ...], shard: int, shards: int) -> Mask | None:
+    """Marks the events whose key belongs to the shard; None if the keys cannot be computed, which breaks their rules alone."""
+    try:
+        return np.asarray(events.find_keys(group_by).shard(shards) == shard)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - see above
+        return None
 
 
 def _read_column(table: pa.Table, name: str, type_: DataType) -> Column:

@@ -30,7 +30,7 @@ from lookback.core.values.columns import (
     from_values,
     normalize_zeros,
 )
-from lookback.core.values.keys import Int64s
+from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.lists import Lists
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
@@ -59,6 +59,7 @@ class Events:
         self._id, self._time, self._order = event_id, event_time, tuple(order)
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
+        self._keys: dict[tuple[str, ...], Keys] = {}
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
@@ -86,6 +87,12 @@ class Events:
             while self._cached_bytes > MAX_VALUE_BYTES:
                 self._cached_bytes -= estimate_bytes(self._values.pop(next(iter(self._values))))
         return column
+
+    def find_keys(self, group_by: tuple[str, ...]) -> Keys:
+        """Returns the key of every event under a grouping set."""
+        if group_by not in self._keys:
+            self._keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
+        return self._keys[group_by]
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
         """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""

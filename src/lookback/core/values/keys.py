@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from pandas import factorize
 from pandas.util import hash_array
 
-from lookback.core.values.columns import Column, Mask
+from lookback.core.values.columns import Column, Mask, Values
 
 Int64s = npt.NDArray[np.int64]
 _UInt64s = npt.NDArray[np.uint64]
@@ -102,7 +103,7 @@ def _hash(column: Column, has_repeats: bool) -> list[_UInt64s]:
         if column.null is not None:
             texts = texts.copy()
             texts[column.null] = ""
-        codes, distinct = factorize(texts) if has_repeats else (slice(None), texts)
+        codes, distinct = number_values(texts) if has_repeats else (slice(None), texts)
         halves = [hash_array(distinct, hash_key=key, categorize=False)[codes] for key in _SIP_KEYS]
     else:
         if values.dtype.kind == "f":
@@ -121,12 +122,31 @@ def _mix(values: _UInt64s) -> _UInt64s:
     return values ^ (values >> np.uint64(31))
 
 
+def number_values(values: Values) -> tuple[Int64s, Values]:
+    """Numbers the different values 0, 1, ... as they come; all NaNs are one value, and so is None.
+
+    Texts are compared whole: pandas would compare them as C strings, which end at the first NUL.
+
+    Args:
+        values: Of any storage, shape (rows,).
+
+    Returns:
+        The number of each row's value, shape (rows,), and the different values in the order of their numbers.
+    """
+    if values.dtype == np.dtype(object) and all(isinstance(value, str) for value in values[:1]):
+        encoded = pa.array(values, pa.large_string()).dictionary_encode(null_encoding="encode")
+        codes, different = encoded.indices.to_numpy(), encoded.dictionary.to_numpy(zero_copy_only=False)
+    else:
+        codes, different = factorize(values, use_na_sentinel=False)
+    return codes.astype(np.int64, copy=False), different
+
+
 def number_keys(keys: Keys) -> tuple[Int64s, Keys]:
     """Numbers the distinct keys 0, 1, ... in the order of (low, high).
 
     Returns the number of each row's key, shape (rows,), and the distinct keys in that order.
     """
-    codes, low = factorize(keys.low)
+    codes, low = number_values(keys.low)
     high = np.zeros(len(low), dtype=np.int64)
     if keys.high.any():
         high[codes] = keys.high

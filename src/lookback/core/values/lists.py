@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from pandas import Index, factorize
+from pandas import Index
 
 from lookback.core.errors import StateError
 from lookback.core.values.cache import SHARED_CACHE, estimate_bytes
 from lookback.core.values.columns import Column, Mask, Values, concat_columns, from_values
-from lookback.core.values.keys import Int64s, Keys, encode_keys
+from lookback.core.values.keys import Int64s, Keys, encode_keys, number_values
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
 
@@ -232,7 +232,7 @@ class Answers:
         at = index.get_indexer(Index(values, dtype=index.dtype)) + 1
         is_new = at == 0
         if is_new.any():
-            codes, new = factorize(values[is_new])
+            codes, new = number_values(values[is_new])
             at[is_new] = codes + len(found)
             found = concat_columns([found, ask(Column(column.type, new))])
             self._remember(index, found, new)

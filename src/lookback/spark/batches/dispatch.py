@@ -15,11 +15,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType, T
 
 from lookback.core.errors import SetupError
 from lookback.core.expressions.compiling import Expression, recompile
-from lookback.core.judging.measuring import group_keys
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES
 from lookback.core.streams.arrival import find_marks, split_future
-from lookback.core.streams.blocks import COMMIT, narrow_columns, pack_events
+from lookback.core.streams.blocks import COMMIT, OwnCount, narrow_columns, pack_events
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
@@ -199,10 +198,10 @@ class BlockBuilder:
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
-        parts = [
-            sent if here.all() else sent.filter(pa.array(here)) for here in routing.route(events, len(self.labels))
+        payloads = [
+            pack_events(sent if here.all() else sent.filter(pa.array(here)), {**header, "own": own})
+            for here, own in routing.route(events, len(self.labels))
         ]
-        payloads = [pack_events(part, header) for part in parts]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
         rows[_WAKES] = [wakes] * len(payloads)
         return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
@@ -224,15 +223,24 @@ class _Routing:
         for group_by, conditions in self._needs:
             self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
 
-    def route(self, events: Events, shards: int) -> Iterator[Mask]:
-        """Yields, per shard, a mask of its events: those that a grouping set needs and whose key belongs to the shard."""
+    def route(self, events: Events, shards: int) -> Iterator[tuple[Mask, list[OwnCount]]]:
+        """Routes events to shards.
+
+        Yields, per shard, a mask of its events, which are those that a grouping set needs and whose key belongs to the
+        shard, and for `require_own` how many of these have a key that belongs to the shard, by grouping set.
+        """
         needs = [
-            (self._select_events(conditions, events), _find_shards(group_by, events, shards))
+            (group_by, self._select_events(conditions, events), _find_shards(group_by, events, shards))
             for group_by, conditions in self._needs
         ]
         for shard in range(shards):
-            here = (selected if homes is None else selected & (homes == shard) for selected, homes in needs)
-            yield reduce(or_, here, np.zeros(len(events), dtype=bool))
+            is_own = [(group_by, None if homes is None else homes == shard) for group_by, _, homes in needs]
+            wanted = (
+                selected if own is None else selected & own
+                for (_, selected, _), (_, own) in zip(needs, is_own, strict=True)
+            )
+            here = reduce(or_, wanted, np.zeros(len(events), dtype=bool))
+            yield here, [(group_by, np.count_nonzero(here & own)) for group_by, own in is_own if own is not None]
 
     @staticmethod
     def _select_events(conditions: list[Expression] | None, events: Events) -> Mask:
@@ -265,7 +273,7 @@ def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Express
 def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
     """Finds the shard of each event under a grouping set; None, for all shards, if the keys cannot be computed."""
     try:
-        return group_keys(group_by, events).shard(shards)
+        return events.find_keys(group_by).shard(shards)
     except NOT_THE_RULES:
         raise
     except Exception:  # noqa: BLE001 - the shards see the same and stop the rules of this grouping set

@@ -30,7 +30,7 @@ from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import MANIFEST, ShardState, encode_text
 from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks
-from lookback.core.streams.blocks import pack_alerts, pack_failures, pack_late, unpack_events
+from lookback.core.streams.blocks import OwnCount, pack_alerts, pack_failures, pack_late, require_own, unpack_events
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
@@ -208,6 +208,7 @@ class Shard:
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
         sent: list[Coverage] = []
+        own: dict[bool, list[list[OwnCount]]] = {False: [], True: []}
         deleting = set[int]()
         future: list[LateEvent] = []
         offered = 0
@@ -219,6 +220,8 @@ class Shard:
                 events, header = unpack_events(payload, self._stream)
                 marks.append(dict(header["marks"]))
                 sent.append(Coverage.from_dict(header["coverage"]))
+                if len(events):
+                    own[header["deleted"]].append(header["own"])
                 (deleted if header["deleted"] else inserted).append(events)
                 deleting.update(commit for commit, _ in header["marks"] if header["deleted"])
                 future += header["future"]
@@ -227,6 +230,8 @@ class Shard:
         # In the order in which they are judged: no copy is made of them then.
         events = Events.concat_arrived(inserted, self._stream)
         gone = Events.concat(deleted, self._stream)
+        for part, counts in ((events, own[False]), (gone, own[True])):
+            require_own(part, counts, self._evaluator.shard, self._evaluator.shards)
         batch = Batch(events, gone, merge_marks(marks), changes, coverage, frozenset(deleting))
         return batch, future, offered
 

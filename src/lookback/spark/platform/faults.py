@@ -28,6 +28,7 @@ _GONE = re.compile(
 _OTHER_TABLE = "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE"
 _CONCURRENT = "CONCURRENT_STREAM_LOG_UPDATE"
 _STATE_ERROR = re.compile(r"StateError: (.+)")
+_SETUP_ERROR = re.compile(r"SetupError: (.+)")
 # Raised in a Python of the executors, which on a cluster is another installation than that of the driver.
 _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|pydantic|sqlglot)[\w.]*)'"
@@ -43,6 +44,8 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
+    if setup := _SETUP_ERROR.search(text):
+        return SetupError(setup[1].strip())
     if missing := _NO_MODULE.search(text):
         return SetupError(
             f"the Python of Spark's executors has no module {missing[1]!r}; on every machine of the cluster install the same "

@@ -41,10 +41,12 @@ from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import (
     COMMIT,
     TRIED,
+    OwnCount,
     pack_alerts,
     pack_failures,
     pack_flagged,
     pack_late,
+    require_own,
     unpack_events,
     unpack_table,
 )
@@ -474,15 +476,19 @@ class _Shard:
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
         future: list[LateEvent] = []
+        own: dict[bool, list[list[OwnCount]]] = {False: [], True: []}
         for block in blocks:
             events, header = unpack_events(block, self._stream)
             marks.append(dict(header["marks"]))
             # A block without coverage has no rows, and not all fields.
             if len(events):
                 (deleted if header["deleted"] else inserted).append(events)
+                own[header["deleted"]].append(header["own"])
             if self._is_first:
                 future += header["future"]
         events, gone = Events.concat_arrived(inserted, self._stream), Events.concat(deleted, self._stream)
+        for part, counts in ((events, own[False]), (gone, own[True])):
+            require_own(part, counts, self._evaluator.shard, self._evaluator.shards)
         batch = Batch(events, gone, merge_marks(marks), self._changes)
         self._changes = []
         output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting, self._declarations)
