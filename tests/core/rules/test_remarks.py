@@ -64,6 +64,19 @@ def test_the_recipe_of_the_remark_is_taken_and_silences_it():
     assert remarks(measures={**RULE["measures"], **written}, when="amount > 3 * usual") == []
 
 
+def test_the_last_value_of_a_window_with_the_event_is_its_own():
+    (remark,) = remarks(measures={"before": "last(amount)"}, when="amount <> before")
+    assert remark.startswith(
+        "amount is compared with before, the last of amount over a window that holds the event itself"
+    )
+    assert "so it is compared with itself" in remark
+    written = yaml.safe_load(remark.partition("write `")[2].partition("`")[0])
+    assert remarks(measures=written, when="amount <> before") == []
+    # These are of an event that may be another one.
+    assert remarks(measures={"large": "last(amount) filter (where amount > 9)"}, when="amount <> large") == []
+    assert remarks(measures={"begin": "first(amount)"}, when="amount <> begin") == []
+
+
 def test_the_recipe_finds_the_outlier_that_its_own_average_hides():
     rows = [
         {"id": at, "at": START + dt.timedelta(hours=at), "customer": "a", "amount": 20 if at < 2 else 100}

@@ -54,7 +54,7 @@ _CLOCKS = {
 }  # fmt: skip
 _RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
 _OTHER_AGGREGATES = {
-    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first", "last", "first_value",
+    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first_value",
     "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
     "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
     "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
@@ -443,8 +443,11 @@ def _explain_ambiguous_field(name: str, matches: Sequence[str]) -> str:
 
 
 def _explain_no_function(name: str) -> str:
-    if name in AGGREGATE_ARGUMENTS or name in _OTHER_AGGREGATES:
+    if name in AGGREGATE_ARGUMENTS:
         return f"{name}() is an aggregate; an aggregate belongs in measures"
+    if name in _OTHER_AGGREGATES:
+        listed = ", ".join(sorted(AGGREGATE_ARGUMENTS))
+        return f"{name}() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {listed}"
     if name in _CLOCKS:
         return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
     if name in _RANDOM:

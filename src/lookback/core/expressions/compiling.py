@@ -146,7 +146,7 @@ def _narrow_column(column: Column) -> Column:
 class AggregateCall:
     """An aggregate over the events of a window, such as `avg(x) filter (where amount > 1000)`.
 
-    `function` is one of count, count_distinct, sum, avg, min, max, stddev_samp. `argument` is None for count(*).
+    `function` is one of `AGGREGATES`, such as count_distinct. `argument` is None for count(*).
     Only rows whose `filter` (None: all) is true are counted. `sql` is canonical, as in Expression.
     """
 
@@ -417,7 +417,8 @@ def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[boo
         if name != "count":
             problems.append(f"{name}(distinct ...) is not supported; only count takes distinct")
     if len(parts) != 1:
-        problems.append(f"{name}() takes one argument, got {len(parts)}")
+        known = "; to leave NULLs out add filter (where x is not null)" if name in ("first", "last") else ""
+        problems.append(f"{name}() takes one argument, got {len(parts)}{known}")
     elif _is_star(parts[0]) and (name != "count" or distinct):
         problems.append(
             f"{name}(*) is not allowed; name a field"

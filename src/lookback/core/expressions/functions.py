@@ -727,5 +727,7 @@ AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
     "avg": check_exact_number,
     "min": check_ordered,
     "max": check_ordered,
+    "first": check_ordered,
+    "last": check_ordered,
     "stddev_samp": check_exact_number,
 }

@@ -21,6 +21,7 @@ _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
 _TO_MONDAY, _TO_SUNDAY = 4 * _DAY, 3 * _DAY
 _VALUE_AGGREGATES = {
     "avg": "the average", "sum": "the sum", "min": "the smallest", "max": "the largest",
+    "last": "the last",
     "stddev_samp": "the standard deviation",
 }  # fmt: skip
 
@@ -90,17 +91,22 @@ def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
             assert isinstance(window, Lookback)
             own = f"{{measure: {texts[measure.name]}, window: {{lookback: {format_duration(window.size)}, delay: 1 microsecond}}}}"
             aggregate = f"{_VALUE_AGGREGATES[measure.feature.function]} of {', '.join(sorted(fields))}"
+            is_own = measure.feature.function == "last"
+            effect = "it is compared with itself" if is_own else "an outlier moves its own limit"
             yield Remark(
                 "when",
-                f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so an "
-                f"outlier moves its own limit; to leave the event out write `{measure.name}: {own}`",
+                f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so "
+                f"{effect}; to leave the event out write `{measure.name}: {own}`",
             )
 
 
 def _value_fields(measure: CompiledMeasure) -> frozenset[str]:
     """Returns the fields whose values the measure aggregates; none for a count."""
-    argument = measure.feature.argument
-    return argument.named if argument is not None and measure.feature.function in _VALUE_AGGREGATES else frozenset()
+    feature = measure.feature
+    is_other = feature.function == "last" and feature.filter is not None  # an event that may not be this one
+    if feature.argument is None or feature.function not in _VALUE_AGGREGATES or is_other:
+        return frozenset()
+    return feature.argument.named
 
 
 def _holds_event(measure: CompiledMeasure) -> bool:
