@@ -35,7 +35,7 @@ _FIELDS = {_RESERVED.get(name, name): type_ for name, type_ in _DECLARATION["fie
 STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
 _KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
-    "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
+    "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "count(distinct k, n)", "sum(a)", "sum(n)",
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
     # From 1970 on, the year 10000.
     "max(at + interval 2932897 days)",
