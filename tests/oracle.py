@@ -357,7 +357,8 @@ class Oracle:
         if self.value(feature.filter, event, True) is not True:
             return {}
         value = self.value(feature.argument, event, 0)
-        return {} if value is None or value is ERROR else {feature.feature_id: value}
+        is_counted = value is not None or feature.function in ("first", "last")
+        return {feature.feature_id: value} if is_counted and value is not ERROR else {}
 
     def value(self, expression: Expression | None, event: OracleEvent, default: Any) -> Any:
         """The stored value of an expression over the event alone; None for NULL, ERROR for an error."""
@@ -1106,7 +1107,8 @@ def outcome(column: Column) -> Any:
 def aggregate(measure: CompiledMeasure, rows: list[_Row]) -> Column:
     """The measure over rows; under error where the result does not fit its type."""
     feature, type_ = measure.feature, measure.type
-    result = _FUNCTIONS[feature.function]([row.values[feature.feature_id] for row in rows], feature)
+    ordered = sorted(rows, key=lambda row: row.event.place)
+    result = _FUNCTIONS[feature.function]([row.values[feature.feature_id] for row in ordered], feature)
     if type_.is_decimal and result is not None and abs(result) >= 10**type_.precision:
         return Column(type_, from_values(type_, [0]).values, None, np.array([True]))
     if type_.name == "bigint" and result is not None and not -(2**63) <= result < 2**63:
@@ -1156,5 +1158,7 @@ _FUNCTIONS = {
     "avg": _avg,
     "min": lambda values, feature: one_of_equals(min(values, key=_number)) if values else None,
     "max": lambda values, feature: one_of_equals(max(values, key=_number)) if values else None,
+    "first": lambda values, feature: values[0] if values else None,
+    "last": lambda values, feature: values[-1] if values else None,
     "stddev_samp": _stddev,
 }

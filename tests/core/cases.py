@@ -35,16 +35,17 @@ _FIELDS = {_RESERVED.get(name, name): type_ for name, type_ in _DECLARATION["fie
 STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
 _KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
-    "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "sum(a)", "sum(n)",
+    "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "count(distinct k, n)", "sum(a)", "sum(n)",
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
     # From 1970 on, the year 10000.
     "max(at + interval 2932897 days)",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
     "min(d)", "max(d)", "min(-d)", "max(-d)",
+    "first(n)", "last(n)", "last(n)", "last(k)", "first(d)", "last(12 div n)", "last(at)", "first(a)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
 # What takes no resolution.
-_EXACT_ONLY = ("distinct", "min", "max")
+_EXACT_ONLY = ("distinct", "min", "max", "first", "last")
 _FILTERS = [
     "",
     "",
@@ -96,7 +97,9 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
             # Guards the division, and what it leaves out may have an error.
             text = text.partition(" filter")[0] + " filter (where n > 1)"
         # The conditions compare the first measure with numbers.
-        text = text.replace("max(k)", "count(k)").replace("max(at", "count(at") if at == 0 else text
+        if at == 0:
+            for name in ("max(k)", "last(k)", "max(at", "last(at"):
+                text = text.replace(name, f"count{name[name.index('(') :]}")
         own = draw(st.sampled_from([None, None, 1, 3, 7, 12])) if own_windows else None
         found[f"m{at}"] = text if own is None else {"measure": text, "window": draw(look_back_windows([own]))}
     return found

@@ -155,6 +155,34 @@ def seen(judge: Judge) -> list[tuple[Any, ...]]:
     ]
 
 
+def changed(**keys: Any) -> dict[str, Any]:
+    """Raises where n is not what it was last."""
+    before = {"lookback": "50 microseconds", "delay": "1 microsecond"}
+    return window(before, **{"when": "n <> m", **keys}) | {"measures": {"m": "last(n)"}}
+
+
+def test_c4_last_gives_what_an_event_changes() -> None:
+    countries = [1, 2, 1, 2, 2, 1]
+    judge = started(changed(), *([(f"{at}", at, n)] for at, n in enumerate(countries, 1)))
+    assert [row[6] for row in judge.alerts] == ["2", "3", "4", "6"]
+
+
+def test_c4_first_and_last_go_by_time_and_then_by_arrival() -> None:
+    #  arrival: c(6) a(2) b(6) d(4) late, in any time; at 9 the first is a, and the last b, that arrived after c
+    commits = [[("c", 6, 3)], [("a", 2, 1)], [("b", 6, 2)], [("d", 4, 4)], [("now", 9, 0)]]
+    for measure, value in (("first(n)", "1"), ("last(n)", "2"), ("last(n) filter (where n > 2)", "3")):
+        judge = started(changed(when="n = 0") | {"measures": {"m": measure}}, *commits)
+        assert [dict(row[10])["m"] for row in judge.alerts] == [value], measure
+
+
+def test_c4_first_and_last_give_null_where_their_row_has_it() -> None:
+    rule = changed(when="n = 0") | {
+        "measures": {"m": "last(n)", "f": "first(n)", "known": "last(n) filter (where n > 0)"}
+    }
+    judge = started(rule, [("a", 1, 7)], [("b", 2, None)], [("now", 3, 0)])  # type: ignore[list-item]
+    assert dict(judge.alerts[0][10]) == {"m": None, "f": "7", "known": "7"}
+
+
 def test_c3_4_a_window_with_a_resolution_begins_at_the_multiple_before_its_exact_start() -> None:
     #      3   4       6                   11
     #      a   b───────┴───────────────────c     exactly from 6 on, with a resolution of 4 from 4 on, b included

@@ -192,6 +192,10 @@ hour(ts1) | minute(ts1) | second(ts1) | hour(day1) | dayofweek(ts1) | dayofweek(
 date_trunc('hour', ts1) | date_trunc('DAY', ts1) | date_trunc('week', ts1) | date_trunc('month', ts1) | date_trunc('quarter', ts1) | date_trunc('year', ts1) | date_trunc('minute', ts1) | date_trunc('second', ts1) | date_trunc('millisecond', ts1) | date_trunc('microsecond', ts1) | date_trunc('month', day1) | date_trunc('MM', ts1) | date_trunc('yy', ts1)
 ts1 + interval '10' minutes | ts1 - interval '1' day | ts1 + interval 2 weeks | interval '3' hours + ts1 | ts1 + interval '90' seconds > ts2 | ts1 - interval '5' milliseconds | ts1 + interval '7' microseconds | ts1 + interval '1' day - interval '1' hour
 array_contains(ai, i) | array_contains(at, t) | array_contains(at, 'a') | array_contains(ai, 1) | array_contains(ai, l) | array_contains(ad, d182) | array_contains(ax, x) | not array_contains(at, t) | size(ai) | size(at) = 0 | element_at(ai, 1) | element_at(at, -1) | element_at(ad, 2) | element_at(ai, i) | element_at(ax, 1) | element_at(at, 0) | size(ai) >= 2 and element_at(ai, 2) > 0
+pmod(i, j) | pmod(l, m) | pmod(y, y) | pmod(y, s) | pmod(s, y) | pmod(i, -2147483648) | pmod(i, l) | pmod(l, -9223372036854775808) | pmod(y, -128) | pmod(i, 0) | pmod(x, z) | pmod(f, f) | pmod(-x, 3) | pmod(x, -2.5) | pmod(x, f) | pmod(d182, d186)
+pmod(d52, d182) | pmod(-d52, d182) | pmod(d182, d52) | pmod(d380, d3838) | pmod(d3838, d380) | pmod(d3818, d2810) | pmod(d52, i) | pmod(i, d52) | pmod(i, 3) | pmod(i, null) | pmod(-7, 3) | pmod(d182, x) | pmod(d3818, d3818) | pmod(d180, d52) | pmod(1 / i, 0)
+isnan(x) | isnan(f) | isnan(i) | isnan(d182) | isnan(null) | isnan(1 / i) | not isnan(x) and x > 1 | nanvl(x, z) | nanvl(f, f) | nanvl(x, f) | nanvl(f, x) | nanvl(x, 0) | nanvl(f, 0) | nanvl(x, null) | nanvl(i, x) | nanvl(x, 1 / i) | nanvl(x, 0.5) > 1 | nanvl(d182, 1)
+to_date(ts1) | to_date(day1) | to_date('2000-02-29') | date(ts1) | to_timestamp(day1) | to_timestamp(ts1) | int(l) | bigint(i) | double(i) | string(i) | boolean(i) | int(n) | timestamp(day1)
 isnull(i) | isnotnull(t) | mod(i, j) | 'it''s' | 'a\\tb' | 'a\\'b' | "double" | '\\u0041' | '\\101' | 'a\\qb' | "it""s" | true | null | '' | length('a\\%b') | -i % 3 | -i * 2 | 2 - -i | 1 - 2 - 3 | 8 / 2 / 2 | 2 + 3 * 4 | (2 + 3) * 4
 d52 > 5 * d186 | d182 * 1.0 | d182 * 1.1 > d186 | 100 * d52 / d182 | (i + j) / 2 | (d182 - d186) / nullif(d186, 0) | abs(d182 - d186) > 3 * d52 | i + d52 * l | d380 - 1 | d3838 + 1 | d3838 - d380 | i * 1.5 | l / 1.5 | 1.5 / l | 10 % d52 | l % 1.5
 """
@@ -546,3 +550,35 @@ def test_an_argument_is_evaluated_only_where_its_filter_is_true(spark: SparkSess
             else:
                 assert [alert.measures["m"] for alert in found.alerts] == [frame.selectExpr(text).head()[0]], text
     assert failing == _FILTERED[-3:]
+
+
+_COMBINED = [
+    "count(distinct i, j)", "count(distinct i, x)", "count(distinct x)", "count(distinct t, x, j)",
+    "count(distinct i, x) filter (where j > 0)", "first(i)", "last(i)", "first(t)", "last(x)", "last(b)", "first(i) filter (where i > 0)",
+    "last(t) filter (where t is not null)", "last(d) filter (where j > 9)",
+]  # fmt: skip
+
+
+def test_aggregates_over_several_values_and_over_order_equal_spark(spark: SparkSession) -> None:
+    cells = [
+        (None, 1, math.nan, "a\0b", None, True), (2, 1, 0.0, "a", Decimal("1.50"), None), (2, 1, -0.0, "a\0c", None, False),
+        (2, None, math.nan, "", Decimal("-0.01"), True), (2, 1, math.nan, "a", Decimal("7.00"), None),
+        (None, 3, None, None, None, False), (1, 2, 0.5, '["', None, True), (1, 2, 0.5, '[', None, True),
+    ]  # fmt: skip
+    types = {"i": "int", "j": "int", "x": "double", "t": "string", "d": "decimal(9,2)", "b": "boolean"}
+    stream = {
+        "stream": "s",
+        "event_id": "id",
+        "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", **types},
+    }
+    for cut in (cells, cells[:3], cells[:4]):
+        frame = spark.createDataFrame(cut, ", ".join(f"{name} {type_}" for name, type_ in types.items())).coalesce(1)
+        measures = {f"m{at}": text for at, text in enumerate(_COMBINED)}
+        rule = {"rule_id": "r", "stream": "s", "window": "1 hour", "measures": {**measures, "n": "count(*)"}}
+        rows = [{"id": str(at), "at": at, **dict(zip(types, cell, strict=True))} for at, cell in enumerate(cut)]
+        (alert,) = lookback.replay([{**rule, "when": f"n = {len(cut)}", "group_by": []}], rows, stream).alerts
+        with settings(spark, _DEFAULT):
+            theirs = frame.selectExpr(*(f"{text} as {name}" for name, text in measures.items())).head()
+        for name, text in measures.items():
+            assert _bits(alert.measures[name]) == _bits(theirs[name]), text

@@ -107,6 +107,16 @@ def test_c3_1_a_session_that_a_delete_shortens_ends_in_its_own_time() -> None:
     assert commits(*batches[::2], **document) == []
 
 
+@pytest.mark.parametrize("window", ["10 microseconds", {"session": "20 microseconds"}])
+def test_c3_1_a_delete_takes_out_its_own_event_among_others_of_its_time_and_value(window: object) -> None:
+    rows = [row("a", 1, 7, 1), row("b", 1, 8, 2), row("c", 1, 7, 3)]
+    document = {"window": window, "measures": {"total": "last(n) filter (where n > 5)"}}
+    document |= {"when": "total > 0", "early": True} if isinstance(window, dict) else {"when": "n = 1"}
+    end = ([row("now", 2, 1, 5)], [])
+    assert commits((rows, []), ([], [row("c", 1, 7, 4)]), end, **document)[-1][1] == 8
+    assert commits((rows, []), ([], [row("a", 1, 7, 4)]), end, **document)[-1][1] == 7
+
+
 def test_c3_1_a_match_that_had_too_many_goes_on_without_the_one_that_was_too_many() -> None:
     steps = [{"name": "one", "where": "n = 1", "at_most": 1}, {"name": "two", "where": "n = 2"}]
     document = {"sequence": {"within": "10 microseconds", "steps": steps, "expiry": "fixed"}}

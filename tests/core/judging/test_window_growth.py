@@ -20,9 +20,9 @@ SLIDING = {
 }  # fmt: skip
 
 
-def after(rows: int, step: int) -> Callable[[], float]:
+def after(rows: int, step: int, rule: dict[str, Any] = SLIDING) -> Callable[[], float]:
     """Judges, each time it is called, 200 events after so many of the first minutes of a day; `step` later each time."""
-    shard, keys = Shard(SLIDING), np.arange(200)
+    shard, keys = Shard(rule), np.arange(200)
     shard.judge(DAY + np.arange(rows) * MINUTE // rows, np.arange(rows) % 200)
     ends = iter(range(DAY + 2 * MINUTE, DAY + 100 * MINUTE, step))
 
@@ -34,6 +34,12 @@ def after(rows: int, step: int) -> Callable[[], float]:
 
 def test_c3_a_batch_in_which_no_window_ends_costs_nothing_for_the_rows_that_are_kept() -> None:
     assert takes_at_most(2.2, after(5_000, SECOND), after(80_000, SECOND))
+
+
+@pytest.mark.parametrize("measure", ["last(amount)", "first(amount)"])
+def test_c3_the_last_value_costs_nothing_for_the_rows_that_are_kept(measure: str) -> None:
+    rule = {**SLIDING, "window": {"lookback": "1 day", "delay": "1 microsecond"}, "measures": {"m": measure}}
+    assert takes_at_most(2.2, after(5_000, SECOND, rule), after(80_000, SECOND, rule))
 
 
 def test_c3_of_a_long_batch_one_part_at_a_time_takes_the_memory_of_judging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ CONF = Path(__file__).parents[3] / "conf"
 START = dt.datetime(2026, 3, 1, 10, tzinfo=dt.timezone.utc)
 FIELDS = {
     "id": "bigint", "at": "timestamp", "customer": "string", "status": "string", "country": "string", "empty": "string",
-    "amount": "decimal(18,2)", "fee": "decimal(18,2)", "qty": "int",
+    "amount": "decimal(18,2)", "fee": "decimal(18,2)", "qty": "int", "score": "double", "paid": "timestamp",
 }  # fmt: skip
 STREAM = Stream.from_dict({"stream": "orders", "event_id": "id", "event_time": "at", "fields": FIELDS})
 RULE = {
@@ -36,6 +36,110 @@ RULE = {
 def remarks(**changes: Any) -> list[str]:
     document = {name: value for name, value in {**RULE, **changes}.items() if value is not None}
     return [str(remark) for remark in find_remarks(compile_rule(document, STREAM))]
+
+
+# What never holds, or is read otherwise -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "message", "remedy"),
+    [
+        ("hour(at) between 22 and 6", "hour(at) between 22 and 6 holds for no value", "hour(at) >= 22 or hour(at) <= 6"),
+        ("qty not between 2.5 and 1", "qty between 2.5 and 1 holds for no value", "qty between 1 and 2.5"),
+        ("status between 'b' and 'a'", "status between 'b' and 'a' holds for no value", "status between 'a' and 'b'"),
+        ("paid between '2026-10-1' and '2026-9-30'", "holds for no value", "paid between '2026-9-30' and '2026-10-1'"),
+        ("status = null", "a comparison of status with NULL is never true", "status is null"),
+        ("qty > 3 or null <> lower(status)", "a comparison of lower(status) with NULL is never true", "lower(status) is not null"),
+        ("status not in ('a', null)", "status not in ('a', NULL) is never true", "status not in ('a')"),
+        ("not (status in (null, 'a', 'b'))", "status not in (NULL, 'a', 'b') is never true", "status not in ('a', 'b')"),
+        ("status in (null)", "status in (NULL) is never true", "status is null"),
+        ("qty between null and 3", "qty between NULL and 3 is never true", "a bound is NULL"),
+    ],
+)  # fmt: skip
+def test_a_condition_that_never_holds_is_remarked_with_what_to_write(where: str, message: str, remedy: str):
+    (found,) = remarks(where=where)
+    assert message in found
+    assert remedy in found
+    assert found.endswith("(where)")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "hour(at) between 6 and 22", "qty between 3 and 3", "status in ('a', null)", "status <=> null", "status is null",
+        "paid between '2026-9-30' and '2026-10-1'", "qty between qty and 3", "status not in ('a', 'b')",
+    ],
+)  # fmt: skip
+def test_a_condition_that_may_hold_is_not_remarked(where: str):
+    assert remarks(where=where) == []
+
+
+def test_a_condition_is_remarked_wherever_it_stands():
+    measures = {"n": "count(*) filter (where status = null)"}
+    assert [text.rpartition("(")[2] for text in remarks(measures=measures, when="n > null")] == ["measures.n)", "when)"]
+    steps = [{"name": "a", "where": "status = null"}, {"name": "b", "where": "true"}]
+    sequence = {"within": "1 hour", "steps": steps, "until": "qty = null"}
+    found = remarks(sequence=sequence, window=None, measures=None, when=None)
+    assert [text.rpartition("(")[2] for text in found] == ["sequence.steps[0].where)", "sequence.until)"]
+
+
+@pytest.mark.parametrize(
+    ("where", "read", "remedy"),
+    [
+        (r"contains(status, '\temp\new')", r"\t as a tab and \n as a line break", r"'\\temp\\new'"),
+        (r"status = 'C:\dir'", r"\d as d", r"'C:\\dir'"),
+        (r"status like '%\dir%'", r"\d as d", r"'%\\\\dir%'"),
+        (r"status = 'D:\101x'", r"\101 as 'A'", r"'D:\\101x'"),
+        (r"status = 'C:\\Temp\User'", r"\U as U", r"'C:\\Temp\\User'"),
+    ],
+)
+def test_a_backslash_that_sql_takes_away_is_remarked(where: str, read: str, remedy: str):
+    (found,) = remarks(where=where)
+    assert f"SQL reads {read}; for a backslash write {remedy}" in found
+    # What is written then is read as what was meant, and not remarked.
+    written = found.partition("write ")[2].partition(", and in")[0]
+    before = where[where.index("'") : where.rindex("'") + 1]
+    assert remarks(where=where.replace(before, written)) == []
+
+
+@pytest.mark.parametrize(
+    "where", [r"contains(status, '\n')", r"contains(status, '\r\n')", r"status = 'it\'s'", r"status like 'a\_b'", r"status = '\\x'"]
+)  # fmt: skip
+def test_a_backslash_that_is_meant_is_not_remarked(where: str):
+    assert remarks(where=where) == []
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["score > 5", "score >= qty", "5 < score", "not score <= 5", "abs(score) * 2 > 5", "score > 5 or score < 3", "qty > 0 and not (5 > -score)"],
+)  # fmt: skip
+def test_a_limit_that_nan_passes_is_remarked(where: str):
+    (found,) = remarks(where=where)
+    assert "holds where score is NaN, which is greater than every number; write not isnan(score) and" in found
+    assert remarks(where=f"not isnan(score) and ({where})") == []
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["score < 5", "score > 5 and score < 10", "nanvl(score, 0) > 5", "cast(score as decimal(9,2)) > 5", "score between 5 and 9", "amount > 5"],
+)  # fmt: skip
+def test_a_limit_that_nan_does_not_pass_is_not_remarked(where: str):
+    assert remarks(where=where) == []
+
+
+def test_a_measure_that_may_be_nan_is_remarked():
+    (found,) = remarks(measures={"top": "max(score)", "mean": "avg(qty)"}, when="top > 5 or mean > 5")
+    assert "holds where top is NaN" in found
+    assert found.endswith("(when)")
+    assert remarks(where="not isnan(score)", measures={"top": "max(score)"}, when="top > 5") == []
+
+
+def test_the_rules_that_ship_are_fine():
+    streams = load_streams(CONF)
+    for path in sorted((CONF / "rules").glob("*.yml")):
+        document = load_rule_document(path)
+        found = find_remarks(compile_rule(document, streams[document["stream"]]))
+        assert [each for each in found if each.place not in ("tests", "queue", "window")] == [], path
 
 
 # An outlier in its own average ---------------------------------------------------------------------------------------
@@ -62,6 +166,19 @@ def test_the_recipe_of_the_remark_is_taken_and_silences_it():
     (remark,) = remarks(when="amount > 3 * usual")
     written = yaml.safe_load(remark.partition("write `")[2].partition("`")[0])
     assert remarks(measures={**RULE["measures"], **written}, when="amount > 3 * usual") == []
+
+
+def test_the_last_value_of_a_window_with_the_event_is_its_own():
+    (remark,) = remarks(measures={"before": "last(amount)"}, when="amount <> before")
+    assert remark.startswith(
+        "amount is compared with before, the last of amount over a window that holds the event itself"
+    )
+    assert "so it is compared with itself" in remark
+    written = yaml.safe_load(remark.partition("write `")[2].partition("`")[0])
+    assert remarks(measures=written, when="amount <> before") == []
+    # These are of an event that may be another one.
+    assert remarks(measures={"large": "last(amount) filter (where amount > 9)"}, when="amount <> large") == []
+    assert remarks(measures={"begin": "first(amount)"}, when="amount <> begin") == []
 
 
 def test_the_recipe_finds_the_outlier_that_its_own_average_hides():

@@ -10,15 +10,17 @@ Which types an aggregate accepts is decided when a measure is compiled: `AGGREGA
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Column, Values, normalize_zeros, replace_nan
-from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal
+from lookback.core.values.columns import Column, Values, from_values, normalize_zeros, replace_nan
+from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
 # The contributions of one run of rows to windows: arrays of shape (windows,), to be merged with `merge`.
@@ -35,10 +37,12 @@ class Aggregate(ABC):
 
     stores_value: state keeps the values of its argument. additive: the contribution of rows is a sum over them, so that
     many rows can be combined into one (see `index_sums` and `sum_ranges`) and rows can be subtracted from it.
+    is_ordered: the result depends on the order of rows. Such an aggregate counts rows where its argument is NULL too.
     """
 
     stores_value = True
     additive = False
+    is_ordered = False
 
     @abstractmethod
     def result_type(self, argument: DataType | None) -> DataType:
@@ -47,6 +51,14 @@ class Aggregate(ABC):
     @abstractmethod
     def build_index(self, values: Values) -> Any:
         """Builds the index for `aggregate_ranges` over the values of rows sorted by (key, time)."""
+
+    def index_rows(self, values: Values, times: Int64s, arrivals: Int64s) -> Any:
+        """Builds the same index, for an aggregate that needs the order of rows.
+
+        times: of the rows, which are sorted by (key, time, arrival); arrivals: their positions in the batch, STORED for all
+        rows of an earlier one.
+        """
+        return self.build_index(values)
 
     @abstractmethod
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
@@ -324,6 +336,120 @@ class Max(_Extreme):
         return larger
 
 
+class Edge(Aggregate):
+    """The value of the first or last row by (time, arrival), which may be NULL, as Spark's first and last give it.
+
+    The value is kept as a text that holds the id of the event too: so a deletion finds the row of its event, and not one
+    of the same time and value, between which and it another row may lie.
+    """
+
+    is_ordered = True
+
+    def result_type(self, argument: DataType | None) -> DataType:
+        """Returns the argument's type."""
+        assert argument is not None
+        return argument
+
+    def pack(self, column: Column, ids: Sequence[str]) -> Column:
+        """Returns what is kept of the argument's values. ids: those of the events."""
+        marks = zip(column.to_stored_list(), ids, strict=True)
+        return Column(
+            STRING,
+            _objects(
+                [f"{len(id_)}!{id_}" if value is None else f"{len(id_)}={id_}{value}" for value, id_ in marks],
+            ),
+            error=column.error,
+        )
+
+    def build_index(self, values: Values) -> Any:
+        """Returns the index of rows that all came with one commit, at one time."""
+        zeros = np.zeros(len(values), dtype=np.int64)
+        return self.index_rows(values, zeros, zeros)
+
+    def index_rows(self, values: Values, times: Int64s, arrivals: Int64s) -> Any:
+        """Returns the rows."""
+        return times, arrivals, values
+
+    @abstractmethod
+    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
+        """Returns which of the rows [low, high) counts."""
+
+    @abstractmethod
+    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
+        """Marks the windows whose row is that of `right`, if both have one. Rows of `right` arrived later if these are alike."""
+
+    @abstractmethod
+    def find_running(self, times: Int64s) -> Int64s:
+        """Returns which of the rows up to each one counts, for rows in order of arrival."""
+
+    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
+        """Returns the count of each range, and time, arrival and value of its row; these mean nothing for an empty range."""
+        if not len(index[0]):
+            return high - low, low.copy(), low.copy(), np.full(len(low), "", dtype=object)
+        rows = np.where(high > low, self.find_row(low, high), 0)
+        return high - low, *(part[rows] for part in index)
+
+    def merge(self, left: Partial, right: Partial) -> Partial:
+        """Picks the row of both where both have rows."""
+        takes_right = (right[0] > 0) & ((left[0] == 0) | self.prefers_right(left, right))
+        picked = (np.where(takes_right, b, a) for a, b in zip(left[1:], right[1:], strict=True))
+        return left[0] + right[0], *picked
+
+    def finish(self, partial: Partial, argument: DataType | None) -> Column:
+        """Returns the values: NULL for an empty window, and for a row with NULL."""
+        assert argument is not None
+        count, _, _, packed = partial
+        read = _READERS.get(argument.name, int)
+        values = []
+        for rows, text in zip(count.tolist(), packed.tolist(), strict=True):
+            digits = _DIGITS.match(text) if rows else None
+            has_value = digits is not None and text[digits.end()] == "="
+            values.append(read(text[digits.end() + 1 + int(digits[0]) :]) if digits and has_value else None)
+        return from_values(argument, values)
+
+
+class First(Edge):
+    """The value of the first row."""
+
+    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
+        """Returns the first rows."""
+        return low
+
+    def find_running(self, times: Int64s) -> Int64s:
+        """Returns the earliest rows."""
+        is_earliest = np.diff(np.minimum.accumulate(times), prepend=times[:1]) < 0
+        return np.maximum.accumulate(np.where(is_earliest, np.arange(len(times)), 0))
+
+    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
+        """Marks where the right row is earlier."""
+        is_before: npt.NDArray[np.bool_] = (right[1] < left[1]) | ((right[1] == left[1]) & (right[2] < left[2]))
+        return is_before
+
+
+class Last(Edge):
+    """The value of the last row."""
+
+    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
+        """Returns the last rows."""
+        return high - 1
+
+    def find_running(self, times: Int64s) -> Int64s:
+        """Returns the latest rows."""
+        is_latest = times == np.maximum.accumulate(times)
+        return np.maximum.accumulate(np.where(is_latest, np.arange(len(times)), 0))
+
+    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
+        """Marks where the right row is not earlier."""
+        is_after: npt.NDArray[np.bool_] = (right[1] > left[1]) | ((right[1] == left[1]) & (right[2] >= left[2]))
+        return is_after
+
+
+# How the value in a packed text is read; as an integer if the type is not here.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "string": str, "boolean": "True".__eq__, "double": float, "float": float,
+}  # fmt: skip
+_DIGITS = re.compile("[0-9]+")
+
 AGGREGATES: dict[str, Aggregate] = {
     "count": Count(),
     "count_distinct": CountDistinct(),
@@ -331,6 +457,8 @@ AGGREGATES: dict[str, Aggregate] = {
     "avg": Avg(),
     "min": Min(),
     "max": Max(),
+    "first": First(),
+    "last": Last(),
     "stddev_samp": StddevSamp(),
 }
 

@@ -404,7 +404,8 @@ class FeatureRows:
         return np.sort(self._out_of_order)
 
     def _build_index(self, positions: Int64s) -> Any:
-        return self._aggregate.build_index(positions if self.all_values is None else self.all_values[positions])
+        values = positions if self.all_values is None else self.all_values[positions]
+        return self._aggregate.index_rows(values, self._grouping.times[positions], positions)
 
     def aggregate_windows(self, queries: Queries) -> Partial:
         """Aggregates the rows of each window that had arrived by its query."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate, Partial, index_sums, sum_ranges
+from lookback.core.aggregation.distinct import STORED
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.errors import StateError
 from lookback.core.values.cache import estimate_bytes
@@ -124,7 +125,8 @@ class Run:
             if self.parts is not None:
                 self._indexes[name] = index_sums(self.parts)
             else:
-                self._indexes[name] = aggregate.build_index(self.times if self.values is None else self.values)
+                values = self.times if self.values is None else self.values
+                self._indexes[name] = aggregate.index_rows(values, self.times, np.full(len(self), STORED))
         return self._indexes[name]
 
     def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:

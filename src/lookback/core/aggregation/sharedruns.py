@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lookback.core.aggregation.aggregates import Aggregate, Partial
+from lookback.core.aggregation.distinct import STORED
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.aggregation.runs import Run, concat_rows, has_negative, read_rows
 from lookback.core.errors import StateError
@@ -161,10 +162,10 @@ class SharedRun:
         """Returns the index of an aggregate over the rows of a feature. name: of the aggregate."""
         known_as = (name, place.selection, place.values)
         if known_as not in self._indexes:
-            kept = self.times if place.values == NONE else self.values[place.values]
-            if place.selection != ALL:
-                kept = kept[self.selections[place.selection].positions]
-            self._indexes[known_as] = aggregate.build_index(kept)
+            rows = slice(None) if place.selection == ALL else self.selections[place.selection].positions
+            times = self.times[rows]
+            values = times if place.values == NONE else self.values[place.values][rows]
+            self._indexes[known_as] = aggregate.index_rows(values, times, np.full(len(times), STORED))
             self._index_bytes += estimate_bytes(self._indexes[known_as])
         return self._indexes[known_as]
 

@@ -12,7 +12,15 @@ from decimal import Decimal
 from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, make_call, make_like, quote_text
+from lookback.core.expressions.functions import (
+    AGGREGATE_ARGUMENTS,
+    FORMS,
+    FUNCTIONS,
+    make_call,
+    make_combination,
+    make_like,
+    quote_text,
+)
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
@@ -54,7 +62,7 @@ _CLOCKS = {
 }  # fmt: skip
 _RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
 _OTHER_AGGREGATES = {
-    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first", "last", "first_value",
+    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first_value",
     "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
     "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
     "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
@@ -64,19 +72,10 @@ _REMEDIES = {
     "regexp": "use like, startswith(), endswith() or contains()",
     "regexp_like": "use like, startswith(), endswith() or contains()",
     "ilike": "use lower() and like",
-    "to_timestamp": "declare the field as timestamp",
-    "to_date": "use cast(x as date)",
-    "date": "use cast(x as date)",
-    "int": "use cast(x as int)",
-    "bigint": "use cast(x as bigint)",
-    "double": "use cast(x as double)",
     "decimal": "use cast(x as decimal(p,s))",
-    "string": "use cast(x as string)",
-    "timestamp": "use cast(x as timestamp)",
-    "boolean": "use cast(x as boolean)",
     "pow": "use products", "power": "use products",
     "cardinality": "use size()", "array_size": "use size()",
-    "pmod": "use %", "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
+    "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
 }  # fmt: skip
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE | re.ASCII)
@@ -119,6 +118,16 @@ class Binder:
             return None
         try:
             return handler(self, tree)
+        except Refused as refused:
+            self._report(str(refused))
+        except _OperandProblems:
+            pass
+        return None
+
+    def bind_combination(self, tree: exp.Expr) -> Node | None:
+        """Returns the typed node of a combination of values in parentheses, None if it has problems."""
+        try:
+            return make_combination(self.bind_all(tree.expressions))
         except Refused as refused:
             self._report(str(refused))
         except _OperandProblems:
@@ -443,8 +452,11 @@ def _explain_ambiguous_field(name: str, matches: Sequence[str]) -> str:
 
 
 def _explain_no_function(name: str) -> str:
-    if name in AGGREGATE_ARGUMENTS or name in _OTHER_AGGREGATES:
+    if name in AGGREGATE_ARGUMENTS:
         return f"{name}() is an aggregate; an aggregate belongs in measures"
+    if name in _OTHER_AGGREGATES:
+        listed = ", ".join(sorted(AGGREGATE_ARGUMENTS))
+        return f"{name}() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {listed}"
     if name in _CLOCKS:
         return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
     if name in _RANDOM:

@@ -73,6 +73,11 @@ class Expression:
         own = self.fields - {membership.name for membership in self.memberships}
         return own.union(*(membership.text.named for membership in self.memberships))
 
+    @property
+    def types(self) -> dict[str, DataType]:
+        """The types of the names of the schema that it reads."""
+        return dict(self._schema)
+
     @cached_property
     def is_readable(self) -> bool:
         """True if `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
@@ -146,7 +151,7 @@ def _narrow_column(column: Column) -> Column:
 class AggregateCall:
     """An aggregate over the events of a window, such as `avg(x) filter (where amount > 1000)`.
 
-    `function` is one of count, count_distinct, sum, avg, min, max, stddev_samp. `argument` is None for count(*).
+    `function` is one of `AGGREGATES`, such as count_distinct. `argument` is None for count(*).
     Only rows whose `filter` (None: all) is true are counted. `sql` is canonical, as in Expression.
     """
 
@@ -173,12 +178,16 @@ def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits
 
 def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
     """Compiles the `sql` of an expression that was compiled over these fields before."""
-    return compile_expression(sql, schema, _CANONICAL)
+    return _compile_tree(parse(sql, _CANONICAL), schema, takes_combination=True)
 
 
-def _compile_tree(tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL) -> Expression:
+def _compile_tree(
+    tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL, *, takes_combination: bool = False
+) -> Expression:
+    """Compiles a tree. takes_combination: it may be several values in parentheses, those of count(distinct a, b)."""
     binder = Binder(schema, limits.alternatives)
-    node = binder.bind(tree)
+    is_combination = takes_combination and isinstance(tree, exp.Tuple)
+    node = binder.bind_combination(tree) if is_combination else binder.bind(tree)
     if node is None or binder.problems:
         raise ExpressionError(binder.problems)
     return _make_expression(node, schema, _make_memberships(binder, schema))
@@ -421,9 +430,11 @@ def _compile_call(
 ) -> AggregateCall:
     problems: list[str] = []
     distinct, parts = _read_arguments(name, tree, problems)
-    argument = (
-        _compile_argument(parts[0], schema, limits, problems) if len(parts) == 1 and not _is_star(parts[0]) else None
-    )
+    argument = None
+    if len(parts) == 1 and not _is_star(parts[0]):
+        argument = _compile_argument(parts[0], schema, limits, problems)
+    elif distinct and name == "count" and len(parts) > 1 and not problems:
+        argument = _compile_argument(exp.Tuple(expressions=parts), schema, limits, problems)
     where = None if condition is None else _compile_argument(condition, schema, limits, problems)
     # Counting different values needs values that can be compared.
     check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
@@ -435,7 +446,9 @@ def _compile_call(
         )
     if problems:
         raise ExpressionError(problems)
-    shown = "*" if argument is None else f"distinct {argument.sql}" if distinct else argument.sql
+    shown = "*" if argument is None else argument.sql
+    if distinct:
+        shown = f"distinct {shown[1:-1] if len(parts) > 1 else shown}"
     sql = f"{name}({shown})" + (f" filter (where {where.sql})" if where is not None else "")
     return AggregateCall("count_distinct" if distinct else name, argument, where, sql)
 
@@ -448,14 +461,13 @@ def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[boo
         parts = list(parts[0].expressions)
         if name != "count":
             problems.append(f"{name}(distinct ...) is not supported; only count takes distinct")
-    if len(parts) != 1:
-        problems.append(f"{name}() takes one argument, got {len(parts)}")
-    elif _is_star(parts[0]) and (name != "count" or distinct):
-        problems.append(
-            f"{name}(*) is not allowed; name a field"
-            if not distinct
-            else "count(distinct *) is not allowed; name a field"
-        )
+    if any(map(_is_star, parts)) and distinct:
+        problems.append("count(distinct *) is not allowed; name a field")
+    elif len(parts) != 1 and not (distinct and parts):
+        known = "; to leave NULLs out add filter (where x is not null)" if name in ("first", "last") else ""
+        problems.append(f"{name}() takes one argument, got {len(parts)}{known}")
+    elif _is_star(parts[0]) and name != "count":
+        problems.append(f"{name}(*) is not allowed; name a field")
     return distinct, parts
 
 
@@ -467,7 +479,8 @@ def _compile_argument(
     tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]
 ) -> Expression | None:
     try:
-        return _compile_tree(tree, schema, limits)
+        # What was written in parentheses has a parent; the arguments of one call, put together, have none.
+        return _compile_tree(tree, schema, limits, takes_combination=tree.parent is None)
     except ExpressionError as error:
         problems += [problem for problem in error.problems if problem not in problems]
         return None

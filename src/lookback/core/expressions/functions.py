@@ -5,6 +5,7 @@ A rule can only use the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMEN
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,18 +28,31 @@ from lookback.core.expressions.kernels import (
 from lookback.core.expressions.nodes import Choice, Node, decide_at_once, make_strict, replace_settled, union_fields
 from lookback.core.expressions.operators import (
     Refused,
+    cast_explicitly,
     cast_implicitly,
     cast_to_common,
     make_arithmetic,
     make_case,
     make_comparison,
+    make_is_nan,
     make_is_null,
     require_condition,
     require_exact_sign,
 )
 from lookback.core.values.columns import Column, Values, is_nan
 from lookback.core.values.times import DAY_US
-from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
+from lookback.core.values.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    NULL,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    decimal,
+)
 
 Arguments = Sequence[Node]
 # The arguments of one call are in memory at once, for all events of a batch.
@@ -580,7 +594,38 @@ def _is_null(name: str, arguments: Arguments) -> Node:
 
 def _mod(name: str, arguments: Arguments) -> Node:
     _require_count(name, arguments, 2, 2)
-    return make_arithmetic("%", *arguments)
+    return make_arithmetic("%" if name == "mod" else name, *arguments)
+
+
+def _is_nan(name: str, arguments: Arguments) -> Node:
+    _require_count(name, arguments, 1, 1)
+    return make_is_nan(_as_float(name, arguments[0]), format_call(name, arguments))
+
+
+def _nanvl(name: str, arguments: Arguments) -> Node:
+    _require_count(name, arguments, 2, 2)
+    value, other = (_as_float(name, argument) for argument in arguments)
+    is_missing = make_is_nan(value, format_call("isnan", arguments[:1]))
+    return make_case([(is_missing, other)], value, format_call(name, arguments))
+
+
+def _as_float(name: str, argument: Node) -> Node:
+    if argument.type.is_float:
+        return argument
+    return cast_implicitly(argument if argument.type == NULL else _require_number(name, argument), DOUBLE)
+
+
+_CASTS = {
+    "to_date": DATE, "to_timestamp": TIMESTAMP, "date": DATE, "timestamp": TIMESTAMP,
+    "boolean": BOOLEAN, "int": INT, "bigint": BIGINT, "double": DOUBLE, "string": STRING,
+}  # fmt: skip
+
+
+def _cast(name: str, arguments: Arguments) -> Node:
+    if len(arguments) == 2 and name.startswith("to_"):
+        raise Refused(f"{name}() takes no format here; declare the field as {_CASTS[name]} and read it by columns")
+    _require_count(name, arguments, 1, 1)
+    return cast_explicitly(arguments[0], _CASTS[name], tolerant=False)
 
 
 FORMS: dict[str, Callable[[str, Arguments], Node]] = {
@@ -593,7 +638,11 @@ FORMS: dict[str, Callable[[str, Arguments], Node]] = {
     "least": _extreme,
     "isnull": _is_null,
     "isnotnull": _is_null,
+    "isnan": _is_nan,
+    "nanvl": _nanvl,
     "mod": _mod,
+    "pmod": _mod,
+    **dict.fromkeys(_CASTS, _cast),
 }
 
 
@@ -697,6 +746,27 @@ def _compile_plain_like(pieces: list[str]) -> Callable[[str], bool]:
     return matches
 
 
+# Combinations --------------------------------------------------------------------------------------------------------
+
+
+def make_combination(nodes: Arguments) -> Node:
+    """Makes the text that tells a combination of values from others; NULL if one of them is, as count(distinct) wants it.
+
+    Raises Refused.
+    """
+    _require_count("count(distinct)", nodes, 2, MAX_ARGUMENTS)
+    for node in nodes:
+        if problem := check_ordered(node.type):
+            raise Refused(f"count(distinct) {problem}")
+
+    def kernel(*values: Values) -> KernelResult:
+        # One text for both zeros, and for every NaN.
+        columns = [(each + 0.0 if each.dtype.kind == "f" else each).tolist() for each in values]
+        return KernelResult(_objects([json.dumps(row) for row in zip(*columns, strict=True)]))
+
+    return make_strict(STRING, f"({', '.join(node.sql for node in nodes)})", nodes, kernel)
+
+
 # Aggregates ----------------------------------------------------------------------------------------------------------
 
 
@@ -727,5 +797,7 @@ AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
     "avg": check_exact_number,
     "min": check_ordered,
     "max": check_ordered,
+    "first": check_ordered,
+    "last": check_ordered,
     "stddev_samp": check_exact_number,
 }

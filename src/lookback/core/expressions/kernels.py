@@ -123,6 +123,14 @@ def remainder_integers(a: Values, b: Values) -> KernelResult:
     return KernelResult(np.fmod(a, divisor), error)
 
 
+def positive_remainder_integers(a: Values, b: Values, bits: int) -> KernelResult:
+    """Computes pmod(a, b): a % b, and b more where that is negative."""
+    rest, error, _ = remainder_integers(a, b)
+    # Java adds in 32 bits at least, and goes around beyond them.
+    total = rest + b if bits != 32 else (rest + b + 2**31) % 2**32 - 2**31
+    return KernelResult(np.where(rest < 0, remainder_integers(total, b).values, rest), error)
+
+
 def negate_integers(a: Values, bits: int) -> KernelResult:
     """Computes -a."""
     return KernelResult(-a, mask_or_none(as_mask(a == -(2 ** (bits - 1)))))
@@ -141,6 +149,12 @@ def remainder_floats(a: Values, b: Values) -> KernelResult:
     """Computes a % b with the sign of a."""
     divisor, error = _replace_zeros(b)
     return KernelResult(np.fmod(a, divisor), error)
+
+
+def positive_remainder_floats(a: Values, b: Values) -> KernelResult:
+    """Computes pmod(a, b): a % b, and b more where that is negative."""
+    rest, error, _ = remainder_floats(a, b)
+    return KernelResult(np.where(rest < 0, remainder_floats(rest + b, b).values, rest), error)
 
 
 # Decimals: unscaled values -------------------------------------------------------------------------------------------
@@ -251,6 +265,16 @@ def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], r
     too_long = as_mask(np.frompyfunc(_has_too_long_quotient, 2, 1)(np.abs(left), divisors))
     values, error, _ = rescale(np.where(left < 0, -rest, rest), scale, result)
     return KernelResult(values, either_mask(either_mask(zero, mask_or_none(too_long)), error))
+
+
+def positive_remainder_decimals(
+    a: Values, b: Values, types: tuple[DataType, DataType], result: DataType
+) -> KernelResult:
+    """Computes pmod(a, b): a % b, and b more where that is negative and b is not."""
+    rest, error, _ = remainder_decimals(a, b, types, result)
+    divisor = scale_up(b, result.scale - types[1].scale)
+    positive, beyond, _ = store_decimal(np.where(as_mask((rest < 0) & (divisor > 0)), rest + divisor, rest), result)
+    return KernelResult(positive, either_mask(error, None if beyond is None or error is None else beyond & ~error))
 
 
 def _has_too_long_quotient(dividend: int, divisor: int) -> bool:

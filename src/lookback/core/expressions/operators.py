@@ -35,6 +35,9 @@ from lookback.core.expressions.kernels import (
     multiply_decimals,
     multiply_integers,
     negate_integers,
+    positive_remainder_decimals,
+    positive_remainder_floats,
+    positive_remainder_integers,
     remainder_decimals,
     remainder_floats,
     remainder_integers,
@@ -60,7 +63,7 @@ from lookback.core.expressions.nodes import (
     print_as,
     union_fields,
 )
-from lookback.core.values.columns import Column, Values
+from lookback.core.values.columns import Column, Values, is_nan
 from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRING, TIMESTAMP, DataType
 
@@ -249,6 +252,16 @@ def _wrap_column(column: Column) -> Node:
     return Node(column.type, "", lambda columns, rows: column)
 
 
+def make_is_nan(node: Node, sql: str) -> Node:
+    """Makes isnan(node) of a float, which is false for NULL."""
+
+    def run(columns: Mapping[str, Column], rows: int) -> Column:
+        column = node.run(columns, rows)
+        return Column(BOOLEAN, is_nan(column.values) & column.is_known(), None, column.error)
+
+    return Node(BOOLEAN, sql, run, fields=node.fields)
+
+
 def make_is_null(node: Node, negated: bool) -> Node:
     """Makes node is [not] null."""
 
@@ -376,13 +389,15 @@ def make_case(branches: Sequence[tuple[Node, Node]], default: Node | None, sql: 
 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
 
-_LEVELS = {"+": SUM, "-": SUM, "||": SUM, "*": PRODUCT, "/": PRODUCT, "%": PRODUCT, "div": PRODUCT}
+_LEVELS = {"+": SUM, "-": SUM, "||": SUM, "*": PRODUCT, "/": PRODUCT, "%": PRODUCT, "div": PRODUCT, "pmod": PRIMARY}
+# Their second operand is evaluated first.
+_DIVISIONS = ("/", "%", "div", "pmod")
 
 
 def make_arithmetic(symbol: str, a: Node, b: Node) -> Node:
-    """Makes a + b, a - b, a * b, a / b, a % b or a div b of numbers. Raises Refused."""
+    """Makes a + b, a - b, a * b, a / b, a % b, a div b or pmod(a, b) of numbers. Raises Refused."""
     level = _LEVELS[symbol]
-    sql = f"{a.within(level - 1)} {symbol} {b.within(level)}"
+    sql = f"{a.within(level - 1)} {symbol} {b.within(level)}" if level < PRIMARY else f"{symbol}({a.sql}, {b.sql})"
     if a.type == NULL and b.type.is_numeric:
         a = cast_implicitly(a, b.type)
     if b.type == NULL and a.type.is_numeric:
@@ -421,10 +436,11 @@ def _make_integer_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
         "-": lambda x, y: subtract_integers(x, y, bits),
         "*": lambda x, y: multiply_integers(x, y, bits),
         "%": remainder_integers,
+        "pmod": lambda x, y: positive_remainder_integers(x, y, bits),
         "div": divide_integers,
     }
     result = BIGINT if symbol == "div" else type_
-    return make_strict(result, sql, [a, b], kernels[symbol], _LEVELS[symbol], right_first=symbol in ("%", "div"))
+    return make_strict(result, sql, [a, b], kernels[symbol], _LEVELS[symbol], right_first=symbol in _DIVISIONS)
 
 
 _FLOAT_KERNELS: dict[str, Kernel] = {
@@ -433,6 +449,7 @@ _FLOAT_KERNELS: dict[str, Kernel] = {
     "*": lambda x, y: KernelResult(x * y),
     "/": divide_floats,
     "%": remainder_floats,
+    "pmod": positive_remainder_floats,
 }
 
 
@@ -441,23 +458,24 @@ def _make_float_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
         raise Refused(f"{sql!r}: 'div' takes integers; use floor({sql.replace(' div ', ' / ')})")
     type_ = a.type if a.type == b.type and symbol != "/" and a.type.is_float else DOUBLE
     operands = [cast_implicitly(a, type_), cast_implicitly(b, type_)]
-    return make_strict(type_, sql, operands, _FLOAT_KERNELS[symbol], _LEVELS[symbol], right_first=symbol in ("/", "%"))
+    return make_strict(type_, sql, operands, _FLOAT_KERNELS[symbol], _LEVELS[symbol], right_first=symbol in _DIVISIONS)
 
 
 def _make_decimal_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
     if symbol == "div":
         raise Refused(f"{sql!r}: 'div' takes integers; cast both to bigint")
     types = find_operand_types(a, b)
-    rules = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type, "%": remainder_type}
-    result = rules[symbol](*types)
+    rules = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type}
+    result = rules.get(symbol, remainder_type)(*types)
     kernels: dict[str, Kernel] = {
         "+": lambda x, y: add_decimals(x, y, types, result),
         "-": lambda x, y: add_decimals(x, y, types, result, sign=-1),
         "*": lambda x, y: multiply_decimals(x, y, types, result),
         "/": lambda x, y: divide_decimals(x, y, types, result),
         "%": lambda x, y: remainder_decimals(x, y, types, result),
+        "pmod": lambda x, y: positive_remainder_decimals(x, y, types, result),
     }
-    return make_strict(result, sql, [a, b], kernels[symbol], _LEVELS[symbol], right_first=symbol in ("/", "%"))
+    return make_strict(result, sql, [a, b], kernels[symbol], _LEVELS[symbol], right_first=symbol in _DIVISIONS)
 
 
 def make_negative(node: Node) -> Node:

@@ -139,6 +139,46 @@ def _unescape(body: str, quote: str) -> str:
     return _ESCAPE.sub(replacement, body)
 
 
+_LOST = {
+    "t": "a tab", "n": "a line break", "r": "a carriage return", "b": "a backspace", "0": "a NUL", "Z": "a Ctrl-Z",
+}  # fmt: skip
+_KEPT = ("\\", "'", '"', "%", "_")
+
+
+class LostBackslash(NamedTuple):
+    """A text whose backslashes SQL takes away. written: with its quotes; read: how; remedy: the text that keeps them."""
+
+    written: str
+    read: str
+    remedy: str
+
+
+def find_lost_backslashes(text: str) -> list[LostBackslash]:
+    r"""Finds the texts in which a backslash is read with what follows it, in order.
+
+    Texts of such escapes alone, such as '\n', are meant as they are read.
+    """
+    found = []
+    tokens = _tokenize(text)
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        written = text[token.start : token.end + 1]
+        matches = list(_ESCAPE.finditer(written, 1, len(written) - 1)) if token.token_type == TokenType.STRING else []
+        lost = [each for each in matches if each[3] or (each[4] and each[4] not in _KEPT)]
+        if not lost or not (any(each[4] not in _LOST for each in lost) or re.search(r"\w", _ESCAPE.sub("", written))):
+            continue
+        # A pattern of LIKE takes away a second one.
+        doubled = "\\" * (4 if before is not None and before.token_type == TokenType.LIKE else 2)
+        pieces, end = [], 0
+        for each in lost:
+            pieces += [written[end : each.start()], doubled]
+            end = each.start() + 1
+        names = dict.fromkeys(
+            f"{each[0]} as {_LOST.get(each[4] or '', each[4] or repr(_unescape(each[0], '')))}" for each in lost
+        )
+        found.append(LostBackslash(written, " and ".join(names), "".join([*pieces, written[end:]])))
+    return found
+
+
 def _code_point(code: int) -> str:
     if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
         raise ExpressionError([f"\\u{code:04X} is no character; write the character itself"])
@@ -343,6 +383,11 @@ def _is_list_item(node: exp.Expr, child: exp.Expr) -> bool:
 
 def _is_escaped_like(node: exp.Expr, child: exp.Expr) -> bool:
     return isinstance(node, exp.Escape) and isinstance(child, exp.Like)
+
+
+def write_node(node: exp.Expr) -> str:
+    """Writes a node as SQL."""
+    return str(node.sql(LookbackSql, comments=False, normalize_functions=False))
 
 
 def quote_node(node: exp.Expr) -> str:

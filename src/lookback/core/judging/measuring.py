@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Partial
+from lookback.core.aggregation.aggregates import Edge, Partial
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
 from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
 from lookback.core.aggregation.runs import Run, has_negative
@@ -24,21 +24,27 @@ from lookback.core.values.windows import Lookback, Window
 
 
 def select_kept(feature: Feature, events: Events) -> Mask:
-    """Marks the events of which a feature keeps a row: where and filter hold, and the argument has a value."""
+    """Marks the events of which a feature keeps a row: where and filter hold, and the argument has a value that counts."""
     selected = np.ones(len(events), dtype=bool)
     for condition in (feature.where, feature.filter):
         if condition is not None:
             selected &= events.value(condition).is_true()
     if feature.argument is not None:
-        selected &= events.value(feature.argument).is_known()
+        values = events.value(feature.argument)
+        if not feature.aggregate.is_ordered:
+            selected &= values.is_known()
+        elif values.error is not None:
+            selected &= ~values.error
     return selected
 
 
 def select_values(feature: Feature, events: Events) -> Column | None:
-    """Returns the argument's values; None where the feature stores none."""
-    if feature.argument is None or not feature.aggregate.stores_value:
+    """Returns what the feature keeps of the argument's values; None where it stores none."""
+    aggregate = feature.aggregate
+    if feature.argument is None or not aggregate.stores_value:
         return None
-    return events.value(feature.argument)
+    values = events.value(feature.argument)
+    return aggregate.pack(values, events.id_texts) if isinstance(aggregate, Edge) else values
 
 
 class Ceiling:

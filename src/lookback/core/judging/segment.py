@@ -200,7 +200,10 @@ class Segment:
         if feature.row_set:
             selected = rows.selected if state.floor is None else rows.selected & (self.events.times >= state.floor)
             if selected.any():
-                argument = None if feature.argument is None else (feature.argument.sql, str(feature.argument.type))
+                argument = None
+                if feature.argument is not None:
+                    # What is kept of the values of an aggregate that goes by order is something else.
+                    argument = feature.argument.sql, str(feature.argument.type), feature.aggregate.is_ordered
                 kept = Kept(feature.feature_id, selected, rows.all_values, argument)
                 self._kept.setdefault(feature.group_by, []).append(kept)
             return

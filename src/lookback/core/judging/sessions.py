@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.aggregation.aggregates import Edge
 from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.measuring import select_kept, select_values
@@ -27,7 +28,7 @@ from lookback.core.values.columns import Column, Mask, Values, from_values, repl
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER_DUE, to_utc
-from lookback.core.values.types import BIGINT
+from lookback.core.values.types import BIGINT, STRING
 from lookback.core.values.windows import Session
 
 
@@ -502,6 +503,8 @@ class _Judge:
         slot, aggregate = self._slot_numbers[feature.feature_id], feature.aggregate
         logs = {id(result.log): result.log or [] for result in shown}
         listed: list[Any] = []
+        # Of an aggregate that goes by order, which row counts of those up to each one.
+        running: list[Values] = [np.empty(0, dtype=np.int64)]
         # Where the values of each log begin, and per number of its rows where theirs end.
         begins: dict[int, int] = {}
         ends: dict[int, Int64s] = {}
@@ -510,12 +513,19 @@ class _Judge:
             begins[name] = len(listed)
             counted = np.cumsum([0, *(value is not None for value in values)])
             ends[name] = (len(listed) + counted).astype(np.int64)
+            if isinstance(aggregate, Edge):
+                times = [row.time for row, value in zip(log, values, strict=True) if value is not None]
+                running.append(len(listed) + aggregate.find_running(np.array(times, dtype=np.int64)))
             listed += [value for value in values if value is not None]
         low = np.array([begins[id(result.log)] for result in shown], dtype=np.int64)
         high = np.array([ends[id(result.log)][result.rows] for result in shown], dtype=np.int64)
         type_ = feature.argument_type
         stored: Values = np.zeros(len(listed), dtype=np.int64)
-        if type_ is not None and aggregate.stores_value:
+        if isinstance(aggregate, Edge):
+            stored, found = from_values(STRING, listed).values, np.concatenate(running)
+            low[high > low] = found[high[high > low] - 1]
+            high = np.minimum(high, low + 1)
+        elif type_ is not None and aggregate.stores_value:
             stored = from_values(type_, listed).values
         if feature.function == "count_distinct":
             groups = np.searchsorted(np.array(sorted(begins.values())), np.arange(len(listed)), side="right")

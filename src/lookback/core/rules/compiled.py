@@ -119,7 +119,7 @@ class Feature:
         type_ = self.argument_type
         if self.function == "avg":
             return type_ is not None and (not type_.is_decimal or type_.precision + 4 <= 38)
-        if self.function in ("min", "max"):
+        if self.function in ("min", "max", "first", "last"):
             return type_ is not None and type_.name not in ("timestamp", "date")
         return self.function in ("count", "count_distinct", "stddev_samp")
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from sqlglot import exp
 
-from lookback.core.errors import Problem
-from lookback.core.expressions.syntax import COMPARISONS, parse, unwrap
+from lookback.core.errors import ExpressionError, Problem
+from lookback.core.expressions.compiling import compile_expression
+from lookback.core.expressions.syntax import COMPARISONS, find_lost_backslashes, parse, unwrap, write_node
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
+from lookback.core.values.types import DataType
 from lookback.core.values.windows import LOOKBACK, Lookback, TiledWindow
 
 _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
@@ -21,6 +23,7 @@ _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
 _TO_MONDAY, _TO_SUNDAY = 4 * _DAY, 3 * _DAY
 _VALUE_AGGREGATES = {
     "avg": "the average", "sum": "the sum", "min": "the smallest", "max": "the largest",
+    "last": "the last",
     "stddev_samp": "the standard deviation",
 }  # fmt: skip
 
@@ -42,6 +45,7 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
         *_find_unused_parameters(rule),
         *_find_week_starts(rule),
         *_find_self_limits(rule),
+        *_find_misread_conditions(rule),
         *_find_unasked_reports(rule),
         *_find_missing_tests(rule),
         *_find_empty_lists(rule),
@@ -90,17 +94,22 @@ def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
             assert isinstance(window, Lookback)
             own = f"{{measure: {texts[measure.name]}, window: {{lookback: {format_duration(window.size)}, delay: 1 microsecond}}}}"
             aggregate = f"{_VALUE_AGGREGATES[measure.feature.function]} of {', '.join(sorted(fields))}"
+            is_own = measure.feature.function == "last"
+            effect = "it is compared with itself" if is_own else "an outlier moves its own limit"
             yield Remark(
                 "when",
-                f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so an "
-                f"outlier moves its own limit; to leave the event out write `{measure.name}: {own}`",
+                f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so "
+                f"{effect}; to leave the event out write `{measure.name}: {own}`",
             )
 
 
 def _value_fields(measure: CompiledMeasure) -> frozenset[str]:
     """Returns the fields whose values the measure aggregates; none for a count."""
-    argument = measure.feature.argument
-    return argument.named if argument is not None and measure.feature.function in _VALUE_AGGREGATES else frozenset()
+    feature = measure.feature
+    is_other = feature.function == "last" and feature.filter is not None  # an event that may not be this one
+    if feature.argument is None or feature.function not in _VALUE_AGGREGATES or is_other:
+        return frozenset()
+    return feature.argument.named
 
 
 def _holds_event(measure: CompiledMeasure) -> bool:
@@ -112,6 +121,169 @@ def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
     if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
         return False
     return isinstance(unwrap(node.this), exp.Column) and isinstance(unwrap(node.expression), exp.Column)
+
+
+def _find_misread_conditions(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds conditions that cannot hold, or hold for NaN, and texts that are read without their backslashes."""
+    texts = list(_list_texts(rule))
+    trees = [(place, text, parse(text, WIDEST_LIMITS)) for place, text in texts]
+    types = _list_types(rule)
+    guarded = {
+        column.name.lower()
+        for _, _, tree in trees
+        for call in tree.find_all(exp.Anonymous)
+        if str(call.name).lower() in ("isnan", "nanvl")
+        for column in call.find_all(exp.Column)
+    }
+    floats = {name for name in _list_floats(rule, types, guarded) if name.lower() not in guarded}
+    for place, text, tree in trees:
+        found = [*_explain_never_true(tree, types), *_explain_nan(tree, floats)]
+        found += [
+            f"in {lost.written} SQL reads {lost.read}; for a backslash write {lost.remedy}, and in a YAML text in double "
+            "quotes twice as many"
+            for lost in find_lost_backslashes(text)
+        ]
+        yield from (Remark(place, message) for message in dict.fromkeys(found))
+
+
+def _list_texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
+    """Lists the expressions of a rule as they are written, with their places."""
+    spec = rule.spec
+    if spec.where:
+        yield "where", spec.where
+    yield from ((f"measures.{measure.name}", measure.text) for measure in spec.measures)
+    if spec.when:
+        yield "when", spec.when
+    if spec.sequence is not None:
+        for at, step in enumerate(spec.sequence.steps):
+            yield f"sequence.steps[{at}].{'absent' if step.absent else 'where'}", step.condition
+        if spec.sequence.until:
+            yield "sequence.until", spec.sequence.until
+
+
+def _list_types(rule: CompiledRule) -> dict[str, DataType]:
+    """Lists the names that the rule's expressions read, with their types."""
+    parts = [rule.where, rule.when, *(part for m in rule.measures for part in (m.feature.filter, m.feature.argument))]
+    if rule.sequence is not None:
+        parts += [rule.sequence.until, *(step.condition for step in rule.sequence.conditions)]
+    return {name: type_ for part in parts if part is not None for name, type_ in part.types.items()}
+
+
+def _list_floats(rule: CompiledRule, types: Mapping[str, DataType], guarded: Collection[str]) -> Iterator[str]:
+    """Lists the fields and measures that may be NaN."""
+    measures = {measure.name: measure for measure in rule.measures}
+    for name, type_ in types.items():
+        measure = measures.get(name)
+        if measure is None:
+            may_be_nan = type_.is_float
+        else:
+            argument = measure.feature.argument_type
+            may_be_nan = type_.is_float and argument is not None and argument.is_float
+            may_be_nan = may_be_nan and not {each.lower() for each in measure.argument_fields} & {*guarded}
+        if may_be_nan:
+            yield name
+
+
+def _explain_never_true(tree: exp.Expr, types: Mapping[str, DataType]) -> Iterator[str]:
+    """Explains comparisons with NULL, and ranges that no value is in."""
+    for node in tree.find_all(*COMPARISONS, exp.Between, exp.In, exp.Like):
+        if isinstance(node, exp.NullSafeEQ):
+            continue
+        this = write_node(node.this)
+        if isinstance(node, exp.In):
+            word = "not " if _is_negated(node) else ""
+            left = [write_node(item) for item in node.expressions if not isinstance(unwrap(item), exp.Null)]
+            if len(left) < len(node.expressions) and (word or not left):
+                remedy = f"{word}in ({', '.join(left)})" if left else f"is {word}null"
+                written = ", ".join(map(write_node, node.expressions))
+                yield f"{this} {word}in ({written}) is never true, since it compares with NULL; write {this} {remedy}"
+        elif isinstance(node, exp.Between):
+            low, high = node.args["low"], node.args["high"]
+            if _is_above(node.this, low, high, types):
+                yield (
+                    f"{this} between {write_node(low)} and {write_node(high)} holds for no value, since the first bound is "
+                    f"above the second; write {this} between {write_node(high)} and {write_node(low)}, or for a range over "
+                    f"midnight or the end of a year {this} >= {write_node(low)} or {this} <= {write_node(high)}"
+                )
+            elif any(isinstance(unwrap(bound), exp.Null) for bound in (low, high)):
+                yield f"{this} between {write_node(low)} and {write_node(high)} is never true, since a bound is NULL; leave it out"
+        elif any(isinstance(unwrap(side), exp.Null) for side in (node.this, node.expression)):
+            other = write_node(node.expression if isinstance(unwrap(node.this), exp.Null) else node.this)
+            word = "is not null" if isinstance(node, exp.NEQ) else "is null"
+            yield f"a comparison of {other} with NULL is never true; write {other} {word}"
+
+
+def _is_negated(node: exp.Expr) -> bool:
+    """Returns whether a node is negated, with any parentheses between."""
+    parent = node.parent
+    while isinstance(parent, exp.Paren):
+        parent = parent.parent
+    return isinstance(parent, exp.Not)
+
+
+def _is_above(value: exp.Expr, low: exp.Expr, high: exp.Expr, types: Mapping[str, DataType]) -> bool:
+    """Returns whether the lower bound of a value is above the upper one, as far as both are constants."""
+    if any(bound.find(exp.Column) for bound in (low, high)):
+        return False
+    try:
+        type_ = compile_expression(write_node(value), types, WIDEST_LIMITS).type
+        bounds = [write_node(bound) for bound in (low, high)]
+        if type_.name in ("date", "timestamp"):
+            bounds = [f"cast({bound} as {type_})" for bound in bounds]
+        compared = compile_expression(f"({bounds[0]}) > ({bounds[1]})", {}, WIDEST_LIMITS)
+    except ExpressionError:
+        return False
+    return bool(compared.evaluate({}, 1).is_true()[0])
+
+
+# Operators and functions that give NaN for NaN.
+_NAN_PASSES = (exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
+_NAN_FUNCTIONS = ("abs", "coalesce", "nvl", "ifnull", "greatest", "mod", "pmod")
+
+
+def _explain_nan(tree: exp.Expr, floats: Collection[str]) -> Iterator[str]:
+    """Explains comparisons that hold for NaN. floats: the names that may be NaN."""
+    known = {name.lower(): name for name in floats}
+    for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE) if known else ():
+        is_negated, around = False, node.parent
+        while isinstance(around, (exp.Paren, exp.Not, exp.And, exp.Or)):
+            is_negated ^= isinstance(around, exp.Not)
+            around = around.parent
+        is_left = isinstance(node, (exp.GT, exp.GTE)) ^ is_negated
+        greater = node.this if is_left else node.expression
+        for column in greater.find_all(exp.Column):
+            name = ".".join(part.name for part in column.parts)
+            if name.lower() in known and _passes_nan(column, node) and not _is_bounded(node, name):
+                shown = f"not {write_node(node)}" if is_negated else write_node(node)
+                yield (
+                    f"{shown} holds where {name} is NaN, which is greater than every number; write not isnan({name}) and "
+                    f"{shown}"
+                )
+
+
+def _passes_nan(column: exp.Expr, comparison: exp.Expr) -> bool:
+    """Returns whether an operand of a comparison is NaN where the column is."""
+    parent = column.parent
+    while parent is not None and parent is not comparison:
+        is_passing = isinstance(parent, exp.Anonymous) and str(parent.name).lower() in _NAN_FUNCTIONS
+        if not is_passing and not isinstance(parent, _NAN_PASSES):
+            return False
+        parent = parent.parent
+    return True
+
+
+def _is_bounded(comparison: exp.Expr, name: str) -> bool:
+    """Returns whether a condition joined by `and` with a comparison bounds the name from above, so that NaN fails there."""
+    top = comparison
+    while isinstance(top.parent, (exp.And, exp.Paren)):
+        top = top.parent
+    for other in top.flatten() if isinstance(top, exp.And) else ():
+        inner = unwrap(other)
+        lower = inner.this if isinstance(inner, (exp.LT, exp.LTE, exp.Between, exp.EQ)) else None
+        lower = inner.expression if isinstance(inner, (exp.GT, exp.GTE)) else lower
+        if lower is not None and write_node(unwrap(lower)).lower() == name.lower():
+            return True
+    return False
 
 
 def _find_unasked_reports(rule: CompiledRule) -> Iterator[Remark]:

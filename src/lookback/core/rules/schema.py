@@ -419,7 +419,8 @@ def _kind_properties() -> dict[str, _Schema]:
         "measures": {
             "description": (
                 f"Aggregates over the window, by name; at least one, at most {MAX_MEASURES}. count(*), count(x), "
-                "count(distinct x), sum, avg, min, max, stddev_samp, each with an optional filter (where ...). "
+                "count(distinct x), sum, avg, min, max, stddev_samp, first, last, each with an optional "
+                "filter (where ...). "
                 "Names of the stream's fields cannot be used."
             ),
             "type": "object",

@@ -53,6 +53,8 @@ _AGGREGATES = {
     "avg": "the average of {}",
     "min": "the smallest {}",
     "max": "the largest {}",
+    "first": "the first {}",
+    "last": "the last {}",
     "stddev_samp": "the standard deviation of {}",
 }
 _BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
