@@ -56,5 +56,5 @@ def _pack(root: Path, target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    made = store(Path(sys.argv[1]) if sys.argv[1:] else DATA / f"checkpoint-{version('lookback')}.zip")
+    made = store(Path(sys.argv[1]) if sys.argv[1:] else DATA / f"checkpoint-{version('lookback-rules')}.zip")
     sys.stdout.write(f"{made}: {made.stat().st_size:,} bytes\n")

@@ -602,7 +602,7 @@ def test_the_wheel_holds_the_package_and_its_command(wheel: Path, tmp_path: Path
     names = set(zipfile.ZipFile(wheel).namelist())
     source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert source <= names
-    assert {name.split("/")[0] for name in names} == {"lookback", f"lookback-{PROJECT['version']}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"lookback", f"lookback_rules-{PROJECT['version']}.dist-info"}
     python = empty_environment(tmp_path / "empty")
     install(python, "--no-deps", "--no-index", str(wheel))
     code = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='console_scripts')])"

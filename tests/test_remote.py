@@ -25,7 +25,7 @@ from lookback.spark.tables.schemas import PRODUCT_TABLES
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
 FILES = "/Workspace/Users/ann.lee@example.com/.bundle/lookback/dev/files"
-WHEEL = "/Workspace/Users/ann.lee@example.com/.bundle/lookback/dev/artifacts/.internal/lookback-0.1.0-py3-none-any.whl"
+WHEEL = "/Workspace/Users/ann.lee@example.com/.bundle/lookback/dev/artifacts/.internal/lookback_rules-0.1.0-py3-none-any.whl"
 SCHEMA = "main.lookback_ann_lee"
 IDS = {"evaluate": 11, "evaluate_once": 12, "ingest": 13}
 NOTEBOOKS = {"evaluate": "03_evaluate_stream", "evaluate_once": "03_evaluate_stream", "ingest": "01_ingest"}

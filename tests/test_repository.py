@@ -144,3 +144,14 @@ def test_contributing_lists_the_packages_of_a_room_in_the_order_in_which_they_ma
     table = page.partition(f"| `{room}`, from the top down |")[2].partition("\n\n")[0]
     listed = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
     assert listed == [layer.split(" | ") for layer in layers]
+
+
+def test_what_people_are_told_to_install_is_ours() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["name"], list(project["scripts"])) == ("lookback-rules", ["lookback"])
+    # `lookback` is somebody else's package.
+    foreign = re.compile(r"pip install[^`\n]*[\s'\"]lookback(?![\w-])|\blookback\[")
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("conf/**/*.yml")]
+    wrong = {path.name: match[0] for path in files if (match := foreign.search(path.read_text(encoding="utf-8")))}
+    wrong.pop("CHANGELOG.md", None)
+    assert wrong == {}

@@ -12,7 +12,9 @@ import json
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.operations.notifications import FAILED, GIVEN_UP, SENT, Attempt, make_health_notice
 from lookback.core.operations.receivers import Email, Receiver, Webhook
-from lookback.senders import make_sender
+from lookback.senders import make_sender, send_to_all
 from sample_alert import ALERT
 from workspace_server import Answer, WorkspaceServer
 
@@ -171,6 +173,52 @@ def test_webhook_that_is_slow_or_gone_fails_in_time(hooks: WorkspaceServer) -> N
     with WorkspaceServer() as gone:
         pass
     assert "refused" in hook(gone).error
+
+
+@contextmanager
+def dripping() -> Iterator[str]:
+    """A server that answers a byte every tenth of a second, and never ends."""
+    stop = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not stop.wait(0.1):
+                    self.request.sendall(b"X")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            stop.set()
+            server.shutdown()
+
+
+def test_an_attempt_ends_in_time_though_bytes_keep_coming_and_holds_up_no_other(hooks: WorkspaceServer) -> None:
+    with dripping() as url:
+        slow = [Receiver(f"slow{at}", Webhook(url), timeout=0.5) for at in range(4)]
+        quick = Receiver("quick", Webhook(f"{hooks.url}/alerts"), timeout=2.0)
+        senders = {each: make_sender(each) for each in (*slow, quick)}
+        began = time.monotonic()
+        outcomes = send_to_all(ALERT, senders)
+        assert time.monotonic() - began < 1.5
+    assert outcomes[quick] == Attempt(SENT)
+    assert {outcomes[each].error for each in slow} == {"TimeoutError: timed out: no answer within 0.5 seconds"}
+
+
+def test_a_webhook_of_this_machine_goes_through_no_proxy(
+    hooks: WorkspaceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WorkspaceServer() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        assert hook(hooks) == Attempt(SENT)
+        assert not proxy.asked
 
 
 def test_secret_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

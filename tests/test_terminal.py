@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import re
 import sys
 
 import pytest
 
-from lookback.views.terminal import describe_change, print_table
+from lookback.cli import main
+from lookback.commands import upkeep
+from lookback.commands.streams import _format_batch
+from lookback.core.errors import SetupError
+from lookback.spark.batches.sink import BatchReport
+from lookback.views.terminal import describe_change, print_document, print_json, print_table, safe_output
 
 
 @pytest.mark.parametrize(
@@ -45,3 +53,48 @@ def test_a_table_in_a_terminal_is_as_wide_as_it_and_hides_nothing(
     words = "".join("".join(lines).split())
     assert "o[bold]dd\\x1b[1m" in words
     assert words.count("word") == 9
+
+
+# Moves the cursor, hides what follows, ends a line early, writes from right to left, and begins a line of its own.
+STEERING = "a\x1b[2K\x1b]0;t\x07\r\x9b31m\u202eb"
+
+
+def test_whatever_a_command_prints_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> None:
+        sys.stdout.write(STEERING + " " + "\ttab, nbsp\u00a0 and \U0001f469\u200d\U0001f4bb\n")
+        raise SetupError(STEERING)
+
+    monkeypatch.setattr(upkeep, "_show_status", run)
+    assert main(["status"]) == 2
+    printed = capsys.readouterr()
+    escaped = r"a\x1b[2K\x1b]0;t\x07\r\x9b31m\u202eb"
+    assert printed.out == f"{escaped} \ttab, nbsp\u00a0 and \U0001f469\u200d\U0001f4bb\n"
+    assert printed.err == f"lookback: {escaped}\n"
+
+
+def test_json_stays_json_and_a_document_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with safe_output():
+        print_json([{"message": f"{STEERING}\x7f"}])
+        print_document("description: a\u2028b\n")
+    line, document = capsys.readouterr().out.splitlines(keepends=True)[0], "description: a\u2028b\n"
+    assert not set(STEERING) & set(line) - {"a", "b", "t", "[", "]", "0", ";", "2", "K", "3", "1", "m"}
+    assert json.loads(line) == {"message": f"{STEERING}\x7f"}
+    with safe_output():
+        print_document(document)
+    assert capsys.readouterr().out == document
+
+
+def test_an_event_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "lookback"):
+        logging.getLogger("lookback").warning("event %s failed", f"{STEERING}\nlevel=INFO all is well")
+    assert caplog.messages == [r"event a\x1b[2K\x1b]0;t\x07\r\x9b31m\u202eb\nlevel=INFO all is well failed"]
+
+
+def test_a_line_of_a_batch_shows_each_row_of_the_log_on_one_line() -> None:
+    row = {"rule_id": "r", "version": 1, "action": "failed", "message": "the first is a\x1b\nbatch 9: 0 events"}
+    names = {each.name for each in dataclasses.fields(BatchReport)}
+    numbers = dict.fromkeys(names, 0)
+    report = BatchReport(**{**numbers, "alerts": {}, "by_rule": {}, "log": (row,)})  # type: ignore[arg-type]
+    assert _format_batch(report).splitlines()[1:] == [r"  r v1 failed the first is a\x1b\nbatch 9: 0 events"]

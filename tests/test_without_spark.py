@@ -1,4 +1,4 @@
-"""The command line where only `pip install lookback` was done: no pyspark, no delta."""
+"""The command line where only `pip install lookback-rules` was done: no pyspark, no delta."""
 
 from __future__ import annotations
 
@@ -85,8 +85,6 @@ def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = dict(zip(asked, json.loads(done.stdout), strict=True))
-    sentence = (
-        "lookback: this command needs Spark and Delta, which are not installed here: pip install 'lookback[local]'\n"
-    )
+    sentence = "lookback: this command needs Spark and Delta, which are not installed here: pip install 'lookback-rules[local]'\n"
     assert {name: found[name] for name in COMMANDS} == {name: [2, sentence] for name in COMMANDS}
     assert {name: found[name][0] for name in WITHOUT} == dict.fromkeys(WITHOUT, 0)

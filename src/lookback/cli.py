@@ -11,14 +11,21 @@ from lookback.commands import alerts, backtests, labels, lists, remote, rules, s
 from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, make_adder
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
+from lookback.spark.platform.faults import explain_full_disk
+from lookback.views.terminal import safe_output
 
-# `pip install lookback` alone leaves these out, as a cluster of Databricks has its own.
+# `pip install lookback-rules` alone leaves these out, as a cluster of Databricks has its own.
 _SPARK = ("pyspark", "delta", "py4j")
-_NO_SPARK = "this command needs Spark and Delta, which are not installed here: pip install 'lookback[local]'"
+_NO_SPARK = "this command needs Spark and Delta, which are not installed here: pip install 'lookback-rules[local]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 1 if it found problems, or 2 for wrong use."""
+    with safe_output():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
@@ -33,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in _SPARK:
             raise
         print(f"lookback: {_NO_SPARK}", file=sys.stderr)
+        return WRONG_USE
+    except Exception as error:
+        if (full := explain_full_disk(error)) is None:
+            raise
+        print(f"lookback: {full}", file=sys.stderr)
         return WRONG_USE
 
 

@@ -10,9 +10,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
 from email.utils import formatdate
+from threading import Thread
 from typing import Any
 
 from lookback.core.errors import SetupError
@@ -29,17 +32,48 @@ from lookback.core.operations.notifications import (
     read_http_status,
     sign,
 )
-from lookback.core.operations.receivers import Email, Receiver, Webhook, find_url_problem
+from lookback.core.operations.receivers import Email, Receiver, Webhook, find_url_problem, is_local_url
 from lookback.core.values.texts import collapse_spaces
-
-# Sends a row of the alerts table once.
 
 
 def make_sender(receiver: Receiver) -> Send:
-    """Makes the function that sends to a receiver. Raises SetupError if a variable that it names is not set."""
+    """Makes the function that sends a row of the alerts table to a receiver, once.
+
+    Raises SetupError if a variable that it names is not set.
+    """
     if isinstance(receiver.way, Webhook):
-        return _make_webhook(receiver, receiver.way)
-    return _make_email(receiver, receiver.way)
+        return _limit_time(_make_webhook(receiver, receiver.way), receiver.timeout)
+    return _limit_time(_make_email(receiver, receiver.way), receiver.timeout)
+
+
+def send_to_all(alert: Mapping[str, Any], senders: Mapping[Receiver, Send]) -> dict[Receiver, Attempt]:
+    """Sends a row to receivers side by side, so that none waits for another."""
+    if not senders:
+        return {}
+    with ThreadPoolExecutor(len(senders)) as pool:
+        return dict(zip(senders, pool.map(lambda send: send(alert), senders.values()), strict=True))
+
+
+def _limit_time(send: Send, seconds: float) -> Send:
+    """Makes an attempt end in time. The timeout of a socket bounds each read alone, and looking up a name not at all."""
+
+    def send_in_time(alert: Mapping[str, Any]) -> Attempt:
+        outcome: Future[Attempt] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(send(alert))
+            except Exception as error:  # noqa: BLE001 - raised below
+                outcome.set_exception(error)
+
+        # A pool would wait at the end of the process for what has no answer.
+        Thread(target=run, name="send", daemon=True).start()
+        try:
+            return outcome.result(seconds)
+        except FutureTimeoutError:
+            return make_failed_attempt(TimeoutError(f"timed out: no answer within {seconds:g} seconds"))
+
+    return send_in_time
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -54,7 +88,9 @@ def _make_webhook(receiver: Receiver, way: Webhook) -> Send:
     if problem := find_url_problem(url):
         raise SetupError(f"receiver {receiver.name!r}: the URL in {way.url_env or 'url'} {problem}")
     secret = _read_variable(receiver, way.secret_env) if way.secret_env else ""
-    opener = urllib.request.build_opener(_NoRedirect)
+    # A proxy leads out of this machine.
+    direct = [urllib.request.ProxyHandler({})] if is_local_url(url) else []
+    opener = urllib.request.build_opener(_NoRedirect, *direct)
 
     def send(alert: Mapping[str, Any]) -> Attempt:
         headers = {"Content-Type": "application/json", "User-Agent": "lookback"}

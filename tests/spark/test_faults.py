@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from lookback.cli import main
 from lookback.core.errors import SetupError, StateError
-from lookback.spark.platform.faults import explain_failure
+from lookback.spark.platform.faults import explain_failure, explain_unreadable
+from lookback.spark.platform.session import _select_lines
 
 FOLDER = Path("/lake house/_checkpoints/evaluate_payins")
 STATE = f"file:{FOLDER}/state/0/0/3.changelog"
@@ -77,3 +80,63 @@ def test_the_causes_of_an_error_are_read_too() -> None:
     error.__cause__ = RuntimeError("x")
     error.__cause__.__cause__ = RuntimeError(f"Failed to read log file file:{FOLDER}/commits/7. Incomplete log file")
     assert f"{FOLDER}/commits/7 is torn" in str(explain_failure(error, "payins", FOLDER))
+
+
+FULL = "the disk is full: /data/x could not be written. Make room and start again"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), FULL),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/data/x"), FULL),
+        (
+            RuntimeError("Job aborted\nCaused by: java.io.FileNotFoundException: /data/x (No space left on device)"),
+            FULL,
+        ),
+        (
+            RuntimeError("org.rocksdb.RocksDBException: While appending: No space left on device"),
+            "the disk is full. Make",
+        ),
+    ],
+)
+def test_a_full_disk_is_told_in_a_sentence_by_every_command(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told in str(explain_failure(error, "payins", FOLDER))
+
+    def run(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lookback.commands.upkeep._maintain", run)
+    assert main(["maintain"]) == 2
+    assert capsys.readouterr().err.startswith(f"lookback: {told}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[DELTA_MISSING_CHANGE_DATA] Error getting change data for range [1 , 4] as change data was not\nrecorded for version [2].",
+         "the changes of payins cannot be read without a gap ([DELTA_MISSING_CHANGE_DATA] Error getting change data"),
+        ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amount` cannot be resolved.",
+         "payins has no column `amount` any more: it was renamed or dropped"),
+        ("java.io.IOException: No space left on device", "the disk is full"),
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_read_whole_is_told_in_a_sentence(text: str, told: str) -> None:
+    error = explain_unreadable(RuntimeError(text), "payins")
+    assert isinstance(error, SetupError)
+    assert told in str(error)
+
+
+DAEMON = '  File "/x/pyspark.zip/pyspark/daemon.py", line 95, in worker\n'
+
+
+def test_a_worker_that_finds_its_work_no_longer_needed_leaves_no_trace() -> None:
+    begin, broken = "Traceback (most recent call last):\n", "BrokenPipeError: [Errno 32] Broken pipe\n"
+    own = [begin, '  File "/x/lookback/senders.py", line 1\n', broken]
+    other = [begin, DAEMON, "EOFError\n"]
+    mixed = [begin, begin, DAEMON, broken, DAEMON, broken]
+    lines = ["a\n", begin, DAEMON, DAEMON, broken, *mixed, *own, *other, "b\n", begin, DAEMON]
+    shown = [line.decode() for line in _select_lines(line.encode() for line in lines)]
+    assert shown == ["a\n", *own, *other, "b\n", begin, DAEMON]

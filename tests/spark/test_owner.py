@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lookback.core.errors import SetupError
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.platform import owner
 from lookback.spark.platform.owner import become_owner
 from lookback.spark.tables.locks import lock_notifier
@@ -130,3 +132,20 @@ def test_a_second_notifier_of_one_of_the_streams_is_refused_where_there_is_a_fol
             pass
     with lock_notifier(str(tmp_path), ["a"]):
         pass
+
+
+def test_a_full_disk_stops_a_start_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "x.owner")
+
+    monkeypatch.setattr(Path, "write_text", write)
+    with pytest.raises(OSError, match="No space left"), become_owner(tmp_path / "x.owner", "checkpoint x"):
+        pass
+
+
+def test_a_checkpoint_has_one_owner_by_whatever_link_it_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "there/evaluate_x").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there/evaluate_x")
+    (tmp_path / "folder").symlink_to(tmp_path / "there")
+    folders = (tmp_path / "there/evaluate_x", tmp_path / "link", tmp_path / "folder/evaluate_x")
+    assert {Checkpoint(folder).owner_file for folder in folders} == {tmp_path / "there/.evaluate_x.owner"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 import lookback
@@ -15,6 +16,7 @@ from alert_rows import collect_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.platform import session
 from lookback.spark.platform.session import (
     _LOG_CONFIG,
     _OWN_MARK,
@@ -208,3 +210,23 @@ def test_a_query_gets_its_settings_and_the_session_has_its_own_again(theirs: Spa
 
 def test_the_cores_of_the_cluster_are_the_shards(spark: SparkSession) -> None:
     assert choose_default_shards(spark) == 2
+
+
+def test_keys_of_storage_are_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[dict[str, str]] = []
+
+    def launch(conf: SparkConf, _: object) -> None:
+        launched.append(dict(conf.getAll()))
+        raise Launched
+
+    class Launched(Exception):
+        pass
+
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(session, "launch_gateway", launch)
+    with pytest.raises(Launched):
+        session._start("lookback", 2, {"spark.hadoop.fs.s3a.secret.key": "s3cret", "spark.driver.memory": "1g"}, [])
+    (seen,) = launched
+    assert seen["spark.driver.memory"] == "1g"
+    assert "spark.jars" in seen
+    assert "s3cret" not in str(seen)

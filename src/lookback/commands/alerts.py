@@ -165,9 +165,10 @@ def _review(options: argparse.Namespace) -> None:
 
     tables = open_tables(load_settings(options))
     announce(escape_unprintable(f"reading alert {options.alert_id}, and recording the decision"))
-    print(record_review(
+    recorded = record_review(
         tables, options.alert_id, options.disposition, options.reviewer, options.note, options.revision
-    ))  # fmt: skip
+    )
+    print(escape_unprintable(str(recorded)))
 
 
 def _snooze(options: argparse.Namespace) -> None:

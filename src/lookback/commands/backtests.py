@@ -100,7 +100,7 @@ def _backtest(options: argparse.Namespace) -> None:
         lists_now=options.lists == "now", streams=streams, progress=show,
     ) as result:  # fmt: skip
         for warning in result.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            print(escape_unprintable(f"warning: {warning}"), file=sys.stderr)
         if options.out:
             result.write(options.out)
         rows = [_make_row(each) for each in result.figures]
@@ -116,7 +116,7 @@ def _backtest(options: argparse.Namespace) -> None:
             print(_describe_comparison(each, {name: row["parameters"].get(name) for name in varied}))
         print(_describe(result))
         for logged in result.errors:
-            print(f"{logged.rule_id}: {logged.action}: {logged.message}")
+            print(escape_unprintable(f"{logged.rule_id}: {logged.action}: {logged.message}"))
 
 
 def _prove(options: argparse.Namespace) -> int:

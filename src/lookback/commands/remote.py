@@ -65,7 +65,7 @@ def _add_job_option(parser: argparse.ArgumentParser) -> None:
 
 def _open_workspace(options: argparse.Namespace) -> RemoteWorkspace:
     if importlib.util.find_spec("databricks.sdk") is None:
-        raise SetupError("lookback remote needs databricks-sdk: pip install 'lookback[remote]'")
+        raise SetupError("lookback remote needs databricks-sdk: pip install 'lookback-rules[remote]'")
     from lookback.remote.workspace import REQUEST_SECONDS, open_workspace
 
     seconds = parse_duration(options.timeout) / 1_000_000

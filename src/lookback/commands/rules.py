@@ -28,7 +28,7 @@ from lookback.core.errors import LookbackError, RuleError, SetupError
 from lookback.core.rules.document import read_rule
 from lookback.core.values.texts import count_noun, join_words
 from lookback.core.values.times import to_utc
-from lookback.views.terminal import describe_redundant, escape_unprintable, print_json, print_table
+from lookback.views.terminal import describe_redundant, escape_unprintable, print_document, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.config import Settings
@@ -425,12 +425,12 @@ def _show_rule(options: argparse.Namespace) -> None:
         with suppress(LookbackError, KeyError):
             print(escape_unprintable(describe_rule(compile_rule(document, streams[document["stream"]]))))
     print_table(rows, ("version", "status", "author", "changed_at", "comment"))
-    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+    print_document(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
 
 
 def _export_rules(options: argparse.Namespace) -> None:
     documents = _read_rules(options, lambda rules: rules.export(options.rule_id))
-    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+    print_document(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
 
 
 def _send_command(options: argparse.Namespace) -> None:
@@ -441,7 +441,7 @@ def _send_command(options: argparse.Namespace) -> None:
 def _print_schema(options: argparse.Namespace) -> None:
     from lookback.core.rules.schema import format_rule_schema
 
-    print(format_rule_schema(), end="")
+    print_document(format_rule_schema())
 
 
 def _advance(options: argparse.Namespace) -> None:

@@ -25,7 +25,14 @@ from lookback.commands.options import (
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import describe_change, escape_unprintable, format_json, print_json, print_table
+from lookback.views.terminal import (
+    describe_change,
+    escape_unprintable,
+    format_json,
+    print_document,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport
@@ -167,7 +174,7 @@ def _draft_stream(options: argparse.Namespace) -> int:
     else:
         problems = ""
     if not options.write:
-        print(text, end="")
+        print_document(text)
     else:
         file = load_settings(options).conf / "streams" / f"{name}.yml"
         if file.exists():
@@ -263,7 +270,8 @@ def _repartition(options: argparse.Namespace) -> None:
 
 def _format_batch(report: BatchReport) -> str:
     alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items())) or "none"
-    changes = "".join(f"\n  {describe_change(row)} {row['message']}".rstrip() for row in report.log)
+    logged = [escape_unprintable(f"{describe_change(row)} {row['message'] or ''}".rstrip()) for row in report.log]
+    changes = "".join(f"\n  {each}" for each in logged)
     seconds = (report.run_ms + report.write_ms) / 1_000
     late = f", {report.late:,} late ({report.discarded:,} discarded)" if report.late else ""
     failed = [f"{rule_id} {counts.failed:,}" for rule_id, counts in sorted(report.by_rule.items()) if counts.failed]

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.util
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 from lookback.core.values.columns import to_text
-from lookback.core.values.texts import cut_end, join_words
+from lookback.core.values.texts import cut_end, escape_unprintable, join_words
 
 _MAX_CELL_CHARACTERS = 80
+# Control characters but tab and line feed, marks of the direction of writing, other line breaks, halves of surrogate pairs.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Nobody reads more in a terminal, and to draw them takes longer than to find them.
 _MAX_DRAWN_ROWS = 1_000
+
+
+class SafeOutput:
+    """A stream of text that escapes whatever steers a terminal, in all that a command prints; line breaks stay."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes a text, and returns its length."""
+        self.stream.write(_STEERING.sub(lambda match: ascii(match[0])[1:-1], text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def safe_output() -> Iterator[None]:
+    """Makes the output and the errors of this process safe for a terminal until the end of the block."""
+    outputs = SafeOutput(sys.stdout), SafeOutput(sys.stderr)
+    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):  # type: ignore[type-var]
+        yield
+
+
+def get_raw_output() -> TextIO:
+    """Returns the output as it is, for what has been escaped and for documents that must not change."""
+    return sys.stdout.stream if isinstance(sys.stdout, SafeOutput) else sys.stdout
+
+
+def print_document(text: str) -> None:
+    """Prints a file's text, which goes into a file unchanged."""
+    print(text, end="", file=sys.stdout if sys.stdout.isatty() else get_raw_output())
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -25,7 +62,8 @@ def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
 
 def format_json(row: Mapping[str, Any]) -> str:
     """Formats a row as JSON: decimals as strings, times as ISO 8601 with Z."""
-    return json.dumps(row, ensure_ascii=False, default=_format_value)
+    text = json.dumps(row, ensure_ascii=False, default=_format_value)
+    return _STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -55,7 +93,7 @@ def _draw_table(cells: Sequence[Sequence[str]], names: Sequence[str]) -> None:
     for row in cells:
         # A text, not markup: brackets in a value mean nothing.
         table.add_row(*map(Text, row))
-    Console().print(table)
+    Console(file=get_raw_output()).print(table)
 
 
 def describe_change(row: Mapping[str, Any]) -> str:
@@ -95,11 +133,6 @@ def format_cell(value: Any) -> str:
     if isinstance(value, dt.datetime):
         value = value.astimezone(dt.timezone.utc).replace(microsecond=0)
     return cut_end(escape_unprintable(to_text(value) or ""), _MAX_CELL_CHARACTERS)
-
-
-def escape_unprintable(text: str) -> str:
-    """Escapes the unprintable characters of a text: messages quote events, whose values must not steer the terminal."""
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _format_value(value: Any) -> Any:

@@ -36,6 +36,11 @@ def find_url_problem(url: str) -> str:
     return "must begin with https://, or http:// for this machine"
 
 
+def is_local_url(url: str) -> bool:
+    """Returns whether a URL is one of this machine."""
+    return urlsplit(url).hostname in _LOCAL_HOSTS
+
+
 def _read_url(url: object) -> str:
     if problem := find_url_problem(str(url)):
         raise ValueError(problem)

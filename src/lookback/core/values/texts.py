@@ -19,6 +19,11 @@ def to_one_line(text: str) -> str:
     return _UNPRINTABLE.sub(" ", "".join(each if each.isprintable() else "\0" for each in whole))
 
 
+def escape_unprintable(text: str) -> str:
+    """Escapes the unprintable characters of a text, line breaks among them, so that a value can forge no line."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
 def collapse_spaces(text: str) -> str:
     """Returns the text on one line with single spaces: none around it, and one for each run of spaces within."""
     return " ".join(to_one_line(text).split())

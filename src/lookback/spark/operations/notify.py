@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 TABLE = "notifications"
-# In one pass a receiver gets at most so many messages, in about so many seconds; then they are recorded.
-MAX_MESSAGES, MAX_SECONDS = 100, 30.0
+# In one pass a receiver gets at most so many messages, in about so many seconds; then they are recorded. All receivers wait
+# for the slowest.
+MAX_MESSAGES, MAX_SECONDS = 100, 5.0
 # A batch stamps its alerts when it makes them and commits them soon after, within a day for sure.
 _COMMIT_SECONDS = 86_400.0
 # The clock that stamps alerts may be ahead of the one that stamps notifications by at most so much.

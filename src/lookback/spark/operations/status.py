@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
 from lookback.core.operations.health import (
+    PROBLEM,
     RECENT,
     Figures,
+    Finding,
     Sample,
     WarmUp,
     check_health,
@@ -173,6 +175,13 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
+
+    columns = set(tables.read(stream.name).columns)
+    if lacking := [] if stream.is_of_alerts else [name for name in stream.fields if name not in columns]:
+        what = f"Table {tables.identifier(stream.name)} has no column {' and '.join(lacking)}: renamed or dropped."
+        remedy = "Give it back its name, or change the stream's declaration."
+        found = asdict(Finding(PROBLEM, "columns", what, remedy))
+        return {**status, "healthy": False, "health": f"{stream.name} does not fit its table.", "findings": [found]}
 
     def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
         return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))

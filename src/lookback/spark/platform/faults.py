@@ -34,6 +34,14 @@ _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|pydantic|sqlglot)[\w.]*)'"
 )
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
+# Java's, Python's and Arrow's words for the same.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|There is not enough space on the disk")
+_FULL_PLACE = re.compile(
+    r"(?:No space left on device|Disk quota exceeded): '([^'\n]+)'|(/[^\s:'\"]+) \((?:No space|Disk quota)"
+)
+_LACKS_COLUMN = re.compile(
+    r"UNRESOLVED_COLUMN\S*\] A column, variable, or function parameter with name (`[^\n]+?`) cannot be"
+)
 _MAX_CHARACTERS = 300
 _MAX_CAUSES = 20
 
@@ -41,6 +49,8 @@ _MAX_CAUSES = 20
 def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exception:
     """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself."""
     text = collect_messages(error)
+    if full := explain_full_disk(error):
+        return full
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
@@ -72,6 +82,37 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
     return error
 
 
+def explain_full_disk(error: BaseException) -> SetupError | None:
+    """Returns the error to raise in place of one that a full disk causes; None for another one."""
+    text = collect_messages(error)
+    if not _FULL.search(text):
+        return None
+    place = next((match[1] or match[2] for match in _FULL_PLACE.finditer(text)), None)
+    return SetupError(
+        f"the disk is full{f': {place} could not be written' if place else ''}. Make room and start again: nothing that was "
+        "committed is lost, and what was half done is repeated"
+    )
+
+
+def explain_unreadable(error: Exception, place: str) -> Exception:
+    """Returns the error to raise in place of one that reading the table `place` ended with, if a remedy is known."""
+    text = collect_messages(error)
+    if full := explain_full_disk(error):
+        return full
+    if _GONE.search(text):
+        return SetupError(
+            f"the changes of {place} cannot be read without a gap ({_quote_fault(text)}): files were vacuumed, the log was cleaned, "
+            "or the change feed was off for some commits. Switch it on for good (delta.enableChangeDataFeed), keep the history for "
+            "longer, and make the request again for later commits"
+        )
+    if lacking := _LACKS_COLUMN.search(text):
+        return SetupError(
+            f"{place} has no column {lacking[1]} any more: it was renamed or dropped. Give it back its name, or change the "
+            "stream's declaration"
+        )
+    return error
+
+
 def succeeds(act: Callable[[], object], message: str, stream: Stream) -> bool:
     """Does what a running stream must survive, such as a look at a table. Returns False if it failed, which is logged.
 
@@ -85,7 +126,7 @@ def succeeds(act: Callable[[], object], message: str, stream: Stream) -> bool:
     return True
 
 
-def collect_messages(error: Exception) -> str:
+def collect_messages(error: BaseException) -> str:
     """Returns the messages of an error and its causes, down to Java's."""
     texts: list[str] = []
     cause: object = error

@@ -65,8 +65,8 @@ def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> I
         if locked is False or (known is not None and not _has_ended(file, known, locked, beat_seconds)):
             raise _make_refusal(what, known, file)
         heartbeat = _Heartbeat(file, what, Owner.this_process(), beat_seconds)
+        heartbeat.start()
         try:
-            heartbeat.start()
             yield heartbeat.check
         finally:
             heartbeat.stop()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import importlib.util
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext, __version__
@@ -25,9 +23,10 @@ from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars, find_local_files_jar
 from lookback.spark.platform.logstore import use_folder_logs
+from lookback.spark.platform.scratch import make_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 _SUPPRESSED_LINES = (
@@ -35,6 +34,7 @@ _SUPPRESSED_LINES = (
     b"Starting Streaming TransformWithStateInPandas",
     b"Streaming TransformWithStateInPandas Python worker",
 )
+_DAEMON = b"pyspark/daemon.py"
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
 # Results depend on these settings: Lookback sets them wherever it reads or writes.
 _RESULT_SETTINGS = {
@@ -66,6 +66,11 @@ _QUERY_SPEED = {
     # Changelogs are short: fewer snapshots, the same recovery.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
+# By these a batch writes the whole state, without what later writes have replaced.
+WHOLE_STATE = {
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
+    "spark.sql.streaming.stateStore.rocksdb.compactOnCommit": "true",
+}
 # Numbers in the range by which the cores of Spark Connect are counted.
 _MAX_CORES = 4_096
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -75,6 +80,16 @@ MAX_SHARDS = 48
 _SETTINGS_LOCK = threading.Lock()
 # Marks a session of Lookback's own, and sessions cloned from it.
 _OWN_MARK = "spark.lookback.session"
+# The settings that the JVM must know before it runs.
+_AT_LAUNCH = (
+    "spark.master",
+    "spark.app.name",
+    "spark.driver.",
+    "spark.jars",
+    "spark.files",
+    "spark.archives",
+    "spark.submit.",
+)
 _DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -188,7 +203,9 @@ def _set_or_skip(spark: SparkSession, key: str, value: str) -> None:
 
 
 @contextlib.contextmanager
-def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
+def apply_query_settings(
+    spark: SparkSession, partitions: int | None, more: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Gives the session the settings of a stateful query until the end of the block, in which the query is started.
 
     A query copies the session's settings when it starts. So this is enough, it works in every kind of session, and no
@@ -199,7 +216,9 @@ def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterato
         speed = {key: value for key, value in _QUERY_SPEED.items() if key not in before}
         frozen = {} if partitions is None else {_PARTITIONS: str(partitions)}
         wanted = {
-            key: value for key, value in {**_QUERY_SETTINGS, **speed, **frozen}.items() if before.get(key) != value
+            key: value
+            for key, value in {**_QUERY_SETTINGS, **speed, **frozen, **(more or {})}.items()
+            if before.get(key) != value
         }
         try:
             _apply_settings(spark, wanted)
@@ -251,7 +270,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     conf = SparkConf().setMaster(master).setAppName(app_name)
     conf.setAll(list({**own, **settings}.items()))
     if getattr(SparkContext, "_gateway", None) is None:
-        gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(_select_at_launch(conf), {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_forward_lines, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
         SparkContext(conf=conf, gateway=gateway)
     spark = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -260,21 +279,48 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     return spark
 
 
-def _forward_lines(lines: IO[bytes]) -> None:
-    """Forwards the JVM's standard error, without the lines that it writes at every start of a query."""
-    quiet = False
+def _select_at_launch(conf: SparkConf) -> SparkConf:
+    """Selects what the JVM must know before it runs. Everybody on the machine sees that in the list of processes.
+
+    The other settings, keys of storage among them, reach the JVM through the context.
+    """
+    chosen = SparkConf(loadDefaults=False)
+    chosen.setAll([(key, value) for key, value in conf.getAll() if key.startswith(_AT_LAUNCH)])
+    return chosen
+
+
+def _forward_lines(lines: Iterable[bytes]) -> None:
+    """Forwards the JVM's standard error, without what it writes at every start of a query and at the end of many tasks."""
+    for line in _select_lines(lines):
+        sys.stderr.write(line.decode("utf-8", "replace"))
+        sys.stderr.flush()
+
+
+def _select_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    quiet, trace = False, list[bytes]()
     for line in lines:
+        if trace and line.startswith((b"  ", b"Traceback")):
+            trace.append(line)
+            continue
+        if trace and line.startswith(b"BrokenPipeError") and all(_DAEMON in each for each in trace if b"File" in each):
+            # The JVM has read what it needs, and a worker of Python learns it by this: no harm.
+            trace = []
+            continue
+        yield from trace
+        # Traces of several workers may be mixed.
+        is_trace = line.startswith(b"Traceback (most recent call last)") or (b"  File" in line[:6] and _DAEMON in line)
+        trace = [line] if is_trace else []
         # Each suppressed paragraph ends in an empty line.
         quiet = line.startswith(_SUPPRESSED_LINES) or (quiet and not line.strip())
-        if not quiet:
-            sys.stderr.write(line.decode("utf-8", "replace"))
-            sys.stderr.flush()
+        if not quiet and not trace:
+            yield line
+    yield from trace
 
 
 def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
     """Returns the settings of a session that is started here, whether it works on this machine or on a cluster."""
-    # Named by user, so that nothing is left in the working directory and users of one machine do not meet.
-    scratch = Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
+    # Nothing is left in the working directory, and users of one machine do not meet.
+    scratch = make_scratch()
     return {
         "spark.jars": ",".join(map(str, jars)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -290,6 +336,8 @@ def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
         # The catalog is in memory and Hive's is not used: tables are folders.
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Rows between the stages of a query, and the state that is being read.
+        "spark.local.dir": str(scratch / "local"),
         # A history that is read beside the stream must not keep its batches waiting: jobs in different pools take turns.
         "spark.scheduler.mode": "FAIR",
         # Tasks of a shuffle: one for each core.

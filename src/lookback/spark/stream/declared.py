@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def read_release() -> str:
     """Returns the release of Lookback that runs; empty if it is not installed."""
     try:
-        return version("lookback")
+        return version("lookback-rules")
     except PackageNotFoundError:
         return ""
 
