@@ -69,6 +69,11 @@ def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(check
     assert checkpoint.find_next_commits() == {EVENTS: 1, RULES: 0}
 
 
+def test_the_order_of_events_is_that_of_the_checkpoint(checkpoint: Checkpoint) -> None:
+    with pytest.raises(SetupError, match=r"order_by was \[\], is \['shop'\]"):
+        checkpoint.require_fit(replace(STREAM, table="/lake/payins", order_by=("shop",)), 2)
+
+
 @pytest.mark.parametrize("text", ["", "v1", "v1\n{", offsets(8)[:-3], offsets(8).rpartition("\n")[0], "\x00" * 80])
 def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Checkpoint, text: str) -> None:
     file = checkpoint.folder / "offsets" / "2"

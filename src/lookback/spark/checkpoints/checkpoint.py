@@ -79,8 +79,10 @@ class Plan:
 def snapshot_declaration(stream: Stream) -> dict[str, Any]:
     """Returns the part of a stream's declaration that window state depends on, as plain values."""
     fields = {name: str(type_) for name, type_ in stream.fields.items()}
-    declared = {"stream": stream.name, "event_id": stream.event_id, "event_time": stream.event_time, "fields": fields}
-    return {**declared, "order_by": list(stream.order_by)} if stream.order_by else declared
+    return {
+        "stream": stream.name, "event_id": stream.event_id, "event_time": stream.event_time, "fields": fields,
+        "order_by": list(stream.order_by),
+    }  # fmt: skip
 
 
 def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> None:
@@ -513,7 +515,9 @@ def _find_changes(plan: Plan, stream: Stream) -> list[str]:
         return [f"it is the checkpoint of stream {before['stream']!r}"]
     now = snapshot_declaration(stream)
     problems = [
-        f"{key} was {before[key]}, is {now[key]}" for key in ("event_id", "event_time") if before[key] != now[key]
+        f"{key} was {before[key]}, is {now[key]}"
+        for key in ("event_id", "event_time", "order_by")
+        if before[key] != now[key]
     ]
     read = {before["event_id"], before["event_time"], *plan.coverage.fields}
     for name in sorted(read & before["fields"].keys()):

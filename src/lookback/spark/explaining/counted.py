@@ -163,7 +163,7 @@ def _find_by_key(
     changes = add_key(feed.where(F.col("_change_type").isin("insert", "delete")), {name: F.col(name) for name in names})
     concerned = keyed.where("is_target").select(_KEY).distinct()
     changes = changes.join(F.broadcast(concerned), _KEY, "left_semi").select(
-        *stream.fields, "_change_type", F.col("_commit_version").alias("arrival"),
+        *stream.columns_of_events, "_change_type", F.col("_commit_version").alias("arrival"),
         F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
     )  # fmt: skip
     clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))

@@ -89,7 +89,7 @@ def _describe_fit(declarations: Declarations, through: int, begun_at: object) ->
     fit = {
         "begun_at": str(begun_at),
         "layout": PAGE_VERSION,
-        "stream": {name: document[name] for name in ("stream", "event_id", "event_time", "fields")},
+        "stream": {name: document.get(name) for name in ("stream", "event_id", "event_time", "fields", "order_by")},
         "declared": declarations.describe(through),
     }
     return dict(json.loads(json.dumps(fit, default=str)))
