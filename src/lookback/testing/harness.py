@@ -22,7 +22,7 @@ from lookback.core.engine.warming import History, find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.document import STATUSES, Rule
+from lookback.core.rules.document import STATUSES, Rule, quote_value
 from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece, Warming
@@ -34,6 +34,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
 from lookback.core.values.contents import read_contents, set_contents
 from lookback.core.values.keys import Int64s
+from lookback.core.values.limits import is_too_deep
 from lookback.core.values.lists import KnownLists, ListChange, Lists
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import TIMESTAMP
@@ -438,10 +439,11 @@ def _check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
     if not isinstance(document, Mapping):
         hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
         raise RuleError(
-            "?", [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {rule!r:.100}{hint}")]
+            "?",
+            [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {quote_value(rule)}{hint}")],
         )
     document = dict(document)
-    if odd := next(_find_odd_values(document), None):
+    if not is_too_deep(document) and (odd := next(_find_odd_values(document), None)):
         raise RuleError(str(document.get("rule_id"))[:100], [Problem(*odd)])
     rule_id = compile_rule(document, stream).spec.rule_id
     return rule_id, _write_json(rule_id, document)

@@ -24,7 +24,7 @@ FIELDS = {
     "d180": "decimal(18,0)", "d3810": "decimal(38,10)", "d380": "decimal(38,0)", "x": "double", "f": "float", "n": "string",
 }  # fmt: skip
 TYPES = {name: parse_type(text) for name, text in FIELDS.items()}
-ROWS = 25
+ROWS = 15
 _WIDE = Context(prec=60)
 _LEAVES = st.sampled_from([*FIELDS, "null", "0", "1", "-3", "0.5", "2147483648", "-9223372036854775808", "1e300"])
 

@@ -391,14 +391,36 @@ def test_aliases_make_no_document_without_end() -> None:
 
 def test_concat_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "MAX_JOINED_CHARACTERS", 25)
+    monkeypatch.setattr(functions, "MAX_TEXT_CHARACTERS", 40)
     harness = lookback.Harness(TX)
-    harness.rule(document(where="length(concat(text, text)) > 3"))
+    harness.rule(document(measures={"most": "max(concat(text, text))"}, when="most > ''"))
     harness.rule(document(rule_id="fine", when="n > 1"))
-    events = [{"id": i, "at": i, "customer": 1, "text": "abcd", "arrival": 1 + i // 4} for i in range(6)]
+    events = [{"id": i, "at": i, "customer": 1, "text": "abcd", "arrival": 1 + i // 6} for i in range(8)]
     harness.events(events)
     assert [(row.rule_id, row.action) for row in harness.errors] == [("r", "failed")]
-    assert "OverflowError: concat() makes more than 25 characters of one batch" in harness.errors[0].message
+    assert "OverflowError: concat(text, text) makes more than 40 characters of the events" in harness.errors[0].message
     assert {alert.rule_id for alert in harness.alerts} == {"fine"}
+
+
+def test_c3_1_what_concat_makes_of_a_batch_does_not_depend_on_its_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["abcd", "", None, "e" * 8, "abcd", "f" * 14, "abcd", "xyz"]
+    events = [{"id": i, "at": i, "customer": 1, "text": text} for i, text in enumerate(texts)]
+    joined = "coalesce(concat(text, text), 'none')"
+    rule = document(where=f"length({joined}) < 20 or text like 'f%'", measures={"most": f"max({joined})"}, when="true")
+    found = []
+    # 25 characters are those of three events, and fewer than those of the one with the longest text.
+    for limit in (25, 10**9):
+        monkeypatch.setattr(functions, "MAX_JOINED_CHARACTERS", limit)
+        for arrivals in ([1] * 8, range(1, 9)):
+            harness = lookback.Harness(TX)
+            harness.rule(rule)
+            harness.events([event | {"arrival": arrival} for event, arrival in zip(events, arrivals, strict=True)])
+            found.append([(alert.event_id, alert.measures["most"]) for alert in harness.alerts])
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    # An event whose text is too long costs itself alone.
+    assert [event for event, _ in found[0]] == [str(at) for at in range(8) if at != 5]
+    assert [event for event, _ in found[2]] == [str(at) for at in range(8)]
 
 
 def test_what_a_condition_is_sent_as_may_be_longer_than_it() -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lookback.core.errors import Problem, RuleError
+from lookback import Harness, replay
+from lookback.core.errors import Problem, RuleError, StreamError
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import KEYS_OF_KIND, MAX_PROBLEMS, read_document, read_rule
 from lookback.core.streams.declaration import Stream
@@ -589,6 +590,27 @@ def test_a_made_up_document_gives_no_endless_list() -> None:
     assert problems[-1].message == "4,900 more problems are not listed; mend these first"
     many = problems_of(lookback(measures={f"m{number}": "nope(1)" for number in range(5_000)}))
     assert len(many) == 51  # those beyond the limit are not looked at
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+@pytest.mark.parametrize("is_itself", [False, True])
+def test_a_part_without_end_is_refused_wherever_a_document_is_given(kind: type[Any], is_itself: bool) -> None:
+    endless: Any = kind()
+    if is_itself:
+        endless.append(endless) if kind is list else endless.update(a=endless)
+    for _ in range(0 if is_itself else 5_000):
+        endless = [endless] if kind is list else {"a": endless}
+    for document in (lookback(tests=endless), lookback(window=endless), lookback(parameters=[{"a": endless}])):
+        for give in (Harness(PAYMENTS).rule, lambda each: replay([each], [], PAYMENTS)):
+            with pytest.raises(RuleError, match="the document is nested deeper than 20 levels"):
+                give(document)
+    for name in ("fields", "columns", "limits", "lookups", "source", "table"):
+        with pytest.raises(StreamError, match="a stream has at most 20 levels of lists and mappings"):
+            Stream.from_dict({**_LOGINS, name: endless})
+    if kind is list:
+        for refused in (lambda: Harness(PAYMENTS).rule(endless), lambda: Stream.from_dict(endless)):
+            with pytest.raises((RuleError, StreamError)):
+                refused()
 
 
 def test_a_comment_is_no_part_of_a_condition() -> None:

@@ -17,12 +17,13 @@ import numpy as np
 from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
+from lookback.core.expressions import functions
 from lookback.core.expressions.binding import Binder, split_conjuncts
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, TooManyCharacters, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node, replace_settled
 from lookback.core.expressions.syntax import children, name_as_sql, parse, quote_node, unwrap
-from lookback.core.values.columns import Column
+from lookback.core.values.columns import Column, concat_columns
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.lists import Lists
@@ -61,11 +62,25 @@ class Expression:
         `Column.error`; other rows are not affected. The arrays may be shared with the input or read-only.
         """
         inputs = {name: _narrow_column(columns[name]) for name in self.fields}
-        with np.errstate(all="ignore"):
-            column = self._node.run(inputs, rows)
+        try:
+            with np.errstate(all="ignore"):
+                column = self._node.run(inputs, rows)
+        except TooManyCharacters:
+            return self._evaluate_halves(inputs, rows)
         if column.values.dtype == self.type.storage:
             return column
         return replace(column, values=column.values.astype(self.type.storage))
+
+    def _evaluate_halves(self, columns: Mapping[str, Column], rows: int) -> Column:
+        halves = []
+        for half in (slice(0, rows // 2), slice(rows // 2, rows)):
+            part = {name: column.take(half) for name, column in columns.items()}
+            halves.append(self.evaluate(part, half.stop - half.start))
+        column = concat_columns(halves)
+        most = functions.MAX_TEXT_CHARACTERS
+        if self.type == STRING and sum(map(len, column.values[column.is_known()])) > most:
+            raise OverflowError(f"{self.sql} makes more than {most:,} characters of the events that are judged at once")
+        return column
 
     @cached_property
     def named(self) -> frozenset[str]:

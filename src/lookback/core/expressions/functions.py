@@ -54,11 +54,19 @@ from lookback.core.values.types import (
     decimal,
 )
 
+
+class TooManyCharacters(Exception):
+    """Texts of so many events do not fit in memory at once; fewer at a time do."""
+
+
 Arguments = Sequence[Node]
 # The arguments of one call are in memory at once, for all events of a batch.
 MAX_ARGUMENTS = 100
-# Bounds the result of one call of concat() for all events of a batch. No other function returns longer texts than it takes.
+# Bounds what one call of concat() makes at once: a longer text is an error of its event, and more events are evaluated in
+# slices. No other function returns longer texts than it takes.
 MAX_JOINED_CHARACTERS = 256_000_000
+# Bounds the texts that an expression gives for all events that are judged at once.
+MAX_TEXT_CHARACTERS = 1_000_000_000
 # A part of a LIKE pattern between two `%` that has a `_` is compared at every position of the text.
 MAX_LIKE_PART_CHARACTERS = 100
 
@@ -363,14 +371,16 @@ def _substring(text: str, position: int, length: int = 2**31 - 1) -> str:
 
 def _concat(call: Call, values: Sequence[Values]) -> KernelResult:
     joined: list[object] = []
+    error = np.zeros(len(values[0]), dtype=bool)
     characters = 0
-    for row in zip(*(v.tolist() for v in values), strict=True):
-        text = "".join(row)
-        characters += len(text)
+    for at, row in enumerate(zip(*(v.tolist() for v in values), strict=True)):
+        length = sum(map(len, row))
+        error[at] = length > MAX_JOINED_CHARACTERS
+        characters += 0 if error[at] else length
         if characters > MAX_JOINED_CHARACTERS:
-            raise OverflowError(f"concat() makes more than {MAX_JOINED_CHARACTERS:,} characters of one batch of events")
-        joined.append(text)
-    return KernelResult(_objects(joined))
+            raise TooManyCharacters
+        joined.append("" if error[at] else "".join(row))
+    return KernelResult(_objects(joined), mask_or_none(error))
 
 
 def _left(text: str, length: int) -> str:

@@ -18,7 +18,7 @@ from lookback.core.errors import DurationError, Problem, RuleError
 from lookback.core.rules.parameters import Parameters, Value, find_wrong_value
 from lookback.core.values.contents import read_contents
 from lookback.core.values.durations import format_duration, parse_duration
-from lookback.core.values.limits import DEFAULT_LIMITS, WIDEST_LIMITS, Limits, name_limit
+from lookback.core.values.limits import DEFAULT_LIMITS, MAX_NESTING, WIDEST_LIMITS, Limits, is_too_deep, name_limit
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import cut_end, cut_middle, join_words, to_one_line
 from lookback.core.values.times import parse_calendar_time
@@ -42,8 +42,6 @@ MAX_MEASURES = DEFAULT_LIMITS.measures
 MAX_STEPS = DEFAULT_LIMITS.steps
 # The most events that one step can need.
 MAX_EVENTS = 2**31 - 1
-# Levels of lists and mappings in a document; the deepest useful one is an array in an event of a test.
-MAX_NESTING = 20
 # Parts of a document, an aliased one counted at each use: aliases of YAML can make a small text endless.
 MAX_PARTS = 100_000
 # Problems listed for one document; a hostile one could have tens of thousands.
@@ -257,15 +255,6 @@ def quote_value(value: object) -> str:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _is_too_deep(document: Mapping[str, Any]) -> bool:
-    # Level by level, with each part of a level once: aliases of YAML can make a small text endless.
-    level: list[Any] = [document]
-    for _ in range(MAX_NESTING):
-        parts = (part for outer in level for part in (outer.values() if isinstance(outer, Mapping) else outer))
-        level = list({id(part): part for part in parts if isinstance(part, (Mapping, list, tuple))}.values())
-    return bool(level)
-
-
 def _count_parts(document: Mapping[str, Any]) -> int:
     """Counts the parts of a document as if every alias were written out; the document is not nested too deeply."""
     known: dict[int, int] = {}
@@ -309,7 +298,7 @@ class _Reader:
                 "a rule is a mapping; write at least the keys rule_id, stream, window, measures and when, "
                 f"got {quote_value(document)}",
             )
-        elif _is_too_deep(document):
+        elif is_too_deep(document):
             self._add_problem(
                 "", f"the document is nested deeper than {MAX_NESTING} levels; leave out what is no part of a rule"
             )

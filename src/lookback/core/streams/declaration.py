@@ -15,7 +15,7 @@ from lookback.core.streams.fields import POSITION, FieldTypes, find_undeclared, 
 from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
 from lookback.core.values.durations import format_duration, parse_duration
-from lookback.core.values.limits import Limits
+from lookback.core.values.limits import MAX_NESTING, Limits, is_too_deep
 from lookback.core.values.reading import Refused, needs, read_mapping
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.types import BIGINT, DataType
@@ -169,6 +169,8 @@ class Stream:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Stream:
         """Reads a stream from a YAML document (see conf/streams). Raises StreamError with every problem."""
+        if is_too_deep(document):
+            raise StreamError("?", [Problem("", f"a stream has at most {MAX_NESTING} levels of lists and mappings")])
         if not isinstance(document, Mapping):
             raise StreamError(
                 "?",

@@ -18,6 +18,18 @@ from lookback.core.values.durations import MAX_DURATION_US, MICROSECONDS, format
 from lookback.core.values.reading import read_mapping
 
 _DAY = MICROSECONDS["day"]
+# Levels of lists and mappings in a document; the deepest useful one is an array in an event of a rule's test.
+MAX_NESTING = 20
+
+
+def is_too_deep(document: object) -> bool:
+    """Returns whether a document is nested deeper than MAX_NESTING levels, as one that contains itself is."""
+    # Level by level, with each part of a level once: aliases of YAML can make a small text endless.
+    level: list[Any] = [document] if isinstance(document, (Mapping, list, tuple)) else []
+    for _ in range(MAX_NESTING):
+        parts = (part for outer in level for part in (outer.values() if isinstance(outer, Mapping) else outer))
+        level = list({id(part): part for part in parts if isinstance(part, (Mapping, list, tuple))}.values())
+    return bool(level)
 
 
 @dataclass(frozen=True)
