@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import ArithmeticException
+from sqlglot import exp
 
 import lookback
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_expression
+from lookback.core.expressions.functions import change_to_lower, change_to_upper
+from lookback.core.expressions.syntax import LookbackSql, parse
 from lookback.core.values.columns import Column, arrow_type, from_arrow
 from lookback.core.values.types import parse_type
 
@@ -582,3 +585,71 @@ def test_aggregates_over_several_values_and_over_order_equal_spark(spark: SparkS
             theirs = frame.selectExpr(*(f"{text} as {name}" for name, text in measures.items())).head()
         for name, text in measures.items():
             assert _bits(alert.measures[name]) == _bits(theirs[name]), text
+
+
+def test_lower_and_upper_of_every_character_equal_spark(spark: SparkSession) -> None:
+    """Without Python's knowledge of letters, which differs by its version."""
+    characters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+    rows = ["\n".join(characters[at : at + 8_192]) for at in range(0, len(characters), 8_192)]
+    answer = spark.createDataFrame(pa.table({"t": rows})).selectExpr("lower(t)", "upper(t)").toArrow().to_pydict()
+    assert ["\n".join(map(change_to_lower, row.split("\n"))) for row in rows] == answer["lower(t)"]
+    assert ["\n".join(map(change_to_upper, row.split("\n"))) for row in rows] == answer["upper(t)"]
+
+
+_OPERATORS = ["=", "<>", "<", ">=", "<=>", "+", "-", "*", "/", "%", "||", "and", "or", "div"]
+_SUFFIXES = [
+    "is null", "is not null", "is true", "is not false", "in (1, d)", "not in (2)", "between {} and {}", "not between {} and {}",
+    "like 'x'", "not like 'y'", "like 'x' escape '!'", "is distinct from {}", "is not distinct from {}",
+]  # fmt: skip
+
+
+def _chain(chance: random.Random) -> str:
+    """A chain of operators, of which Spark's grammar allows some, with few parentheses."""
+    operand = lambda: chance.choice(["a", "b", "c", "1", "'t'", "(a = b)", "(c is null)", "- a", "not b"])  # noqa: E731
+    parts = [chance.choice(["", "", "", "not ", "! "]) + operand()]
+    for _ in range(chance.randrange(1, 4)):
+        suffix = chance.choice(_SUFFIXES)
+        if chance.random() < 0.5:
+            parts.append(f"{chance.choice(_OPERATORS)} {operand()}")
+        else:
+            parts.append(suffix.format(*(chance.choice(["a", "1", "b + 1", "c = 2"]) for _ in range(2))))
+    return " ".join(parts)
+
+
+def _with_all_parentheses(tree: exp.Expr) -> str:
+    for node in list(tree.walk()):
+        if (
+            node is not tree
+            and isinstance(node, (exp.Binary, exp.Unary, exp.In, exp.Between))
+            and not isinstance(node, exp.Paren)
+        ):
+            is_like = isinstance(node.parent, exp.Escape) and isinstance(node, exp.Like)
+            if not isinstance(node.parent, (exp.Paren, exp.Not)) and not is_like:
+                node.replace(exp.Paren(this=node.copy()))
+    return tree.sql(LookbackSql)
+
+
+def test_the_parser_groups_operators_as_spark_does(spark: SparkSession) -> None:
+    parser = spark._jsparkSession.sessionState().sqlParser()
+
+    def read(text: str) -> str:
+        try:
+            plan = str(parser.parseExpression(text).toString())
+        except Exception:  # noqa: BLE001 - Spark refuses it
+            return "refused"
+        # `x is not null` has a node of its own.
+        return plan.replace("isnotnull(", "NOT isnull(")
+
+    chance, accepted = random.Random(7), 0
+    for text in dict.fromkeys(_chain(chance) for _ in range(3_000)):
+        try:
+            tree = parse(text)
+        except ExpressionError:
+            continue
+        # Binding refuses `a is (true + b)`.
+        if not all(isinstance(each.expression, (exp.Null, exp.Boolean)) for each in tree.find_all(exp.Is)):
+            continue
+        accepted += 1
+        assert read(text) != "refused", text
+        assert read(text) == read(_with_all_parentheses(tree)), text
+    assert accepted > 300

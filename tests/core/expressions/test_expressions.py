@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from decimal import Decimal
 from typing import Any
@@ -21,7 +22,14 @@ from lookback.core.expressions.compiling import (
     find_thresholds,
     recompile,
 )
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, compile_like
+from lookback.core.expressions.functions import (
+    AGGREGATE_ARGUMENTS,
+    FORMS,
+    FUNCTIONS,
+    change_to_lower,
+    change_to_upper,
+    compile_like,
+)
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
 from lookback.core.values.columns import Column, from_values
 from lookback.core.values.types import (
@@ -753,3 +761,28 @@ TEACHING = (
 )  # fmt: skip
 def test_aggregate_refusals(text: str, problems: list[str]) -> None:
     assert aggregate_refusals(text) == problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ok is null = ok", "ok = ok is null = ok", "i not between 1 and 2 is false", "i in (1) is true", "not ok is null = ok",
+        "ok is null <=> ok", "ok is null is not distinct from ok", "ok is not distinct from ok is null", "ok <=> ok < ok",
+        "text like 'a' is null", "ok is true in (ok)", "ok is null between ok and ok",
+    ],
+)  # fmt: skip
+def test_a_chain_that_spark_refuses_or_groups_otherwise_needs_parentheses(text: str) -> None:
+    with pytest.raises(ExpressionError, match="put parentheses around the comparisons"):
+        compile_expression(text, SCHEMA)
+
+
+def test_a_comparison_may_be_tested_without_parentheses_as_in_spark() -> None:
+    assert compile_expression("i = j is null", SCHEMA).sql == "(i = j) is null"
+    assert compile_expression("(ok is null) = ok", SCHEMA).sql == "(ok is null) = ok"
+
+
+def test_small_letters_and_capitals_do_not_depend_on_the_version_of_python() -> None:
+    """The digest is the same on Python 3.10 to 3.12; tests/spark compares each character with Spark."""
+    characters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
+    changed = "\n".join(f"{change_to_lower(each)}\0{change_to_upper(each)}" for each in characters)
+    assert hashlib.sha256(changed.encode()).hexdigest().startswith("46311785cf34b7f2")

@@ -35,6 +35,7 @@ PREDICATES = (exp.In, exp.Between, exp.Like, exp.Escape, exp.Is, exp.NullSafeNEQ
 ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 _LOOSE = (*COMPARISONS, *PREDICATES, exp.Not, exp.And, exp.Or)
 _TIGHT = (*COMPARISONS, *PREDICATES, *ARITHMETIC)
+_IS_WRITTEN = "is_written"
 
 
 class LookbackSql(Spark):
@@ -55,6 +56,13 @@ class LookbackSql(Spark):
         NO_PAREN_FUNCTION_PARSERS = {"CASE": SparkParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
         # sqlglot drops a unary plus, but in Spark it affects types: `+5` is not a literal.
         UNARY_PARSERS = {k: v for k, v in SparkParser.UNARY_PARSERS.items() if k is not TokenType.PLUS}
+
+        def _parse_paren(self) -> exp.Expr | None:
+            """Marks the parentheses that are written; sqlglot adds others where it groups operators in its own way."""
+            tree = super()._parse_paren()
+            if isinstance(tree, exp.Paren):
+                tree.meta[_IS_WRITTEN] = True
+            return tree
 
 
 _DIALECT = LookbackSql()
@@ -367,8 +375,8 @@ def _find_ambiguities(tree: exp.Expr) -> Iterator[str]:
     """Yields a remedy for each place where Spark would group operators differently."""
     for node in tree.walk():
         if isinstance(node, _TIGHT):
-            operands = [c for c in children(node) if not _is_list_item(node, c)]
-            if any(isinstance(c, _LOOSE) and not _is_escaped_like(node, c) for c in operands):
+            operands = [_drop_added_parens(c) for c in children(node) if not _is_list_item(node, c)]
+            if any(isinstance(c, _LOOSE) and not _is_grouped_alike(node, c) for c in operands):
                 yield f"put parentheses around the comparisons in {quote_node(node)}"
             elif isinstance(node, exp.DPipe) and any(isinstance(c, (exp.Add, exp.Sub)) for c in operands):
                 yield f"put parentheses around the sum in {quote_node(node)}"
@@ -381,8 +389,20 @@ def _is_list_item(node: exp.Expr, child: exp.Expr) -> bool:
     return isinstance(node, exp.In) and child is not node.this
 
 
-def _is_escaped_like(node: exp.Expr, child: exp.Expr) -> bool:
-    return isinstance(node, exp.Escape) and isinstance(child, exp.Like)
+def _drop_added_parens(node: exp.Expr) -> exp.Expr:
+    """Returns the node inside the parentheses that sqlglot added."""
+    while isinstance(node, exp.Paren) and not node.meta.get(_IS_WRITTEN):
+        node = node.this
+    return node
+
+
+def _is_grouped_alike(node: exp.Expr, child: exp.Expr) -> bool:
+    """Returns whether Spark too takes a loose operator without parentheses for the operand of a tight one."""
+    if isinstance(node, exp.Escape):
+        return isinstance(child, exp.Like)
+    # `a = b is null` is `(a = b) is null`. But `is not distinct from`, which is read as `<=>`, cannot be tested in Spark.
+    is_compared = isinstance(child, COMPARISONS) and not isinstance(child, exp.NullSafeEQ)
+    return isinstance(node, exp.Is) and is_compared and child is _drop_added_parens(node.this)
 
 
 def write_node(node: exp.Expr) -> str:
