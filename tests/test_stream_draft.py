@@ -122,11 +122,11 @@ def test_money_has_cents(tmp_path: Path, name: str, value: str, type_: str):
 
 
 def test_names_that_are_no_fields_are_made_of_their_columns(tmp_path: Path):
-    header = "Order ID,Größe,Zeit,1st,zeit,arrival\n"
+    header = "Order ID,Größe,Zeit,1st,Zéit,arrival\n"
     document = drafted(tmp_path / "x.csv", header + "1,2,2026-03-01T10:00:00Z,a,b,c\n")
     assert list(document["fields"]) == ["order_id", "groe", "Zeit", "f_1st", "zeit_2", "arrival_2"]
     assert document["columns"] == {
-        "order_id": "`Order ID`", "groe": "`Größe`", "f_1st": "`1st`", "zeit_2": "`zeit`", "arrival_2": "`arrival`",
+        "order_id": "`Order ID`", "groe": "`Größe`", "f_1st": "`1st`", "zeit_2": "`Zéit`", "arrival_2": "`arrival`",
     }  # fmt: skip
 
 
@@ -214,6 +214,29 @@ def test_only_the_first_rows_are_looked_at(tmp_path: Path):
         ("x.xlsx", b"PK", "the suffix tells no format; name it with --format"),
         ("x.json", b"[1]\n", "is JSON and no object"),
         ("x.json", b"{\n", "x.json:1 is not a JSON object on one line"),
+        (
+            "x.json",
+            b'{"Records": [{"a": 1}, {"a": 2}]}',
+            "a list of 2 objects in 'Records', as CloudTrail writes it; events are one a line: `jq -c '.\\[\"Records\"\\]\\[\\]'`",
+        ),
+        ("x.json", b'{\n"a": 1\n}\n', "`jq -c .` writes an object of several lines on one"),
+        (
+            "x.json",
+            '{"a": "\xe9"}'.encode("utf-16"),
+            "x.json is UTF-16, and JSON is UTF-8; convert it, such as by `iconv",
+        ),
+        ("x.json", b'{"a": "\xe9"}', "x.json is windows-1252, and JSON is UTF-8"),
+        ("x.csv", "id,at\n1,2\n".encode("utf-16-le"), "has NUL bytes; if it is UTF-16 without a mark, convert it"),
+        (
+            "x.csv",
+            b"sep=;\r\nid;at\r\n1;2\r\n",
+            "its first line is 'sep=;', which only Excel reads; delete that line, such as by `tail -n [+]2",
+        ),
+        (
+            "x.csv",
+            b"id,at,n,ID,n\n1,2,3,4,5\n",
+            "the columns 1, 4 are named 'id', 'ID', which Spark takes for the same",
+        ),
         ("x.parquet", b"PAR", "cannot be read as parquet"),
         ("x.csv.gz", b"no", "cannot be read as csv"),
         ("none/x.csv", None, "cannot be read as csv"),
@@ -224,6 +247,19 @@ def test_a_file_that_cannot_be_drafted_from(tmp_path: Path, name: str, content: 
         (tmp_path / name).write_bytes(content)
     with pytest.raises(SetupError, match=said):
         draft_stream(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"id": [1], "ID": [2]}, "the columns 1, 2 are named 'id', 'ID'"),
+        ({"id": [1], "clock": pa.array([dt.time(1)])}, "Spark reads no file with a column of such a type: clock"),
+    ],
+)
+def test_a_parquet_file_that_spark_cannot_read(tmp_path: Path, columns: dict[str, Any], said: str):
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(SetupError, match=said):
+        draft_stream(tmp_path / "x.parquet")
 
 
 def test_any_bytes_give_a_draft_or_a_setup_error(tmp_path: Path):

@@ -152,7 +152,7 @@ def ingest_files(
     query = ingest_continuously(
         workspace.tables, workspace.stream, source, checkpoint=workspace.checkpoint("ingest"),
         every=every if mode == "continuous" else None,
-        format=_find_format(workspace, path, format), progress=lambda report: show(text(str(report))),
+        format=_find_format(workspace, path, format), progress=lambda report: show(text(str(report))), warn=lambda sentence: show(text(sentence)),
     )  # fmt: skip
     try:
         query.awaitTermination(round(minutes * 60) or None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
 import re
+import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +41,7 @@ _FORMATS = {
     ".ndjson": "json",
     ".parquet": "parquet",
 }
+_UTF_16 = "UTF-16"
 # Texts that people write for a missing value.
 _BLANK_TEXTS = frozenset({"null", "na", "n/a", "none", "nan", "-", "?"})
 _INTEGER = re.compile(r"[+-]?\d{1,38}", re.ASCII)
@@ -98,6 +101,10 @@ def draft_stream(path: str | Path, name: str = "", format: str = "") -> str:
     file is read. name: of the stream; default: the file's name. Raises SetupError if the file cannot be read.
     """
     file = _find_file(Path(path))
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise SetupError(f"{str(file)!a}: the name is not UTF-8, so Spark cannot open the file; rename it") from None
     sample = _read(file, format or _find_format(file))
     if not sample.rows:
         raise SetupError(f"{file} holds no row to draft a stream from; name a file with events in it")
@@ -138,13 +145,19 @@ def _read(file: Path, format_: str) -> _Sample:
         if format_ == "parquet":
             return _read_parquet(file)
         encoding = _find_encoding(file)
+        if format_ == "json" and encoding != "utf-8-sig":
+            raise SetupError(
+                f"{file} is {encoding}, and JSON is UTF-8; convert it, such as by `iconv -f {encoding} -t UTF-8`"
+            )
         with _open(file, encoding) as lines:
-            sample = _read_csv(lines) if format_ == "csv" else _read_json(lines, file)
+            sample = _read_csv(lines, file) if format_ == "csv" else _read_json(lines, file)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
         raise SetupError(f"{file} cannot be read as {format_}: {first_line(error)}") from error
-    if encoding != "utf-8-sig":
-        return _Sample(**{**vars(sample), "options": {**sample.options, "encoding": encoding}})
-    return sample
+    if encoding == "utf-8-sig":
+        return sample
+    # Spark ends a line at a byte, which may be half a character of UTF-16.
+    whole = {"multiLine": "true"} if encoding == _UTF_16 else {}
+    return _Sample(**{**vars(sample), "options": {**sample.options, "encoding": encoding, **whole}})
 
 
 def _open(file: Path, encoding: str) -> IO[str]:
@@ -153,7 +166,16 @@ def _open(file: Path, encoding: str) -> IO[str]:
 
 
 def _find_encoding(file: Path) -> str:
-    """Returns UTF-8 if the file can be read as that, else the encoding of Excel in western Europe and America."""
+    """Returns UTF-16 if the file has its mark, UTF-8 if it can be read as that, else Excel's encoding in western countries."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    with cast("IO[bytes]", opened(file, "rb")) as content:
+        head = content.read(1_000)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return _UTF_16
+    if b"\0" in head:
+        raise SetupError(
+            f"{file} has NUL bytes; if it is UTF-16 without a mark, convert it by `iconv -f UTF-16LE -t UTF-8`"
+        )
     try:
         with _open(file, "utf-8-sig") as lines:
             for line in islice(lines, SAMPLE_ROWS):
@@ -164,23 +186,47 @@ def _find_encoding(file: Path) -> str:
     return "utf-8-sig"
 
 
-def _read_csv(text: IO[str]) -> _Sample:
+def _read_csv(text: IO[str], file: Path) -> _Sample:
     lines = text.readlines(4_000_000)
+    if lines and re.fullmatch(r"(?i)sep=.?\s*", lines[0]):
+        raise SetupError(
+            f"{file}: its first line is {lines[0].strip()!r}, which only Excel reads; delete that line, such as by "
+            f"`tail -n +2 {shlex.quote(file.name)}`"
+        )
     is_all = not text.readline()
     separator = _find_separator(lines)
     rows = list(islice(csv.reader(lines, delimiter=separator), SAMPLE_ROWS + 1))
     if not rows:
         return _Sample("csv", {}, 0, True)
     header, rows = rows[0], [row for row in rows[1:] if row]
+    _require_different_names(header, file)
     whole = [row for row in rows if len(row) == len(header)]
     notes = []
     if len(whole) < len(rows):
         notes = [
             f"{len(rows) - len(whole):,} of {len(rows):,} rows have not as many values as the header; ingest rejects such"
         ]
-    columns = {name: [row[at] or None for row in whole] for at, name in enumerate(header)}
+    # Spark names a column without a name by its place.
+    columns = {name or f"_c{at}": [row[at] or None for row in whole] for at, name in enumerate(header)}
     options = {} if separator == "," else {"sep": separator}
+    if any(mark in value for row in [header, *rows] for value in row for mark in "\r\n"):
+        notes.append("values have line breaks, so Spark cannot divide a large file among cores")
+        options["multiLine"] = "true"
     return _Sample("csv", columns, len(whole), is_all and len(rows) < SAMPLE_ROWS, options, notes=tuple(notes))
+
+
+def _require_different_names(names: Sequence[str], file: Path) -> None:
+    """Raises SetupError if two columns have names that differ in nothing, or in upper and lower case only."""
+    places: dict[str, list[int]] = {}
+    for at, name in enumerate(names, 1):
+        places.setdefault(name.lower(), []).append(at)
+    for listed in places.values():
+        if len(listed) > 1 and names[listed[0] - 1]:
+            same = ", ".join(repr(names[at - 1]) for at in listed)
+            raise SetupError(
+                f"{file}: the columns {', '.join(map(str, listed))} are named {same}, which Spark takes for the same; give each "
+                "a name of its own"
+            )
 
 
 def _find_separator(lines: Sequence[str]) -> str:
@@ -204,11 +250,13 @@ def _read_json(lines: IO[str], file: Path) -> _Sample:
             event = json.loads(line, parse_float=Decimal)
         except (ValueError, RecursionError) as error:
             raise SetupError(
-                f"{file}:{number} is not a JSON object on one line ({error}); events are one a line"
+                f"{file}:{number} is not a JSON object on one line ({error}); events are one a line. "
+                f"`jq -c .` writes an object of several lines on one, `jq -c '.[]'` the objects of a list"
             ) from None
         if not isinstance(event, dict):
             raise SetupError(
-                f"{file}:{number} is JSON and no object; events are objects, one a line, not a list of them"
+                f"{file}:{number} is JSON and no object; events are objects, one a line, not a list of them. "
+                "`jq -c '.[]'` writes them so"
             )
         for name, value in event.items():
             columns.setdefault(name, [None] * rows).append(value)
@@ -216,27 +264,63 @@ def _read_json(lines: IO[str], file: Path) -> _Sample:
         for values in columns.values():
             if len(values) < rows:
                 values.append(None)
-    return _Sample("json", columns, rows, not lines.readline())
+    if rows == 1 and len(columns) == 1:
+        ((name, (value,)),) = columns.items()
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            raise SetupError(
+                f"{file} is one object with a list of {len(value):,} objects in {name!r}, as CloudTrail writes it; events are "
+                f"one a line: `jq -c '.[{json.dumps(name)}][]'` writes them so"
+            )
+    columns, notes = _keep_most_frequent(columns)
+    return _Sample("json", columns, rows, not lines.readline(), notes=tuple(notes))
+
+
+def _keep_most_frequent(columns: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Returns of the keys that differ in case only the one with most values, and a note about each other."""
+    chosen: dict[str, str] = {}
+    for name in sorted(columns, key=lambda name: columns[name].count(None)):
+        chosen.setdefault(name.lower(), name)
+    notes = [
+        f"the key {name!r} differs from {chosen[name.lower()]!r} in case only and is not read; write one of them otherwise"
+        for name in columns
+        if chosen[name.lower()] != name
+    ]
+    return {name: values for name, values in columns.items() if chosen[name.lower()] == name}, notes
 
 
 def _read_parquet(file: Path) -> _Sample:
-    with pq.ParquetFile(file) as parquet:
+    # Spark reads times of the older type INT96 in microseconds.
+    with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
         batch = next(iter(parquet.iter_batches(SAMPLE_ROWS)), None)
         total = parquet.metadata.num_rows
     if batch is None:
         return _Sample("parquet", {}, 0, True)
     table = pa.Table.from_batches([batch])
+    _require_different_names(table.column_names, file)
+    unreadable = [f"{each.name} ({each.type})" for each in table.schema if _is_unreadable(each.type)]
+    if unreadable:
+        raise SetupError(
+            f"{file}: Spark reads no file with a column of such a type: {', '.join(unreadable)}; write the file without it, or "
+            "with another type"
+        )
     types = {column.name: _guess_from_type(column.name, column.type, table[column.name]) for column in table.schema}
     columns = {name: table[name].to_pylist() if types[name].type else [] for name in table.column_names}
     return _Sample("parquet", columns, table.num_rows, table.num_rows == total, types=types)
+
+
+def _is_unreadable(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_time(kind) or pa.types.is_float16(kind) or pa.types.is_decimal256(kind))
 
 
 def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
     """Guesses the field of a column that has a type."""
     if pa.types.is_timestamp(kind):
         if kind.unit == "ns":
-            return _Guess("timestamp", note="in nanoseconds, which Spark does not read: write the file in microseconds")
+            column = f"timestamp_micros({quote_identifier(name)} div 1000)"
+            return _Guess("timestamp", column, "in nanoseconds, which are cut to microseconds")
         return _Guess("timestamp", note="" if kind.tz else "without a zone: taken as UTC")
+    if pa.types.is_dictionary(kind):
+        return _guess_from_type(name, kind.value_type, values.cast(kind.value_type))
     if pa.types.is_decimal(kind):
         if kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
             return _Guess(f"decimal({kind.precision},{kind.scale})")
@@ -246,7 +330,9 @@ def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = _guess_from_type(name, kind.value_type, values.combine_chunks().flatten())
         return (
-            _Guess(f"array<{element.type}>") if element.type else _Guess("", note=f"is {kind}, which no field can hold")
+            _Guess(f"array<{element.type}>")
+            if element.type and not element.expression
+            else _Guess("", note=f"is {kind}, which no field can hold")
         )
     known = next((type_ for is_kind, type_ in _ARROW_TYPES if is_kind(kind)), "")
     if known == "bigint":

@@ -137,7 +137,7 @@ def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path
 
     report = take(tables, stream(), json_lines(tmp_path / "x.json", rows))
 
-    assert (report.offered, report.ingested, report.duplicates, report.rejected) == (9, 2, 1, 6)
+    assert (report.offered, report.ingested, report.duplicates, report.rejected) == (9, 2, 0, 7)
     found = {reason for _, reason in reasons(tables)}
     assert found == {
         "malformed line",
@@ -145,12 +145,13 @@ def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path
         f"at: 'yesterday' is not timestamp: {AS_TIME}",
         "amount: '12,50' is not decimal(18,2): write a decimal point, by columns: {amount: \"replace(amount, ',', '.')\"}",
         f"id is NULL; at: 'x' is not timestamp: {AS_TIME}; amount: 'y' is not decimal(18,2): write a number, such as 12.50",
-        "at is not in the years 1 to 9999",
+        f"at: '+99999-01-01T00:00:00Z' is not timestamp: {AS_TIME}",
+        "id: 'a' is the id of an event that is there already, and this row differs from it: give the row an id of its own, or delete that event",
     }
     assert ('{"id": "b", "at": ', "malformed line") in reasons(tables)
     assert tables.read("events").where("id = 'a'").head()["note"] is None  # type: ignore[index]
     assert tables.read("events").where("id = 'e'").head()["amount"] == Decimal("7.00")  # type: ignore[index]
-    assert "9 offered = 2 ingested + 1 duplicates + 6 rejected" in str(report)
+    assert "9 offered = 2 ingested + 0 duplicates + 7 rejected" in str(report)
 
 
 @pytest.mark.long
@@ -406,8 +407,25 @@ def test_continuous_ingest_takes_files_as_they_come_and_once(tables: Tables, tmp
     _await(None, lambda: Path(str(tables.root), ".ingest-events.lock").read_text() == "")
     json_lines(tmp_path / "3.jsonl", events(9, first=9)).rename(folder / "3.jsonl")
     reports: list[IngestReport] = []
-    again = ingest_continuously(tables, stream(), folder, checkpoint=checkpoint, every=None, progress=reports.append)
-    again.awaitTermination()
+    warnings: list[str] = []
+
+    def take_new() -> None:
+        ingest_continuously(
+            tables, stream(), folder, checkpoint=checkpoint, every=None, progress=reports.append, warn=warnings.append
+        ).awaitTermination()
+
+    take_new()
+    assert warnings == []
+    # A file that grew is not taken again, and that is said.
+    with (folder / "2.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"id": "more", "at": at(10)}) + "\n")
+    os.utime(folder / "2.jsonl", (time.time() + 5, time.time() + 5))
+    take_new()
+    (warning,) = warnings
+    assert warning.startswith(
+        f"1 file changed after an earlier run took it, such as {folder / '2.jsonl'}: a file is taken once"
+    )
+    assert warning.endswith(f"`lookback ingest events {folder / '2.jsonl'}` takes them in")
 
     assert [str(report).partition(";")[0] for report in reports] == [
         "events: 1 offered = 1 ingested + 0 duplicates + 0 rejected"

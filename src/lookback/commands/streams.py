@@ -216,8 +216,9 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
             print_line(report.assumptions)
 
     query = ingest_continuously(
-        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show
-    )
+        tables, stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format, progress=show,
+        warn=lambda text: print(f"warning: {escape_unprintable(text)}", file=sys.stderr),
+    )  # fmt: skip
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]

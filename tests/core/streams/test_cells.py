@@ -169,7 +169,7 @@ REFUSED = [
     ("decimal(18,2)", float("nan"), "not a finite number", "give None"),
     ("decimal(18,2)", (0, (1, 2), -1), "no number", "such as 12.50"),
     ("decimal(18,2)", "\u0661", "no number", "such as 12.50"),
-    ("boolean", "yes", "neither true nor false", "write true or false"),
+    ("boolean", "ja", "neither true nor false", "write true or false"),
     ("boolean", 2, "neither true nor false", "write true or false"),
     ("date", dt.datetime(2026, 1, 31, 12, tzinfo=_UTC), "time of day", "declare a timestamp"),
     ("date", "31.01.2026", "no date", "write it as 2026-01-31"),

@@ -1,11 +1,12 @@
 """Reads one value of a caller as a field's type, exactly.
 
-A value that does not fit is refused with a ValueError that tells why and what to write instead. Texts are read as by
-ingest, in the digits 0 to 9.
+A value that does not fit is refused with a ValueError that tells why and what to write instead. Texts are read as
+`values.notation` says, as ingest does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import math
 import re
@@ -16,18 +17,15 @@ import numpy as np
 import pandas as pd
 
 from lookback.core.values.columns import is_nan
+from lookback.core.values.notation import BLANKS, is_day, is_not_finite, is_number, parse_boolean, parse_datetime
 from lookback.core.values.times import DAY_US, EPOCH, FIRST_TIME_US, LAST_TIME_US, parse_time
 from lookback.core.values.types import DataType
 
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+# The least number of which float makes an infinity.
+_LEAST_INFINITE_FLOAT = (2 - 2**-24) * 2.0**127
 # A double holds every whole number up to this one.
 _WHOLE_DOUBLES = 2**53
 _MAX_DIGITS = 1_000
-_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?", re.ASCII)
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
-_NOT_FINITE = frozenset({"nan", "inf", "infinity", "+inf", "+infinity", "-inf", "-infinity"})
-_TRUTH = {"true": True, "false": False}
 _BEYOND_YEARS = "beyond the years 1 to 9999; correct it"
 
 
@@ -84,13 +82,13 @@ def _read_integer(type_: DataType, value: Any) -> int:
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
-        text = value.strip()
-        if not _INTEGER.fullmatch(text):
+        text = value.strip(BLANKS)
+        if not is_number(text):
             raise ValueError(_explain_not_whole(text))
         if len(text) > _MAX_DIGITS:
             raise ValueError(_explain_integer_range(type_))
-        number = int(text)
-    elif isinstance(value, (int, float, Decimal)):
+        value = Decimal(text)
+    if isinstance(value, (int, float, Decimal)):
         if not _is_finite(value):
             raise ValueError("it is no number; give None for a missing value")
         if isinstance(value, Decimal) and value and not -_MAX_DIGITS < value.adjusted() <= 40:
@@ -157,15 +155,15 @@ def _read_exact(value: Any) -> Decimal:
         return value
     if not isinstance(value, str):
         raise ValueError("it is no number; write one, such as 12.50")
-    text = value.strip()
-    if text.lower() in _NOT_FINITE:
+    text = value.strip(BLANKS)
+    if is_not_finite(text):
         return Decimal("NaN")
     _require_number(text)
     return Decimal(text)
 
 
 def _require_number(text: str) -> None:
-    if not _NUMBER.fullmatch(text) or len(text) > _MAX_DIGITS:
+    if not is_number(text) or len(text) > _MAX_DIGITS:
         comma = re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text)
         if comma and not re.fullmatch(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", text):
             raise ValueError(f"it is no number; write a point where it has a decimal comma, {text.replace(',', '.')}")
@@ -180,19 +178,19 @@ def _read_float(type_: DataType, value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
-        value = value.strip()
-        if value.lower() not in _NOT_FINITE:
+        value = value.strip(BLANKS)
+        if not is_not_finite(value):
             _require_number(value)
     elif not isinstance(value, (int, float, Decimal)):
         raise ValueError("it is no number; write one, such as 12.5")
-    finite = value.lower() not in _NOT_FINITE if isinstance(value, str) else _is_finite(value)
+    finite = not is_not_finite(value) if isinstance(value, str) else _is_finite(value)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     except ValueError:  # a signalling NaN
         number = math.nan
-    if finite and (math.isinf(number) or (type_.name == "float" and abs(number) > _LARGEST_FLOAT)):
+    if finite and (math.isinf(number) or (type_.name == "float" and abs(number) >= _LEAST_INFINITE_FLOAT)):
         wider = "double" if type_.name == "float" and math.isfinite(number) else "decimal(38,s) or string"
         raise ValueError(f"it is beyond the range of {type_}; declare the field as {wider}")
     return number + 0.0  # turns -0.0, which equals 0.0 in SQL, into 0.0
@@ -205,8 +203,9 @@ def _is_finite(value: int | float | Decimal) -> bool:
 
 
 def _read_boolean(value: Any) -> bool:
-    if isinstance(value, str) and value.strip().lower() in _TRUTH:
-        return _TRUTH[value.strip().lower()]
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return parse_boolean(value)
     if isinstance(value, (int, float, Decimal)) and _is_finite(value) and value in (0, 1):
         return bool(value)
     raise ValueError("it is neither true nor false; write true or false")
@@ -221,10 +220,18 @@ def _read_time(value: Any) -> int:
         raise ValueError("it is no time; write it as 2026-01-31T12:00:00Z, or give microseconds since 1970") from None
     if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         raise ValueError(f"it is {_BEYOND_YEARS}")
+    if not FIRST_TIME_US + DAY_US <= microseconds <= LAST_TIME_US - DAY_US:
+        raise ValueError("it is on 0001-01-01 or 9999-12-31, which not every zone has; give None for an unknown time")
     return microseconds
 
 
 def _read_day(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = parse_datetime(value)
+        except ValueError:
+            if is_day(value):
+                raise ValueError("there is no such day; correct it, or give None for an unknown date") from None
     if isinstance(value, dt.datetime):
         days, rest = divmod(parse_time(value), DAY_US)
         if rest:
@@ -232,11 +239,6 @@ def _read_day(value: Any) -> int:
                 "it has a time of day, which a date does not hold; give the day alone, or declare a timestamp"
             )
         return days
-    if isinstance(value, str) and _DATE.fullmatch(value.strip()):
-        try:
-            value = dt.date.fromisoformat(value.strip())
-        except ValueError:
-            raise ValueError("there is no such day; correct it, or give None for an unknown date") from None
     if not isinstance(value, dt.date):
         raise ValueError("it is no date; write it as 2026-01-31")
     return (value - EPOCH.date()).days

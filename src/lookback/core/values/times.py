@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
+
+from lookback.core.values.notation import parse_datetime
 
 # Later than any watermark, and earlier than any time: no watermark yet.
 NEVER_DUE, NEVER = 2**62, -(2**62)
@@ -33,20 +34,16 @@ def parse_calendar_time(value: object) -> int:
 
 
 def parse_time(value: object) -> int:
-    """Reads a time as UTC microseconds: an aware datetime, a naive one (taken as UTC), an ISO 8601 text or microseconds.
+    """Reads a time as UTC microseconds: an aware datetime, a naive one (taken as UTC), a text or microseconds.
 
-    A date is its midnight. Raises ValueError for anything else.
+    A date is its midnight; `notation` says how a time is written. Raises ValueError for anything else.
     """
     if isinstance(value, bool):
         raise ValueError(f"{value!r} is not a time")
     if isinstance(value, int):
         return value
     if isinstance(value, str):
-        text = value.strip()
-        # Python 3.10 reads neither the Z nor fractions other than those of 3 or 6 digits.
-        text = text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text
-        match = re.fullmatch(r"(.*:\d\d)\.(\d{1,6})(|[+-]\d\d:?\d\d)", text)
-        value = dt.datetime.fromisoformat(f"{match[1]}.{match[2]:0<6}{match[3]}" if match else text)
+        value = parse_datetime(value)
     if not isinstance(value, dt.datetime):
         if not isinstance(value, dt.date):
             raise ValueError(f"{value!r} is not a time")

@@ -13,6 +13,7 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -22,19 +23,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from lookback.core.values.notation import BASIC_TIME, BLANKS, DATE, FALSE, NOT_FINITE, NUMBER, TIME, TRUE
+from lookback.core.values.times import DAY_US
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from lookback.core.values.types import DataType as FieldType
 
-# Characters that may surround a number in a text.
-_BLANKS = " \t\r\n"
-_NUMBER = "^[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,6})?$"
-_NOT_FINITE = "^([+-]?(inf|infinity)|nan)$"
-_DAY = "^[+-]?[0-9]+-[0-9]{1,2}-[0-9]{1,2}([T ]00:00(:00([.]0+)?)?(Z|[+]00:?00)?)?$"
-# Texts of times: a day alone, and a time of day with nothing after it.
-_DAY_ALONE = "^[+-]?[0-9]+(-[0-9]+){0,2}$"
-_NO_ZONE = "[T ][0-9:.]+$"
+# Texts of times with no zone after the time of day.
+_NO_ZONE = "[Tt ][0-9:.,]+"
+# Functions of times that are counted from 1970, by the number of their digits today.
+_EPOCHS = {10: "timestamp_seconds", 13: "timestamp_millis", 16: "timestamp_micros"}
+_NANOSECOND_DIGITS = 19
 _INFINITY = "double('Infinity')"
 # Formats that remedies show.
 _DAY_FORMAT, _TIME_FORMAT = "'dd.MM.yyyy'", "'dd.MM.yyyy HH:mm:ss'"
@@ -46,8 +47,66 @@ def write_cast(sql: str, source: DataType, target: FieldType, *, json: bool) -> 
     json: an array is in a text as JSON.
     """
     if _is_json_array(source, target, json):
-        sql = _write_json_array(sql, target)
+        sql, source = _write_json_array(sql, target), _make_text_type(target)
+    return _write_cast(sql, source, target, 0)
+
+
+def _write_cast(sql: str, source: DataType, target: FieldType, level: int) -> str:
+    if isinstance(source, ArrayType) and target.element is not None:
+        item = f"__x{level}"
+        return f"transform({sql}, {item} -> {_write_cast(item, source.elementType, target.element, level + 1)})"
+    if isinstance(source, StringType):
+        return _write_reading(_write_trim(sql), target)
+    if target.name == "timestamp" and not isinstance(source, (TimestampType, TimestampNTZType, DateType)):
+        # Spark would count seconds from 1970 without a word.
+        return f"if({sql} is null, null, try_cast(null as timestamp))"
     return f"try_cast({sql} as {target})"
+
+
+def _write_reading(text: str, target: FieldType) -> str:
+    """Writes how a text without blanks around it is read, by the patterns by which the core reads it."""
+    if target.name == "boolean":
+        return f"case when {_match(text, TRUE)} then true when {_match(text, FALSE)} then false end"
+    if target.name == "timestamp":
+        return f"coalesce(if({_match(text, DATE)}, try_cast({text} as timestamp), null), {_write_time(text)})"
+    if target.name == "date":
+        time = _write_time(text)
+        midnight = (
+            f"if(unix_micros({time}) % {DAY_US} = 0, date_from_unix_date(int(unix_micros({time}) div {DAY_US})), null)"
+        )
+        return f"if({_match(text, DATE)}, try_cast({text} as date), {midnight})"
+    if target.is_integer:
+        whole = f"if({_write_digit_limit(text, 0)}, {_write_decimal(text, 'decimal(38,0)')}, null)"
+        return f"if({_match(text, '[+-]?[0-9]+')}, try_cast({text} as {target}), try_cast({whole} as {target}))"
+    return _write_decimal(text, str(target)) if target.is_decimal else f"try_cast({text} as {target})"
+
+
+def _write_decimal(text: str, target: str) -> str:
+    """Writes how a decimal is read, also a zero with an exponent, which Spark refuses if that is large."""
+    zero = f"if({_match(text, NUMBER)} and {text} rlike '^[+-]?[0.]+[eE]', try_cast(0 as {target}), null)"
+    return f"coalesce(try_cast({text} as {target}), {zero})"
+
+
+def _write_time(text: str) -> str:
+    """Writes how a day with a time of day is read. Spark's cast knows no other form than the first of these."""
+    usual = "(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})?"
+    basic = f"regexp_replace({text}, '^(.{{4}})(..)(..).(..)(..)', '$1-$2-$3T$4:$5')"
+    basic = f"regexp_replace({basic}, '^(.{{16}})([0-9])', '$1:$2')"
+    return (
+        f"case when {_match(text, usual)} then try_cast({text} as timestamp)"
+        f" when {_match(text, TIME)} then {_write_normal_time(text)}"
+        f" when {_match(text, BASIC_TIME)} then {_write_normal_time(basic)} end"
+    )
+
+
+def _write_normal_time(text: str) -> str:
+    text = f"regexp_replace(replace(upper({text}), ',', '.'), '([T ][0-9]+:[0-9]+)(?![0-9:])', '$1:00')"
+    return f"try_cast({text} as timestamp)"
+
+
+def _match(text: str, pattern: str) -> str:
+    """Writes a condition: the whole of a text has a pattern."""
+    return f"{text} rlike r'^(?:{pattern})\\z'"
 
 
 def _write_json_array(sql: str, target: FieldType) -> str:
@@ -70,14 +129,14 @@ def _is_json_array(source: DataType, target: FieldType, json: bool) -> bool:
 def write_is_day_alone(sql: str, source: DataType) -> str:
     """Writes a condition: the value of `sql` is a day without a time of day."""
     if isinstance(source, StringType):
-        return f"{_write_trim(sql)} rlike '{_DAY_ALONE}'"
+        return _match(_write_trim(sql), DATE)
     return "true" if source.typeName() == "date" else "false"
 
 
 def write_lacks_zone(sql: str, source: DataType) -> str:
     """Writes a condition: the value of `sql` is a time of day that names no zone."""
     if isinstance(source, StringType):
-        return f"{_write_trim(sql)} rlike '{_NO_ZONE}'"
+        return f"{_write_trim(sql)} rlike '{_NO_ZONE}$'"
     return "true" if isinstance(source, TimestampNTZType) else "false"
 
 
@@ -95,7 +154,7 @@ def _write_exactness(sql: str, source: DataType, target: FieldType, level: int) 
             return "true"
         item = f"__x{level}"
         inner = _write_exactness(item, source.elementType, target.element, level + 1)
-        there = f"try_cast({item} as {target.element}) is not null"
+        there = f"{_write_cast(item, source.elementType, target.element, level + 1)} is not null"
         return f"forall({sql}, {item} -> {item} is null or ({there} and {inner}))"
     if isinstance(source, StringType):
         return _write_text_exactness(sql, target)
@@ -118,30 +177,27 @@ def _write_exactness(sql: str, source: DataType, target: FieldType, level: int) 
 def _write_text_exactness(sql: str, target: FieldType) -> str:
     text = _write_trim(sql)
     if target.is_decimal:
-        return (
-            f"({text} rlike '^[+-]?[0-9]*[.]?[0-9]{{0,{target.scale}}}0*$' or {_write_digit_limit(text, target.scale)})"
-        )
+        return _write_digit_limit(text, target.scale)
     if target.is_float:
-        finite = f"({text} rlike '{_NUMBER}' and abs(try_cast({sql} as {target})) < {_INFINITY})"
-        return f"({finite} or lower({text}) rlike '{_NOT_FINITE}')"
-    if target.name == "date":
-        return f"{text} rlike '{_DAY}'"
+        finite = f"({_match(text, NUMBER)} and abs(try_cast({sql} as {target})) < {_INFINITY})"
+        return f"({finite} or {_match(text, NOT_FINITE)})"
     return "true"
 
 
 def _write_digit_limit(text: str, scale: int) -> str:
-    """Writes a condition: a number with an exponent needs at most `scale` digits after the point."""
+    """Writes a condition: a number needs at most `scale` digits after the point."""
     whole, fraction = f"regexp_extract({text}, '^[+-]?([0-9]*)', 1)", f"regexp_extract({text}, '[.]([0-9]*)', 1)"
     power = f"try_cast(regexp_extract({text}, '[eE]([+-]?[0-9]+)$', 1) as int)"
     digits = f"concat({whole}, {fraction})"
     shortened = f"trim(trailing '0' from {digits})"
     needed = f"length({fraction}) - {power} - length({digits}) + length({shortened})"
     few = f"({shortened} = '' or {needed} <= {scale})"
-    return f"if({text} rlike '^[+-]?[0-9]*[.]?[0-9]*[eE][+-]?[0-9]{{1,6}}$', {few}, false)"
+    shifted = f"if({text} rlike '^[+-]?[0-9]*[.]?[0-9]*[eE][+-]?[0-9]{{1,6}}$', {few}, false)"
+    return f"({text} rlike '^[+-]?[0-9]*[.]?[0-9]{{0,{scale}}}0*$' or {shifted})"
 
 
 def _write_trim(sql: str) -> str:
-    return f"btrim({sql}, '{_BLANKS}')"
+    return f"btrim({sql}, '{BLANKS}')"
 
 
 def suggest_remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
@@ -174,11 +230,22 @@ def suggest_remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) 
         cut, read = columns(f"cast({name} as date)"), columns(f"to_date({name}, {_DAY_FORMAT})")
         timed = F.when(text.contains(":"), F.lit(f"it has a time of day, so declare a timestamp, or cut it by {cut}"))
         return timed.otherwise(F.lit(f"write it as 2026-01-31, or say how it is written by {read}"))
+    if type_.name == "timestamp":
+        written = F.lit(
+            f"write it as 2026-01-31T12:00:00Z, or say how it is written by {columns(f'to_timestamp({name}, {_TIME_FORMAT})')}"
+        )
+        remedy = F.when(text.rlike("^[0-9]{1,2}:[0-9]{2}"), F.lit("it has no day, so add it, or declare a string"))
+        for digits, function in _EPOCHS.items():
+            counted = columns(f"{function}(cast({name} as bigint))")
+            remedy = remedy.when(
+                text.rlike(f"^[0-9]{{{digits}}}$"), F.lit(f"say that it is counted from 1970, by {counted}")
+            )
+        counted = columns(f"timestamp_micros(cast({name} as bigint) div 1000)")
+        nanoseconds = F.lit(f"say that it counts nanoseconds from 1970, by {counted}")
+        return remedy.when(text.rlike(f"^[0-9]{{{_NANOSECOND_DIGITS}}}$"), nanoseconds).otherwise(written)
     return F.lit(
         {
             "boolean": "write true or false",
-            "timestamp": "write it as 2026-01-31T12:00:00Z, or say how it is written by "
-            + columns(f"to_timestamp({name}, {_TIME_FORMAT})"),
             "array": "write a list of such values, in text as JSON",
         }.get(type_.name, "write a text")
     )

@@ -276,8 +276,10 @@ class _Field:
             # Python knows no other years, and durations can be added to these without an overflow.
             year = F.year(value)
             problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self.name} is not in the years 1 to 9999"))
+        if self.is_time or (self._type.element is not None and self._type.element.name == "timestamp"):
             # In zones off UTC it lacks a part of these, too; a reader that collects such a time would fail.
-            edge = value.cast("date").isin(*[F.lit(day).cast("date") for day in _EDGES])
+            days = (F.array(value) if self.is_time else value).cast("array<date>")
+            edge = F.arrays_overlap(days, F.array(*[F.lit(day).cast("date") for day in _EDGES]))
             problem = problem.when(
                 edge, F.lit(f"{self.name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
             )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
+import shlex
 import socket
 import threading
 import time
 import uuid
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import StorageLevel
@@ -17,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.fields import POSITION
+from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
 from lookback.spark.ingest.fields import (
     ASSUMED,
@@ -32,8 +37,8 @@ from lookback.spark.ingest.fields import (
 )
 from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.lookups import Lookups
-from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, name_options_key
-from lookback.spark.ingest.sources import Files, Source, normalize_slashes, read_planned_files
+from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, mark_conflicts, name_options_key
+from lookback.spark.ingest.sources import Files, Source, find_changed_files, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import find_local_path, is_connect
 from lookback.spark.tables.lakehouse import to_timestamp
 from lookback.spark.tables.locks import lock_ingest
@@ -191,15 +196,22 @@ def ingest_continuously(
     format: str | None = None,
     options: Mapping[str, str] | None = None,
     progress: Callable[[IngestReport], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> StreamingQuery:
     """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
 
     A file that cannot be read becomes a row of rejected_events, for `retry_rejected`; the others are taken in. Move files
     to `path` when they are complete. checkpoint: the folder that records the files taken. every: the interval between two
-    looks; None: take the files that are there, then end. progress: called with the report of each batch. Raises
-    SetupError as `ingest` does.
+    looks; None: take the files that are there, then end. progress: called with the report of each batch. warn: called with
+    a sentence about files that were written again after an earlier run took them. Raises SetupError as `ingest` does.
     """
     source = _find_source(tables, stream, path, format, options)
+    if warn is not None and (changed := find_changed_files(tables.spark, source, str(checkpoint))):
+        warn(
+            f"{count_noun(len(changed), 'file')} changed after an earlier run took {'it' if len(changed) == 1 else 'them'}, "
+            f"such as {changed[0]}: a file is taken once, by its name, so rows that were added are missing. "
+            f"`lookback ingest {stream.name} {shlex.quote(changed[0])}` takes them in"
+        )
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock_ingest(tables, stream))
         tables.require(stream)
@@ -370,6 +382,18 @@ class IngestRound:
         usable = rows.where(F.col(REASON).isNull())
         known = self._find_known(usable, figures)
         new = usable if known is None else usable.join(known, self._is_known, "left_anti")
+        differing = [] if known is None else [self._find_different(usable, known)]
+        if figures.ids != figures.usable:
+            new, more = self._split_off_different(new)
+            differing += more
+        if differing:
+            conflicts = reduce(lambda some, more: some.unionByName(more), differing).persist()
+            cached.callback(conflicts.unpersist)
+            rejected = conflicts.count()
+            if rejected:
+                rows = mark_conflicts(rows, conflicts, self._stream)
+                figures = figures._replace(usable=figures.usable - rejected, rejected=figures.rejected + rejected)
+                usable = rows.where(F.col(REASON).isNull())
         if not self._stream.lookups:
             return _Settled(rows, figures.rejected, _Batch(new, figures))
         looked_up = self._cache(self._lookups.join(new, are_few=figures.usable <= self._stream.commit_rows))
@@ -392,13 +416,16 @@ class IngestRound:
         return self._number_rows(unknown, figures.usable)
 
     def _find_known(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame | None:
-        """Finds the (__id, __time) of the table's events with the ids of a batch; None if there are none."""
+        """Finds the table's events with the ids of a batch, as (__id, __time, __content, __stamp); None if there are none."""
         if self._tables.is_unwritten(self._stream.name):
             return None
         bounds = (figures.first_time, figures.last_time, figures.first_id, figures.last_id)
         known = read_possible_duplicates(self._tables, self._stream, *bounds)
         known = known.select(
-            F.col(self._stream.event_id).alias("__id"), _to_micros(self._stream.event_time).alias("__time")
+            F.col(self._stream.event_id).alias("__id"),
+            _to_micros(self._stream.event_time).alias("__time"),
+            F.struct(*self._stream.own_fields).alias("__content"),
+            F.col("ingested_at").alias("__stamp"),
         )
         ids = usable.select(F.col(self._stream.event_id).alias("__wanted"))
         if figures.usable <= self._stream.commit_rows:
@@ -413,6 +440,57 @@ class IngestRound:
         """The condition that a row is an event of the table, for a join with the result of `_find_known`."""
         gap = F.abs(F.col("__time") - _to_micros(self._stream.event_time))
         return (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
+
+    def _find_different(self, usable: DataFrame, known: DataFrame) -> DataFrame:
+        """Finds the rows that have the id of an event of the table, but are not equal to it in every field."""
+        fields = self._stream.own_fields
+        same = reduce(and_, [F.col(name).eqNullSafe(F.col("__content")[name]) for name in fields])
+        found = usable.join(known, self._is_known & ~same, "left_semi").localCheckpoint()
+        if found.isEmpty():
+            return found
+        # An event that is older than a column of the table has no value there, which is no difference.
+        added = self._read_added_columns()
+        same = F.lit(True)
+        for name in fields:
+            is_equal = F.col(name).eqNullSafe(F.col("__content")[name])
+            same &= is_equal | (F.col("__stamp") < F.lit(added[name])) if name in added else is_equal
+        # It may be equal to another event of this id.
+        return found.join(known, self._is_known & same, "left_anti")
+
+    def _read_added_columns(self) -> dict[str, dt.datetime]:
+        """Reads when columns were added to the events table; without those that it had from the beginning."""
+        history = self._tables.history(self._stream.name).where("operation = 'ADD COLUMNS'")
+        columns = F.from_json(F.col("operationParameters")["columns"], "array<struct<column: struct<name: string>>>")
+        rows = history.select("timestamp", F.explode(columns["column"]["name"]).alias("name")).collect()
+        return {row["name"]: row["timestamp"] for row in rows}
+
+    def _split_off_different(self, new: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
+        """Splits off rows that differ from the event of their id that stays; the second part is empty if there are none."""
+        id_, fields = self._stream.event_id, list(self._stream.own_fields)
+        # NULLs change no hash, so it is also told which they are.
+        content = F.xxhash64(*fields, *[F.col(name).isNull() for name in fields])
+        contested = new.groupBy(id_).agg(F.min(content).alias("least"), F.max(content).alias("greatest"))
+        contested = contested.where("least != greatest").select(id_).localCheckpoint()
+        if contested.isEmpty():
+            return new, []
+        columns, window = new.columns, self._stream.dedupe_window
+        row = F.struct(
+            _to_micros(self._stream.event_time).alias("__time"), FILE, BLOCK, ROW, F.struct(*fields).alias("__content"),
+            F.struct(*columns).alias("__whole"),
+        )  # fmt: skip
+        lists = (
+            new.join(contested, id_, "left_semi").groupBy(id_).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
+        )
+        first = "__rows[0] as kept, array(struct(__rows[0].__whole as row, false as differs)) as seen"
+        added = "concat(a.seen, array(struct(x.__whole as row, {} as differs))) as seen"
+        walk = F.expr(
+            f"aggregate(slice(__rows, 2, size(__rows)), struct({first}), (a, x) -> "
+            f"if(x.__time - a.kept.__time > {window}, struct(x as kept, {added.format('false')}), "
+            f"struct(a.kept as kept, {added.format('not (x.__content <=> a.kept.__content)')}))).seen"
+        )
+        walked = lists.select(F.explode(walk).alias("each")).select("each.row.*", "each.differs").localCheckpoint()
+        alike = new.join(contested, id_, "left_anti").unionByName(walked.where("not differs").drop("differs"))
+        return alike.select(*columns), [walked.where("differs").select(*columns)]
 
     def _drop_certain_duplicates(self, events: DataFrame) -> DataFrame:
         """Drops the rows that are certainly duplicates within the batch; rows that may be are marked as DOUBTFUL.

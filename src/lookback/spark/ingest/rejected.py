@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -25,6 +26,7 @@ from lookback.spark.ingest.fields import (
     UNIT,
     cast_rows,
     list_source_columns,
+    quote_value,
     reads_kafka,
 )
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
@@ -79,6 +81,35 @@ def count_rejections(rows: DataFrame, reason: Column, raw: Column, source: Colum
 def name_options_key(stream: Stream) -> str:
     """Returns the key of the stream's `source` that has the options by which lines are read."""
     return "value_options" if reads_kafka(stream) else "options"
+
+
+def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> DataFrame:
+    """Gives a REASON to those of the checked `rows` that are `conflicts`: their id belongs to an event that differs.
+
+    A row whose text was not kept is kept by its fields.
+    """
+    id_, fields = stream.event_id, {name: str(type_) for name, type_ in stream.own_fields.items()}
+    columns = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in fields.items())
+    reading = json.dumps({"format": "parquet", "columns": columns, "fields": True}, ensure_ascii=False)
+    raw = F.make_valid_utf8(F.to_json(F.struct(*fields), {"ignoreNullFields": "false", **JSON_FORMATS}))
+    reason = F.concat(
+        F.lit(f"{id_}: "), quote_value(F.col(id_)),
+        F.lit(
+            " is the id of an event that is there already, and this row differs from it: give the row an id of its own, or "
+            "delete that event"
+        ),
+    )  # fmt: skip
+    place = [FILE, BLOCK, ROW, RAW]
+    keys = conflicts.select(*[F.col(name).alias(f"{name}_key") for name in place])
+    is_conflict = reduce(and_, [F.col(name).eqNullSafe(F.col(f"{name}_key")) for name in place])
+    marked = conflicts.withColumns(
+        {
+            REASON: reason,
+            READ_AS: F.when(F.col(RAW).isNull(), F.lit(reading)).otherwise(F.col(READ_AS)),
+            RAW: F.coalesce(F.col(RAW), raw),
+        }
+    )
+    return rows.join(keys, is_conflict, "left_anti").unionByName(marked)
 
 
 @dataclass(frozen=True)
@@ -194,11 +225,15 @@ class RetriedRows:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The way in which rows were read. columns: those of the source; None if it had none, or they are not known."""
+    """The way in which rows were read.
+
+    columns: those of the source; None if it had none, or they are not known. has_fields: the columns are the stream's fields.
+    """
 
     source: Source
     columns: StructType | None
     is_record: bool
+    has_fields: bool
 
     @classmethod
     def from_json(cls, text: str | None, options: Mapping[str, str]) -> _Reading:
@@ -208,12 +243,13 @@ class _Reading:
             columns = StructType.fromDDL(reading["columns"]) if reading.get("columns") else None
             read_with = {str(name): str(value) for name, value in dict(reading.get("options") or {}).items()}
             format_, is_record = reading.get("format", "json"), reading.get("kafka") is True
+            has_fields = reading.get("fields") is True
         except (AttributeError, PySparkException, TypeError, ValueError):
-            columns, read_with, format_, is_record = None, {}, "json", False
+            columns, read_with, format_, is_record, has_fields = None, {}, "json", False, False
         if format_ not in FORMATS:
             columns, format_ = None, "json"
         source = Source(_TABLE, format_, {**read_with, **options})
-        return cls(source, columns if isinstance(columns, StructType) else None, is_record)
+        return cls(source, columns if isinstance(columns, StructType) else None, is_record, has_fields)
 
 
 def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame:
@@ -229,6 +265,8 @@ def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame
         position.bitwiseAND(F.lit(2**ROW_BITS - 1)).alias(ROW),
     )
     source, columns = reading.source, reading.columns
+    if reading.has_fields:
+        stream = replace(stream, columns={}, source={})
     if columns is None or source.format == "json":
         parsed = source.parse_json(rows, list_source_columns(stream))
     elif source.format == "csv":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import PurePosixPath
@@ -35,7 +36,7 @@ from lookback.spark.ingest.fields import (
     repeats_key,
     require_columns,
 )
-from lookback.spark.platform.session import on_databricks
+from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
 from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ CSV_DEFAULTS = {"header": "true", "escape": '"'}
 KEEP_CORRUPT = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
 # No file may be skipped in silence, whatever the session's settings are.
 _NOTHING_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# With this option a path is the name of one place, whatever characters it has, and no pattern.
+_NO_PATTERN = {"__globPaths__": "false"}
 # Reader options that select files, in lower case.
 _FILE_FILTERS = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
 _FILE_SCHEMA = "path string, modificationTime timestamp, length bigint, content binary"
@@ -107,7 +110,7 @@ class Source:
             raise SetupError(f"stream {stream.name!r} declares no source: name the file or folder to ingest")
         options = {**dict(declared.get("options") or {}), **dict(options or {})}
         name = format_ or (declared.get("format") if path is None else None)
-        name = name or _find_format(_list_files(spark, chosen, options), chosen) or declared.get("format")
+        name = name or _find_format(_list_files(spark, cls(chosen, "", options)), chosen) or declared.get("format")
         known = _SUFFIXES.get(f".{name}")
         if known is None:
             raise SetupError(f"{chosen}: the format {name or ''!r} is not known; name one of {', '.join(FORMATS)}")
@@ -118,6 +121,17 @@ class Source:
         """True if the columns of the files are text; those of Parquet have types."""
         return self.format != "parquet"
 
+    @property
+    def is_pattern(self) -> bool:
+        """True if the path may match several names; a path that is there on this machine is a name, whatever it looks like."""
+        local = find_local_path(self.path)
+        return bool(re.search(r"[*?\[{\\]", self.path)) and (local is None or not local.exists())
+
+    @property
+    def path_options(self) -> dict[str, str]:
+        """The options with which readers take the path for what it is."""
+        return {} if self.is_pattern else dict(_NO_PATTERN)
+
     def select_files(self, spark: SparkSession, stream: Stream) -> Files:
         """Selects the files that are there now."""
         return Files(spark, self, stream, None)
@@ -126,7 +140,9 @@ class Source:
         """Streams the names of files as they appear, one row a file; opens none. On Databricks by Auto Loader."""
         reader = spark.readStream.format("cloudFiles" if on_databricks() else "binaryFile")
         reader = reader.schema(_FILE_SCHEMA).options(**self.make_watch_options(on_databricks()))
-        return reader.load(self.path).select("_metadata.file_path")
+        # A stream takes any path for a pattern.
+        path = self.path if self.is_pattern else _escape(self.path)
+        return reader.load(path).select("_metadata.file_path")
 
     def make_watch_options(self, auto_loader: bool) -> dict[str, str]:
         """Returns the options of the reader that finds files, without those by which files are read.
@@ -160,7 +176,7 @@ class Source:
         """
         recursive = any(n.lower() == "recursivefilelookup" and v.lower() == "true" for n, v in self.options.items())
         base = re.sub(r"^\w+:/*", "/", self.path).rstrip("/") + "/"
-        if recursive or re.search(r"[*?\[{]", self.path) or base not in unquote(name):
+        if recursive or self.is_pattern or base not in unquote(name):
             return True
         *folders, file = unquote(name).partition(base)[2].split("/")
         return all("=" in folder for folder in folders) and not file.startswith(("_", "."))
@@ -244,7 +260,7 @@ class Files:
         file can be used.
         """
         source = self.source
-        names = _list_files(self.spark, source.path, source.options) if self.names is None else list(self.names)
+        names = _list_files(self.spark, source) if self.names is None else list(self.names)
         broken: dict[str, str] = {}
         by_schema: dict[str, _FileGroup] = {}
         for group in self._find_readable(sorted(names), broken):
@@ -313,6 +329,8 @@ class Files:
                 half = len(names) // 2
                 yield from self._find_readable(names[:half], broken)
                 yield from self._find_readable(names[half:], broken)
+            elif "\ufffd" in unquote(names[0]):
+                broken[names[0]] = "the file's name is not UTF-8, so Spark cannot open it; rename the file"
             elif _VANISHED.search(str(error)):
                 broken[names[0]] = "the file vanished before it was read"
             else:
@@ -368,7 +386,12 @@ class Files:
         return self.spark.read.format(self.source.format).options(**options).schema(schema)
 
     def _load(self, reader: Any, names: Sequence[str] | None) -> DataFrame:
-        rows: DataFrame = reader.load(self.source.path if names is None else [_match_exactly(name) for name in names])
+        if not is_connect(self.spark) and _has_colon(self.source.path, names):
+            _read_without_checksums(self.spark)
+        if names is None:
+            rows: DataFrame = reader.options(**self.source.path_options).load(self.source.path)
+        else:
+            rows = reader.options(**_NO_PATTERN).load([unquote(name) for name in names])
         return rows
 
     def _make_unreadable_rows(self, broken: Mapping[str, str]) -> DataFrame:
@@ -420,6 +443,25 @@ def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> l
         return []
 
 
+def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> list[str]:
+    """Finds the files that were written again after the query with this checkpoint took them; a stream does not notice.
+
+    None are found where the records of the checkpoint are not in the form of Spark 3 and 4, as on Databricks.
+    """
+    try:
+        entries = spark.read.text(f"{_escape(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
+        entry = F.from_json(_LINE, "path string, timestamp long").alias("entry")
+        taken = {normalize_slashes(row[0]): row[1] for row in entries.select(entry).select("entry.*").collect()}
+        files = spark.read.format("binaryFile").options(**source.path_options).load(source.path)
+        changed = F.unix_millis("_metadata.file_modification_time").alias("changed")
+        rows = files.select("_metadata.file_path", changed).collect() if taken else []
+    except AnalysisException:
+        return []
+    names = [(normalize_slashes(row[0]), row[1]) for row in rows]
+    changed_names = [unquote(name) for name, time in names if time > taken.get(name, time)]
+    return sorted(re.sub("^file:/+", "/", name) for name in changed_names)
+
+
 def _read_log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
     lines = spark.read.text(f"{folder}/offsets/{batch_id}", wholetext=True).collect()[0][0]
     return int(json.loads(lines.strip().splitlines()[-1])["logOffset"])
@@ -451,17 +493,30 @@ def _add_place(rows: DataFrame) -> DataFrame:
     return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 
-def _list_files(spark: SparkSession, path: str, options: Mapping[str, str]) -> list[str]:
-    filters = {name: value for name, value in options.items() if name.lower() in _FILE_FILTERS}
+def _list_files(spark: SparkSession, source: Source) -> list[str]:
+    filters = {name: value for name, value in source.options.items() if name.lower() in _FILE_FILTERS}
+    reader = spark.read.options(**filters, **source.path_options)
     try:
-        return [normalize_slashes(name) for name in spark.read.options(**filters).text(path).inputFiles()]
+        return [normalize_slashes(name) for name in reader.text(source.path).inputFiles()]
     except AnalysisException as error:
-        raise SetupError(f"{path} cannot be read: {first_line(error)}") from error
+        raise SetupError(f"{source.path} cannot be read: {first_line(error)}") from error
 
 
-def _match_exactly(name: str) -> str:
-    """Returns the path pattern that matches the named file and no other."""
-    return _escape(unquote(name))
+def _has_colon(path: str, names: Sequence[str] | None) -> bool:
+    """Returns whether one of the files on this machine has a colon in its name. names: see `Files`."""
+    local = find_local_path(path)
+    if local is None:
+        return False
+    if names is not None:
+        return any(":" in name.rpartition("/")[2] for name in names)
+    return ":" in local.name or next(local.rglob("*:*"), None) is not None
+
+
+def _read_without_checksums(spark: SparkSession) -> None:
+    """Lets this machine's files be read without looking for `.NAME.crc` beside them, a path that Hadoop cannot make of a colon."""
+    jvm: Any = spark._jvm
+    files = jvm.org.apache.hadoop.fs.FileSystem
+    files.getLocal(spark._jsparkSession.sessionState().newHadoopConf()).setVerifyChecksum(False)
 
 
 def _escape(path: str) -> str:
@@ -490,6 +545,12 @@ def _find_format(files: Iterable[str], path: str) -> str | None:
 
 def _find_cause(error: Exception) -> str:
     """Returns the innermost cause that Java names, without its class."""
+    header = re.search(r"CSV header does not conform to the schema\.\s*Header: (.*)", str(error))
+    if header is not None:
+        counts = Counter(name.strip().lower() for name in header[1].split(","))
+        twice = [name for name, count in counts.items() if count > 1]
+        if twice:
+            return f"its header names {', '.join(map(repr, twice))} more than once; give each column a name of its own"
     causes = re.findall(r"Caused by: ([^\n]*)", str(error))
     text = causes[-1] if causes else first_line(error)
     return re.sub(r"^[\w.$]+(Exception|Error): ", "", text).strip()[:1_000]

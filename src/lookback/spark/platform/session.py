@@ -42,6 +42,8 @@ _RESULT_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # Expressions follow ANSI mode: an overflow is an error and never a wrong number.
     "spark.sql.ansi.enabled": "true",
+    # Times in nanoseconds, as pandas writes them into Parquet, are numbers; else no column of such a file can be read.
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
 # Python's stateful operator works with no other state store; window pages also outgrow the JVM's heap.
 _STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider"}

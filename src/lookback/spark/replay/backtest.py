@@ -9,7 +9,7 @@ import datetime as dt
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from lookback.core.rules.variants import make_variants
 from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import LOOKBACK
 from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import find_local_path, open_own_session
@@ -236,7 +237,8 @@ def backtest(
             alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
         result = Backtest(
             figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-            _list_errors(answers, plan), warnings=[*filter(None, [history.warning]), *course.warnings],
+            _list_errors(answers, plan),
+            warnings=[*filter(None, [history.warning]), *course.warnings, *_describe_discarded(answers)],
             _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
         )  # fmt: skip
         if against is not None:
@@ -259,6 +261,22 @@ def _keep(rows: DataFrame, kept: ExitStack) -> DataFrame:
 def _free(rows: DataFrame) -> None:
     with suppress(PySparkException):
         rows.unpersist()
+
+
+def _describe_discarded(answers: Answers) -> Iterator[str]:
+    """Describes the events that came too late to count, if there are any."""
+    late = answers.read_late().where("late_by_us > 0").groupBy("event_id", "event_time", "arrival")
+    # The rules of one shard may discard what those of another take.
+    discarded = late.agg(F.bool_and(F.col("action") == "discarded").alias("is_discarded")).where("is_discarded")
+    example = F.min(F.struct("arrival", F.col("event_time").cast("string"), "event_id")).alias("example")
+    row = discarded.agg(F.count("*").alias("count"), example).head()
+    if row is not None and row["count"]:
+        arrival, time, event_id = row["example"]
+        yield (
+            f"{count_noun(row['count'], 'event')} came too late for every rule here and count nowhere, as in the stream, such as "
+            f"{event_id!r} of {time} in commit {arrival}: a file of older events that is ingested after newer ones is late. To "
+            "judge them, ingest older files first, or declare a longer allowed_lateness"
+        )
 
 
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
