@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.streams.metrics import RuleCounts
@@ -131,7 +131,8 @@ class Figures:
     commit. samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when its newest row was
     written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
     rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
-    warming: the versions that wait for the history of their windows.
+    warming: the versions that wait for the history of their windows. other_tables: how tables differ from those that the
+    evaluation has read, a sentence each. account: the sums of the last rounds of ingest, by name; None if they are not known.
     """
 
     stream: str
@@ -151,6 +152,8 @@ class Figures:
     reason: str = ""
     ingested: int = 0
     warming: Sequence[WarmUp] = ()
+    other_tables: Sequence[str] = ()
+    account: Mapping[str, Any] | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -171,6 +174,11 @@ def check_health(figures: Figures) -> list[Finding]:
     """Runs all checks and returns their findings, problems first; empty if all is well."""
     findings = [finding for check in _CHECKS for finding in check(figures)]
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def make_misfit(what: str) -> Finding:
+    """Makes the finding about a table of events that lacks declared fields. what: which, and what to do."""
+    return Finding(PROBLEM, "fields", f"The {what}.", "Until then nothing can read its events.")
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -194,6 +202,26 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
         else f", last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
     )
     return f"{figures.stream} {state}: {judged}, {waiting}{last}."
+
+
+def _check_tables(figures: Figures) -> list[Finding]:
+    findings = [
+        Finding(
+            PROBLEM, "other_tables", f"The evaluation has read other tables than those that are there: {what}.",
+            "Bring back the tables that were read, or judge what is there now as a new evaluation: lookback evaluate "
+            f"{figures.stream} --fresh.",
+        )
+        for what in figures.other_tables
+    ]  # fmt: skip
+    account = figures.account
+    if account is not None and not account["closes"]:
+        what = (
+            f"The account of the last {account['rounds']:,} rounds of ingest does not add up: rows that ingest wrote are not in "
+            "the table of events, or late_events has rows about events that are not."
+        )
+        remedy = "Find out whether tables were restored from a backup, or others deleted rows or wrote to them."
+        findings.append(Finding(PROBLEM, "account", what, remedy))
+    return findings
 
 
 def _check_running(figures: Figures) -> list[Finding]:
@@ -394,6 +422,7 @@ def _check_state(figures: Figures) -> list[Finding]:
 
 
 _CHECKS: tuple[Callable[[Figures], list[Finding]], ...] = (
+    _check_tables,
     _check_running,
     _check_lag,
     _check_rules,

@@ -5,11 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.operations.health import RECENT, Figures, Sample, WarmUp, check_health, describe_health, is_healthy
+from lookback.core.operations.health import (
+    RECENT,
+    Figures,
+    Sample,
+    WarmUp,
+    check_health,
+    describe_health,
+    is_healthy,
+    make_misfit,
+)
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece
@@ -20,6 +29,7 @@ from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
+from lookback.spark.tables.history import find_other_histories
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -163,13 +173,16 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
+    if stream.table and (misfit := tables.find_misfit(stream)):
+        found = [asdict(make_misfit(misfit))]
+        return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": found}
 
     def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
         return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))
 
     own = F.col("stream") == stream.name
     begin = F.lit(queue_begins())
-    figures = read_stream_figures(tables, stream, checkpoint)
+    figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
     status.update(
         events=count(stream.name, lambda _: tables.read_events(stream.name)),
@@ -182,13 +195,19 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         rejected=count("rejected_events", lambda rows: rows.where(own & (F.col("ingested_at") >= begin))),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
-        account=find_recent_account(tables, stream, figures.judged, figures.now),
+        account=figures.account,
         warming=[each._asdict() for each in figures.warming],
         healthy=is_healthy(findings),
         health=describe_health(figures, findings),
         findings=[asdict(finding) for finding in findings],
     )
     return status
+
+
+def with_account(tables: Tables, stream: Stream, figures: Figures) -> Figures:
+    """Adds the account of the last rounds of ingest to the figures of a stream."""
+    account = find_recent_account(tables.holding(stream), stream, figures.judged, figures.now)
+    return replace(figures, account=account)
 
 
 def read_stream_figures(
@@ -213,6 +232,7 @@ def read_stream_figures(
         last_sample=None if last is None else _to_utc(last[metrics.MEASURED_AT]),
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
         warming=read_warm_ups(tables, stream),
+        other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
     )  # fmt: skip
 
 
@@ -238,7 +258,7 @@ def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
     named: dict[tuple[str, int], tuple[int, int]] = {}
     is_piece = (F.col("rule_id") == "*") & (F.col("status") == WARM)
     for row in tables.query("rules", lambda rows: rows.where(is_piece).select("document")):
-        with contextlib.suppress(LookbackError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(LookbackError, ValueError):
             piece = Piece.from_document(read_document(row["document"]))
             key = piece.rule_id, piece.version
             named[key] = max(named.get(key, (0, 0)), (piece.piece, piece.pieces))
