@@ -583,10 +583,11 @@ def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | 
 def show_health(workspace: Workspace) -> list[Finding]:
     """Shows in words whether the stream is healthy, and what to do if it is not."""
     from lookback.spark.checkpoints.checkpoint import Checkpoint
-    from lookback.spark.operations.status import read_stream_figures
+    from lookback.spark.operations.status import read_stream_figures, with_account
 
     checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
-    figures = read_stream_figures(workspace.tables, workspace.stream, checkpoint)
+    tables, stream = workspace.tables, workspace.stream
+    figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
     show(text(describe_health(figures, findings)))
     if findings:

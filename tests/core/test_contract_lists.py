@@ -437,6 +437,9 @@ def test_c11_3_an_evaluator_reads_only_the_lists_that_rules_in_force_name() -> N
             asked.append((commit, names))
             return LISTED.select(names)
 
+        def knows(self, commit: int) -> bool:
+            return True
+
     evaluator, state = Evaluator(STREAM, lists=Source()), new_state(STREAM)
     state.begin(DictStore())
     documents = [

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.quarantine import Quarantine
+from lookback.core.rules.rulebook import MAX_VERSION
 from lookback.spark.following.quarantine import FILE, Quarantines
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -128,7 +129,9 @@ def test_c4_bad_rows_are_rejected_alone_while_the_stream_judges(ready: Tables) -
     # The table can still be read by those who list and publish.
     rules = RulesTable(ready, STREAMS)
     assert {row.rule_id for row in rules.rows()} >= {"good", "twenty"}
-    with pytest.raises(RuleError, match="version 9,223,372,036,854,775,807; delete that row"):
+    assert rules.push(GOOD) == 9
+    write(ready, as_row(GOOD, MAX_VERSION - 1))
+    with pytest.raises(RuleError, match="version 9,223,372,036,854,775,805; delete that row"):
         rules.push(GOOD)
 
 

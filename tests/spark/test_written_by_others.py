@@ -12,11 +12,14 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
+from lookback.core.values.types import parse_type
 from lookback.spark.checkpoints.checkpoint import EVENTS, Checkpoint
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.maintenance import maintain
 from lookback.spark.operations.status import event_account, stream_status
+from lookback.spark.replay.backtest import Candidate, backtest
+from lookback.spark.replay.proof import prove
 from lookback.spark.review import explain
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -29,6 +32,7 @@ from payins import (
     publish,
     replay_of_tables,
     replayed_alerts,
+    rule,
     stored_alerts,
 )
 
@@ -160,3 +164,65 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
             tables.create(other)
     finally:
         spark.sql("DROP TABLE default.pay_ins")
+
+
+def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_one_is_named_with_what_to_do(
+    tables: Tables, spark: SparkSession, tmp_path: Path
+) -> None:
+    place = tmp_path / "mapped"
+    mapped = f"{PROPERTIES}, delta.columnMapping.mode = 'name', delta.enableTypeWidening = true"
+    spark.sql(
+        f"CREATE TABLE delta.`{place}` ({COLUMNS}, more string, less string) USING delta TBLPROPERTIES ({mapped})"
+    )
+    stream, counted = elsewhere(place), rule("counted", when="n >= 1", message="")
+    streams = {stream.name: stream}
+    tables.create(stream)
+    publish(tables, [counted])
+    events = make_events(100, seed=3)
+
+    def alter(what: str) -> None:
+        spark.sql(f"ALTER TABLE delta.`{place}` {what}")
+
+    def judge(arrival: int) -> int:
+        write(spark, place, [row for row in events if row["arrival"] == arrival])
+        evaluate(tables, stream)
+        return len(stored_alerts(tables))
+
+    assert judge(1) > 0
+    alter("RENAME COLUMN less TO least")
+    after_rename = judge(2)
+    alter("DROP COLUMN least")
+    assert judge(3) > after_rename > 0
+    before = stored_alerts(tables)
+    there = tables.holding(stream)
+    assert before == replayed_alerts(replay_of_tables(there))
+    with prove(tables, stream, streams) as proofs:
+        assert all(each.holds for each in proofs.rows)
+    with backtest(tables, stream, [Candidate({**counted, "rule_id": "tried"})], streams=streams) as tried:
+        assert len({row.alert_id for row in before}) == tried.figures[0].alerts
+    evaluate(tables, stream, rebuild=True)
+    assert stored_alerts(tables) == before
+
+    alter("RENAME COLUMN shop TO store")
+    folder = Checkpoint(Path(checkpoint_folder(tables, stream)))
+    misfit = r"shop is missing, declared is string\. .* RENAME COLUMN its_name_of_now TO `shop`"
+    for read in (lambda: evaluate(tables, stream), lambda: prove(tables, stream, streams)):
+        with pytest.raises(SetupError, match=misfit):
+            read()
+    status = stream_status(tables, stream, folder)
+    assert not status["healthy"]
+    assert re.search(misfit, status["findings"][0]["what"])
+    alter("RENAME COLUMN store TO shop")
+    evaluate(tables, stream)
+    assert stored_alerts(tables) == before
+
+    alter("ALTER COLUMN customer TYPE bigint")
+    with pytest.raises(SetupError, match=r"customer is bigint, declared is int\. Declare the type that the table has"):
+        evaluate(tables, stream)
+    wider = replace(stream, fields={**stream.fields, "customer": parse_type("bigint")})
+    evaluate(tables, wider, rebuild=True)
+    assert stored_alerts(tables) == before
+    judge_wider = [row for row in events if row["arrival"] == 4]
+    write(spark, place, judge_wider)
+    evaluate(tables, wider)
+    assert len(stored_alerts(tables)) > len(before)

@@ -107,7 +107,7 @@ def check_document(
 
 def find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
     """Finds the version of a rule that `activate` takes, in the table `rules`. Raises RuleError if `rule_id` has none."""
-    rows = [row for row in rules.rows() if row.rule_id == rule_id and row.document is not None]
+    rows = [row for row in rules.list_obeyed(rule_id) if row.document is not None]
     for status in ("draft", "shadow", "paused", "active", "quarantined"):
         for row in rows:
             if row.status == status:

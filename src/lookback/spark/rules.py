@@ -27,6 +27,7 @@ from lookback.core.rules.versions import WARM, WITH_STATE, Entry, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import MICROSECONDS
+from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
@@ -133,7 +134,7 @@ class RulesTable:
         compiled = self._check_with_lists(document)
         text = _write_document(compiled, self.streams)
         status = self.choose_status(status)
-        return self._publish(compiled.spec.rule_id, lambda last: (status, text), author, comment)
+        return self._publish(compiled.spec.rule_id, lambda _: (status, text), author, comment)
 
     def choose_status(self, status: str) -> str:
         """Returns the status with which a new document is published: under a gate a draft in place of an active version."""
@@ -147,17 +148,18 @@ class RulesTable:
         """
         text = json.dumps(row.document, ensure_ascii=False, default=_to_json_value)
         approval = _Approval(approver or None, evidence)
-        return self._publish(row.rule_id, lambda _: ("active", text), author, comment, lambda *_: approval)
+        return self._publish(row.rule_id, lambda _: ("active", text), author, comment, lambda _: approval)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with another status. Raises RuleError for an unknown rule.
 
         The document is that of the active or paused version, else of the one in shadow, else of the last draft, even if
-        another process publishes at the same time.
+        another process publishes at the same time. Rows that never came into force, such as one that was written by hand and
+        cannot be read, are passed over.
         """
 
-        def make_row(current: RuleRow | None) -> tuple[str, str]:
-            current, document = self._require_document(rule_id, current)
+        def make_row(rows: list[Row]) -> tuple[str, str]:
+            current, document = self._require_current(rule_id, rows)
             if self.has_gate and status == "active" and not is_proven(document, current.evidence):
                 message = (
                     f"the settings have a gate, and version {current.version} has no evidence that it met it; use "
@@ -166,10 +168,10 @@ class RulesTable:
                 raise RuleError(rule_id, [Problem("status", message)])
             return status, json.dumps(document, ensure_ascii=False)
 
-        def carry_on(current: RuleRow | None, rows: list[Row]) -> _Approval:
+        def carry_on(rows: list[Row]) -> _Approval:
+            current, _ = self._require_current(rule_id, rows)
             # The document is the same, so what was known about it still is; a retired rule has to show it again.
-            is_kept = current is not None and current.status in ("active", "paused") and status in ("active", "paused")
-            if current is None or not is_kept:
+            if not (current.status in ("active", "paused") and status in ("active", "paused")):
                 return _Approval()
             approval = _Approval(current.approved_by, current.evidence)
             if status == "active" and is_same_person(author or self.tables.current_user, current.approved_by):
@@ -190,8 +192,8 @@ class RulesTable:
         Raises RuleError for an unknown rule, parameter or value, for a retired rule, and if the new document fails its check.
         """
 
-        def make_row(current: RuleRow | None) -> tuple[str, str]:
-            current, document = self._require_document(rule_id, current)
+        def make_row(rows: list[Row]) -> tuple[str, str]:
+            current, document = self._require_current(rule_id, rows)
             if current.status == "retired":
                 message = "is retired; publish its document again with `lookback rules push`"
                 raise RuleError(rule_id, [Problem("status", message)])
@@ -257,16 +259,6 @@ class RulesTable:
         ]
         self._append_as_stream(rows, f"{stream}:{max(commits)}")
 
-    def read_announced(self, stream: str) -> list[int]:
-        """Reads the commits of the table `lists` that `announce_lists` has published for a stream, ascending."""
-
-        def select(rows: DataFrame) -> DataFrame:
-            is_list = (F.col("rule_id") == "*") & (F.col("status") == LISTS) & F.col("version").isNotNull()
-            return rows.where(is_list).select("version", "document")
-
-        rows = self.tables.query("rules", select)
-        return sorted({row["version"] for row in rows if _names_stream(row["document"], stream)})
-
     def publish_piece(self, stream: str, piece: Piece) -> None:
         """Publishes a row that names a piece of history, for a version that is warming."""
         row = _NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, "")
@@ -314,10 +306,11 @@ class RulesTable:
         """Returns the versions that count, by rule_id; commands and rows without an id are left out.
 
         These are of each rule the last version that is active, paused, retired or quarantined, the one in shadow beside it,
-        and a draft that is later than both. without: versions that are no part of it, by rule_id and number.
+        and a draft that is later than both. A row that cannot be read counts only where a rule has no other. without:
+        versions that are no part of it, by rule_id and number.
         """
         rows = self._read_versions()
-        return _list_by_role(row for row in rows if (row["rule_id"], row["version"]) not in without)
+        return _list_by_role(_list_sound(row for row in rows if (row["rule_id"], row["version"]) not in without))
 
     def list_rows(self) -> list[RuleRow]:
         """Returns the versions that count, with status rejected or warming for a later one that is not, or not yet, in force."""
@@ -345,7 +338,7 @@ class RulesTable:
 
         Raises RuleError if there is no such rule, or its document cannot be read.
         """
-        rows = self._read_rows(rule_id) if self.tables.exists("rules") else []
+        rows = _list_sound(self._read_rows(rule_id)) if self.tables.exists("rules") else []
         last = _find_last(row for row in rows if row["status"] == "active") or _find_last(rows)
         if last is None or last.document is None:
             raise RuleError(
@@ -381,21 +374,34 @@ class RulesTable:
         rows = [next((row for row in rows if row.status != "retired"), rows[0]) for rows in by_rule.values()]
         return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
 
-    def _require_document(self, rule_id: str, row: RuleRow | None) -> tuple[RuleRow, dict[str, Any]]:
-        """Returns the row of a rule and a copy of its document. Raises RuleError if there is none."""
+    def list_obeyed(self, rule_id: str) -> list[RuleRow]:
+        """Returns the versions of a rule that count, as `rows` does, without those that its stream rejected."""
+        return _list_by_role(self._keep_obeyed(rule_id, self._read_rows(rule_id)))
+
+    def _keep_obeyed(self, rule_id: str, rows: Sequence[Row]) -> Sequence[Row]:
+        """Returns the rows of a rule without those that its stream has rejected, or will; all of them if none is left."""
+        rejected = find_rejected(self.tables, rule_id=rule_id) if self.tables.exists("rule_log") else set()
+        # What the gate has rejected is here as a draft.
+        sound = _list_sound(rows)
+        kept = [each for each in sound if each["status"] == "draft" or (rule_id, each["version"]) not in rejected]
+        return [row for row in kept if _find_stream(row, self.streams) is not None] or kept or rows
+
+    def _require_current(self, rule_id: str, rows: Sequence[Row]) -> tuple[RuleRow, dict[str, Any]]:
+        """Returns the row that a command on a rule means, and a copy of its document. Raises RuleError if there is none."""
+        found = find_roles(self._keep_obeyed(rule_id, rows)).current
+        row = None if found is None else _make_rule_row(found)
         if row is None or row.document is None:
             known = ", ".join(dict.fromkeys(row.rule_id for row in self.rows())) or "none"
             raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
         return row, dict(row.document)
 
     def _publish(
-        self, rule_id: str, make_row: Callable[[RuleRow | None], tuple[str, str]], author: str, comment: str,
-        approve: Callable[[RuleRow | None, list[Row]], _Approval] | None = None,
+        self, rule_id: str, make_row: Callable[[list[Row]], tuple[str, str]], author: str, comment: str,
+        approve: Callable[[list[Row]], _Approval] | None = None,
     ) -> int:  # fmt: skip
         """Publishes the version after the last one.
 
-        make_row: makes its status and document from the rule's current row; approve: the same for its approval, from all rows
-        of the rule too.
+        make_row: makes its status and document from all rows of the rule; approve: the same for its approval.
         """
         for _ in self._attempt(rule_id):
             read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
@@ -405,10 +411,8 @@ class RulesTable:
                     rule_id,
                     [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
                 )
-            found = find_roles(rows).current
-            current = None if found is None else _make_rule_row(found)
-            status, document = make_row(current)
-            approval = _Approval() if approve is None else approve(current, rows)
+            status, document = make_row(rows)
+            approval = _Approval() if approve is None else approve(rows)
             if status not in STATUSES:
                 raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
             new = _NewRow(rule_id, version, status, document, author, comment, approval.evidence, approval.approved_by)
@@ -534,22 +538,34 @@ def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> st
 
 
 def _count_next_version(rows: Sequence[Row]) -> int:
-    # A row without a version counted as the next version when it was written.
-    return max((row["version"] or 0 for row in rows), default=0) + 1 + sum(row["version"] is None for row in rows)
+    # A row without a version counted as the next version when it was written. One beyond the last version is rejected.
+    numbers = (row["version"] or 0 for row in rows if (row["version"] or 0) < MAX_VERSION)
+    return max([0, *numbers]) + 1 + sum(row["version"] is None for row in rows)
+
+
+def _list_sound(rows: Iterable[Row]) -> list[Row]:
+    """Lists the rows that may be versions of rules; those of a rule that has no such row are all listed."""
+    rows = list(rows)
+    sound = [row for row in rows if _is_sound(row)]
+    known = {row["rule_id"] for row in sound}
+    return sound + [row for row in rows if row["rule_id"] not in known]
+
+
+def _is_sound(row: Row) -> bool:
+    """Returns whether a row may be a version of a rule, as far as that is seen without its stream."""
+    if row["status"] not in STATUSES or not 0 <= (row["version"] or 0) < MAX_VERSION:
+        return False
+    try:
+        document = read_document(row["document"], WIDEST_LIMITS)
+    except LookbackError:
+        return False
+    return document.get("rule_id") == row["rule_id"] and isinstance(document.get("stream"), str)
 
 
 def _select_columns(rows: DataFrame) -> DataFrame:
     """Selects the columns of the rules table; NULL where a table of an earlier release lacks one."""
     missing = F.lit(None).cast("string")
     return rows.select(*(F.col(name) if name in rows.columns else missing.alias(name) for name in RULES.names))
-
-
-def _names_stream(document: str | None, stream: str) -> bool:
-    """Returns whether the document of a command is about a stream; one that was written by hand may be anything."""
-    try:
-        return bool(read_document(document or "").get("stream") == stream)
-    except LookbackError:
-        return False
 
 
 def _is_objectionable(row: Row) -> bool:
@@ -563,9 +579,13 @@ def _is_objectionable(row: Row) -> bool:
     return bool(find_objection(document, row["author"], row["approved_by"], row["evidence"]))
 
 
-def find_rejected(tables: Tables, stream: str | None = None) -> set[tuple[str, int]]:
-    """Finds the versions, by rule_id and number, that a stream (None: any) rejected and none obeyed: they are not in force."""
+def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None = None) -> set[tuple[str, int]]:
+    """Finds the versions, by rule_id and number, that a stream (None: any) rejected and none obeyed: they are not in force.
+
+    rule_id: of the rule whose versions are wanted; None for all.
+    """
     is_own = F.lit(True) if stream is None else F.col("stream") == stream
+    is_own = is_own if rule_id is None else is_own & (F.col("rule_id") == rule_id)
     is_rejected = F.col("action") == "rejected"
     is_version = is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull()
     decisions = is_version & F.col("action").isin("rejected", *ACTIONS.values())
@@ -620,9 +640,10 @@ def _find_last(rows: Iterable[Row]) -> RuleRow | None:
 def _find_stream(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
     """Finds the stream of a row that is a valid rule; None if it is not."""
     with contextlib.suppress(LookbackError):
-        document = read_document(row["document"])
+        document = read_document(row["document"], WIDEST_LIMITS)
         stream = streams.get(str(document.get("stream")))
-        if stream is not None and compile_rule(document, stream).spec.rule_id == row["rule_id"]:
+        # A rule in force stays valid where the limits of its stream were lowered.
+        if stream and compile_rule(document, replace(stream, limits=WIDEST_LIMITS)).spec.rule_id == row["rule_id"]:
             return stream
     return None
 

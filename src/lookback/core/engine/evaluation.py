@@ -38,17 +38,18 @@ from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
-from lookback.core.rules.rulebook import Command, LogRow, RuleChange, order_changes
+from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
 from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_start, describe_warming
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, find_commit_edges
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
-from lookback.core.values.columns import Mask
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.columns import Column, Mask
+from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
+from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
 # Judges one rule of a kind over a segment; for the other kinds see `TiledJudge`.
@@ -93,6 +94,45 @@ class Batch:
     changes: list[RuleChange] = field(default_factory=list)
     coverage: Coverage | None = None
     deleting: frozenset[int] = frozenset()
+
+    def net(self) -> Batch:
+        """Returns the batch without the rows that one commit removes and writes again as they were.
+
+        RESTORE and INSERT OVERWRITE write so: nothing has happened to these events.
+        """
+        events, deleted = self.events, self.deleted
+        if deleted is None or not len(both := np.intersect1d(events.commits, deleted.commits)):
+            return self
+        parts = events, deleted
+        names = sorted(events.columns.keys() & deleted.columns.keys())
+        at = [np.flatnonzero(np.isin(part.commits, both)) for part in parts]
+        rows = [_number_rows(part, index, names) for part, index in zip(parts, at, strict=True)]
+        _, groups = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
+        written, removed = np.split(groups.ravel(), [len(at[0])])
+        count = len(groups)
+        unchanged = np.minimum(np.bincount(written, minlength=count), np.bincount(removed, minlength=count))
+        kept = []
+        for part, index, group in zip(parts, at, (written, removed), strict=True):
+            is_kept = np.ones(len(part), dtype=bool)
+            is_kept[index] = _count_before(group) >= unchanged[group]
+            kept.append(part.take(is_kept))
+        return replace(self, events=kept[0], deleted=kept[1] if len(kept[1]) else None)
+
+
+def _number_rows(events: Events, at: Int64s, names: Sequence[str]) -> Int64s:
+    """Returns per event at `at` two numbers, which are equal for equal rows of one commit: shape (rows, 2)."""
+    columns = [Column(BIGINT, events.commits[at]), *(events.columns[name].take(at) for name in names)]
+    keys = encode_keys(columns, len(at), has_repeats=False)
+    return np.stack([keys.low, keys.high], axis=1)
+
+
+def _count_before(groups: Int64s) -> Int64s:
+    """Returns per row how many rows of its group come before it."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    before = np.empty(len(groups), dtype=np.int64)
+    before[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    return before
 
 
 class CommitRanges:
@@ -179,8 +219,8 @@ class Evaluator:
     windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
     lists: gives the contents of the lists that rules name, as of the commit that the state has reached.
 
-    warms: whether versions wait for the history of their windows. read_parcel: reads pieces of it. query: the evaluation that
-    pieces must be for.
+    warms: whether versions wait for the history of their windows. read_parcel: reads pieces of it. knows_piece: whether the
+    driver has left a piece. query: the evaluation that pieces must be for.
     """
 
     stream: Stream
@@ -192,6 +232,7 @@ class Evaluator:
     lists: ListSource = field(default_factory=KnownLists)
     warms: bool = False
     read_parcel: ReadParcel | None = None
+    knows_piece: Callable[[Piece], bool] = lambda _: True
     query: str = ""
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
@@ -199,7 +240,7 @@ class Evaluator:
 
         output: of earlier parts of the same batch; results are added to it.
         """
-        output = Output() if output is None else output
+        output, batch = Output() if output is None else output, batch.net()
         self._apply_changes(state, batch.changes, output)
         judged = state.book.list_judged()
         if not _check_coverage(judged, batch, output):
@@ -234,7 +275,9 @@ class Evaluator:
     def _apply_changes(self, state: ShardState, changes: Sequence[RuleChange], output: Output) -> None:
         """Applies rule changes in their order, each with the commands that it gives."""
         for change in order_changes(changes):
-            log, commands = state.book.apply([change], state.last_commit, partial(self._needs_history, state))
+            log, commands = state.book.apply(
+                [change], state.last_commit, partial(self._needs_history, state), self.lists.knows
+            )
             output.log += log
             for command in commands:
                 self._run_command(command, state, output)
@@ -289,8 +332,14 @@ class Evaluator:
         warming = state.book.warming.get((piece.rule_id, piece.version))
         if warming is None or not warming.is_known or warms is False:
             return
-        if warms is None and not (self._fits(piece, warming, state) and self._load(piece, warming, state, output)):
-            return
+        if warms is None:
+            if not self._fits(piece, warming, state):
+                return
+            if not self.knows_piece(piece):
+                output.log.append(LogRow(self.stream.name, "*", None, "rejected", NOT_BY_ENGINE, state.last_commit))
+                return
+            if not self._load(piece, warming, state, output):
+                return
         waiting = state.book.compile_warming(warming)
         row, entry = state.book.finish_warming(warming.key, state.last_commit, describe_start(piece))
         output.log.append(row)
@@ -301,7 +350,7 @@ class Evaluator:
 
     def _fits(self, piece: Piece, warming: Warming, state: ShardState) -> bool:
         """Returns whether a piece is the next one of a version's history."""
-        if piece.query != self.query or warming.begun is None:
+        if piece.query != self.query or warming.begun is None or self.read_parcel is None:
             return False
         # A history may end with commits that have no events, as long as none has been judged since.
         ends = piece.through == warming.begun or (state.last_commit == warming.begun <= piece.through)

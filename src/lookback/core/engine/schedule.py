@@ -15,8 +15,18 @@ import numpy as np
 
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
 from lookback.core.rules.gate import APPROVAL
+from lookback.core.rules.quarantine import AUTHOR
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS, LIST_CHANGED, LogRow, RuleBook, RuleChange, order_changes
+from lookback.core.rules.rulebook import (
+    ACTIONS,
+    COMMANDS,
+    LIST_CHANGED,
+    LISTS,
+    LogRow,
+    RuleBook,
+    RuleChange,
+    order_changes,
+)
 from lookback.core.rules.versions import WARM, Piece, describe_start
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
@@ -98,7 +108,8 @@ class Schedule:
     judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
     `RuleChange.slot`. declared: the rows of `Declarations`. unexplained: the rules, `*` for commands, whose logged changes
     are not those that the rows give: some rows are gone (see `restore_changes`). warmed: the versions whose history a replay
-    gathers from the first commit on; warming: the slots of all rows with which a warm-up began, and with which one ended.
+    gathers from the first commit on; warming: the slots of all rows with which a warm-up began, and with which one ended, and of
+    the commits of lists that were obeyed.
     """
 
     through: int | None
@@ -213,10 +224,12 @@ class Schedule:
                 refused.add(change.slot)
                 change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
             piece = pieces.get(change.slot)
-            if piece is None:
-                is_warm = change.rule_id in warm_ids and _was_warmed(change, book, times, reached)
-            else:
+            if piece is not None:
                 is_warm = _was_last(piece, book, times, reached)
+            elif change.rule_id == "*":
+                is_warm = change.status == LISTS and _was_announced(change, times, reached)
+            else:
+                is_warm = change.rule_id in warm_ids and _was_warmed(change, book, times, reached)
             if is_warm:
                 warming.add(change.slot)
             if piece is not None and is_warm and not piece.is_cold:
@@ -418,7 +431,10 @@ def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[
     for change in changes:
         if change.rule_id != "*" or change.status != WARM or change.change != "insert":
             continue
-        with suppress(ValueError, TypeError, LookupError):
+        if change.author not in (None, AUTHOR):
+            continue
+        # A person may have written anything.
+        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
             document = json.loads(change.document or "")
             piece = Piece.from_document(document)
             history = (piece.rule_id, piece.version, piece.query, piece.through)
@@ -441,6 +457,18 @@ def _was_last(piece: Piece, book: RuleBook, times: Mapping[_Logged, list[_Time]]
         return False
     action = ACTIONS[warming.entry.status]
     return any(time >= reached for time, _ in times.get((piece.rule_id, piece.version, action), []))
+
+
+def _was_announced(change: RuleChange, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
+    """Returns whether the log has the commit of lists that a row names as obeyed, and not the row as rejected before.
+
+    A row that only repeats a commit changes nothing, whatever is returned.
+    """
+    obeyed, rejected = (
+        min((time for time in times.get(("*", change.version, action), []) if time[0] >= reached), default=(inf, inf))
+        for action in (LIST_CHANGED, "rejected")
+    )
+    return obeyed < rejected
 
 
 def _find_first(log: Iterable[LogRow], times: Mapping[_Logged, list[_Time]], reached: int) -> tuple[float, float]:

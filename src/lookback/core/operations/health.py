@@ -6,7 +6,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.streams.metrics import RuleCounts
@@ -132,7 +132,8 @@ class Figures:
     written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
     rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
     warming: the versions that wait for the history of their windows. leader: the event that brought the watermark furthest
-    ahead in the last hour, in words; empty if that is not known.
+    ahead in the last hour, in words; empty if that is not known. other_tables: how tables differ from those that the
+    evaluation has read, a sentence each. account: the sums of the last rounds of ingest, by name; None if they are not known.
     """
 
     stream: str
@@ -153,6 +154,8 @@ class Figures:
     ingested: int = 0
     warming: Sequence[WarmUp] = ()
     leader: str = ""
+    other_tables: Sequence[str] = ()
+    account: Mapping[str, Any] | None = None
 
     @property
     def furthest(self) -> Sample | None:
@@ -186,6 +189,11 @@ def needs_leader(findings: Sequence[Finding]) -> bool:
     return any(finding.check in _NAMING_LEADER for finding in findings)
 
 
+def make_misfit(what: str) -> Finding:
+    """Makes the finding about a table of events that lacks declared fields. what: which, and what to do."""
+    return Finding(PROBLEM, "fields", f"The {what}.", "Until then nothing can read its events.")
+
+
 def is_healthy(findings: Sequence[Finding]) -> bool:
     """Returns whether nothing needs to be done: there are notes at most."""
     return all(finding.level == NOTE for finding in findings)
@@ -207,6 +215,26 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
         else f", last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
     )
     return f"{figures.stream} {state}: {judged}, {waiting}{last}."
+
+
+def _check_tables(figures: Figures) -> list[Finding]:
+    findings = [
+        Finding(
+            PROBLEM, "other_tables", f"The evaluation has read other tables than those that are there: {what}.",
+            "Bring back the tables that were read, or judge what is there now as a new evaluation: lookback evaluate "
+            f"{figures.stream} --fresh.",
+        )
+        for what in figures.other_tables
+    ]  # fmt: skip
+    account = figures.account
+    if account is not None and not account["closes"]:
+        what = (
+            f"The account of the last {account['rounds']:,} rounds of ingest does not add up: rows that ingest wrote are not in "
+            "the table of events, or late_events has rows about events that are not."
+        )
+        remedy = "Find out whether tables were restored from a backup, or others deleted rows or wrote to them."
+        findings.append(Finding(PROBLEM, "account", what, remedy))
+    return findings
 
 
 def _check_running(figures: Figures) -> list[Finding]:
@@ -426,6 +454,7 @@ def _check_state(figures: Figures) -> list[Finding]:
 
 
 _CHECKS: tuple[Callable[[Figures], list[Finding]], ...] = (
+    _check_tables,
     _check_running,
     _check_lag,
     _check_rules,

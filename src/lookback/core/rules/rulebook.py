@@ -18,7 +18,7 @@ from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, quote_value, read_document
 from lookback.core.rules.gate import find_objection
-from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
+from lookback.core.rules.quarantine import AUTHOR, NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import SHADOW, WARMING, read_quarantined
 from lookback.core.rules.versions import (
     EVALUATED,
@@ -57,6 +57,9 @@ COMMANDS = ("clear_state", "retire_all", "advance")
 # The status of a row by which a stream learns of a commit of table `lists`, and the action by which its log names that commit.
 # The stream writes these rows itself.
 LISTS, LIST_CHANGED = "lists", "list"
+_LEAVE_LISTS = "leave these rows to the stream, which writes them itself when the table changes"
+# Why a row with a piece of history is rejected.
+NOT_BY_ENGINE = "a row with the status warm is written by the stream's driver alone; delete it (status)"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class RuleChange:
     evidence: JSON; of a quarantined row it names the version that failed, of an active one what it showed to the gate.
     gate: what an enforced gate asks of the row if it is active: EVIDENCE or APPROVAL; empty for nothing. The shell sets it, so
     that rows that were admitted before the gate was enforced stay as they are. warms: of a logged row, whether its version
-    was warmed first, and of a piece of history, whether it was the last; None where the state decides.
+    was warmed first, of a piece of history, whether it was the last, and of a commit of lists, whether it was obeyed; None
+    where the state decides.
     """
 
     change: str
@@ -158,6 +162,7 @@ class RuleBook:
         self.former_shadows: list[str] = []
         self._counts = self._count_in_force()
         self._needs_history: Callable[[CompiledRule], bool] = lambda _: False
+        self._knows_lists: Callable[[int], bool] = lambda _: True
         # The last commit judged before the change that is applied, and the versions that it lets begin to warm up.
         self._arrival: int | None = None
         # Rules of which nothing but versions that are warming is there.
@@ -178,14 +183,16 @@ class RuleBook:
     def apply(
         self, changes: Iterable[RuleChange], arrival: int | None,
         needs_history: Callable[[CompiledRule], bool] = lambda _: False,
+        knows_lists: Callable[[int], bool] = lambda _: True,
     ) -> tuple[list[LogRow], list[Command]]:  # fmt: skip
         """Applies changes in order and returns the log rows and commands.
 
         arrival: the last commit judged before them. needs_history: whether a version is warmed before it comes into force.
+        knows_lists: whether the stream itself has announced a commit of table `lists`.
         """
         log: list[LogRow] = []
         commands: list[Command] = []
-        self._needs_history = needs_history
+        self._needs_history, self._knows_lists = needs_history, knows_lists
         for change in order_changes(changes):
             commands += self._apply(change, arrival, log)
         return log, commands
@@ -617,7 +624,7 @@ class RuleBook:
                 raise Rejected(f"there is no stream {quote_value(name)}; known are {known}, none means all (stream)")
             return []
         if change.status == LISTS:
-            return self._change_lists(document, log, arrival)
+            return self._change_lists(change, document, log, arrival)
         time = None
         if change.status == "advance":
             try:
@@ -644,16 +651,24 @@ class RuleBook:
         log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
         return [Command(str(change.status), time)]
 
-    def _change_lists(self, document: Mapping[str, Any], log: list[LogRow], arrival: int | None) -> list[Command]:
-        """Goes on to a commit of table `lists`. One that is not above the last does nothing, so a row may be there twice."""
+    def _change_lists(
+        self, change: RuleChange, document: Mapping[str, Any], log: list[LogRow], arrival: int | None
+    ) -> list[Command]:
+        """Goes on to a commit of table `lists`. One that is not above the last does nothing, so a row may be there twice.
+
+        Raises Rejected for a commit that the stream itself has not announced: nobody knows the lists after it.
+        """
         commit, message = document.get("commit"), document.get("message")
         if type(commit) is not int or not 0 <= commit < MAX_VERSION:
             raise Rejected(
-                f"lists needs the number of a commit of table lists, got {quote_value(commit)}; leave these rows to the "
-                "stream, which writes them itself when the table changes (commit)"
+                f"lists needs the number of a commit of table lists, got {quote_value(commit)}; {_LEAVE_LISTS} (commit)"
             )
+        if not _is_by_engine(change):
+            raise Rejected(f"the stream has not written this row; {_LEAVE_LISTS} (author)")
         if self.lists_commit is not None and commit <= self.lists_commit:
             return []
+        if not (self._knows_lists(commit) if change.warms is None else change.warms):
+            raise Rejected(f"the stream has not announced commit {commit} of table lists; {_LEAVE_LISTS} (commit)")
         self.lists_commit = commit
         text = cut_end(to_one_line(message), _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
         log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
@@ -665,11 +680,16 @@ class RuleBook:
             return []
         try:
             piece = Piece.from_document(document)
-        except (ValueError, TypeError, KeyError):
-            raise Rejected(
-                "a row with the status warm is written by the stream's driver alone; delete it (status)"
-            ) from None
+        except ValueError:
+            raise Rejected(NOT_BY_ENGINE) from None
+        if not _is_by_engine(change):
+            raise Rejected(NOT_BY_ENGINE)
         return [Command(WARM, piece=piece, warms=change.warms)]
+
+
+def _is_by_engine(change: RuleChange) -> bool:
+    """Returns whether a row says that the engine wrote it, or, as in a replay, nothing about its author."""
+    return change.author in (None, AUTHOR)
 
 
 def _is_meant(change: RuleChange, entry: Entry) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -20,6 +20,8 @@ WARM = "warm"
 WITH_HISTORY = "with the history of its windows"
 # That of a version whose history could not be made.
 WITHOUT_HISTORY = "without history: it could not be made"
+# Fields of a piece of history that are numbers; the others are texts.
+_NUMBERS = {"version", "through", "piece", "pieces"}
 # Fields of an entry that are written only where they are not as they begin.
 _NEWER = {"broken", "lane", "ended", "is_unseen"}
 
@@ -213,9 +215,11 @@ class Piece:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Piece:
-        """Reads what `to_document` wrote. Raises ValueError, TypeError or KeyError for anything else."""
-        numbers = {name: int(document[name]) for name in ("version", "through", "piece", "pieces")}
-        return cls(str(document["rule_id"]), parcel=str(document["parcel"]), query=str(document["query"]), **numbers)
+        """Reads what `to_document` wrote. Raises ValueError for anything else, which a person may have written."""
+        values = {each.name: document.get(each.name) for each in fields(cls)}
+        if any(type(value) is not (int if name in _NUMBERS else str) for name, value in values.items()):
+            raise ValueError("not a piece of history")
+        return cls(**values)  # type: ignore[arg-type]
 
 
 def describe_start(piece: Piece) -> str:

@@ -433,6 +433,10 @@ class ListSource(Protocol):
         """Returns these lists as they are after a commit of table `lists`; None: before the first one, so they are empty."""
         ...
 
+    def knows(self, commit: int) -> bool:
+        """Returns whether the lists after a commit can be read."""
+        ...
+
 
 @dataclass(frozen=True)
 class KnownLists:
@@ -447,6 +451,10 @@ class KnownLists:
         if commit not in self.versions:
             raise StateError(f"lists: commit {commit} is not known; give the evaluator the lists of that commit")
         return self.versions[commit] if names is None else self.versions[commit].select(names)
+
+    def knows(self, commit: int) -> bool:
+        """Returns whether a commit is one of them."""
+        return commit in self.versions
 
 
 def _change_list(before: _List, rows: ListRows) -> _List:

@@ -88,7 +88,11 @@ class Shard:
         self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels), lists=lists)
         if histories is not None:
             self._evaluator = replace(
-                self._evaluator, warms=True, read_parcel=histories.read_part, query=histories.query_id
+                self._evaluator,
+                warms=True,
+                read_parcel=histories.read_part,
+                knows_piece=histories.knows,
+                query=histories.query_id,
             )
         self._first = label == labels[0]
         self._handle, self._pages = handle, ShardPages(pages, query, label)

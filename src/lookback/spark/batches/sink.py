@@ -40,6 +40,8 @@ _LOG_SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _LOG = logging.getLogger("lookback")
+# The tables that a batch writes.
+OUTPUTS = ("rule_log", "late_events", "alerts")
 # So many commits of a table's history are read at first to look for a batch's mark.
 _FIRST_LIMIT = 50
 
@@ -145,19 +147,28 @@ class Sink:
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
     """Returns whether a commit of the table carries `mark` as its user metadata."""
-    if tables.is_unwritten(name):
-        return False
+    query, _, batch = mark.rpartition(":")
+    return int(batch) in _find_last_batches(tables, name, query)
+
+
+def find_last_written(tables: Tables, query: str) -> int:
+    """Returns the last batch of a query of which one of the outputs has rows; -1 for none."""
+    return max((batch for name in OUTPUTS for batch in _find_last_batches(tables, name, query)), default=-1)
+
+
+def _find_last_batches(tables: Tables, name: str, query: str) -> list[int]:
+    """Finds batches of a query whose marks the commits of a table carry, the last one among them; empty for none."""
+    if not tables.may_have_rows(name):
+        return []
     folder = tables.log_folder(name)
     # The log's files answer without a job that reads them all, where no commit is of this query.
     parts = _read_history(tables, name) if folder is None else _read_log(folder, tables.version(name))
-    query = mark.rpartition(":")[0]
     for marks in parts:
-        if mark in marks:
-            return True
-        # Batches of a query are written in order: an earlier one's mark ends the search.
-        if any(each.startswith(f"{query}:") for each in marks):
-            return False
-    return False
+        batches = [each.rpartition(":")[2] for each in marks if each.startswith(f"{query}:")]
+        # Batches of a query are written in order: a mark of it ends the search.
+        if numbers := [int(each) for each in batches if each.isdecimal()]:
+            return numbers
+    return []
 
 
 def _read_history(tables: Tables, name: str) -> Iterator[list[str]]:

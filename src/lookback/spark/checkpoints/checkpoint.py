@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 _PLAN = "lookback.json"
 _REBUILD = "rebuild.json"
 _CLEANING = "cleaning.json"
-# The sources of the query in its order, which is also that of the lines of an offsets file after version and metadata.
-EVENTS, RULES = "events", "rules"
+_READ = "read-{}.json"
+# The sources of the query in its order, which is also that of the lines of an offsets file after version and metadata, and
+# the table of lists, which the driver reads.
+EVENTS, RULES, LISTS = "events", "rules", "lists"
 _SOURCES = (EVENTS, RULES)
 # A file that the state store saved, with its version. The files that belong to a .zip are named otherwise.
 _STATE = re.compile(r"(\d+)\.(?:changelog|zip)")
@@ -178,6 +180,34 @@ class Checkpoint:
     def find_next_commits(self) -> dict[str, int]:
         """Returns, per source, the first commit that the next batch reads; an unfinished batch is read again."""
         return self._find_commits_after(_list_batches(self.folder / "commits"))
+
+    def find_last_planned(self) -> int:
+        """Returns the number of the last batch that was planned; -1 before the first."""
+        return max(_list_batches(self.folder / "offsets"), default=-1)
+
+    def note_read(self, source: str, commit: int, stamp: int) -> None:
+        """Notes the last commit of a table that was read, with its time, by which the table is known again at a start.
+
+        It need not survive a crash of the machine: without a note nothing is compared.
+        """
+        file = self.folder / _READ.format(source)
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps([commit, stamp]))
+        draft.replace(file)
+
+    def read_noted(self, stream: Stream) -> dict[str, tuple[int, int]]:
+        """Returns, by the name of a table, the commit and the time that `note_read` noted last, where it did."""
+        noted = {}
+        for source in (EVENTS, RULES, LISTS):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                commit, stamp = json.loads((self.folder / _READ.format(source)).read_text())
+                noted[stream.name if source == EVENTS else source] = int(commit), int(stamp)
+        return noted
+
+    def read_batch(self, batch: int) -> dict[str, int | None]:
+        """Returns, per source, the last commit that a planned batch reads whole; None where there is none."""
+        offsets = _read_offsets(self.folder / "offsets" / str(batch))
+        return {name: None if each is None else each - 1 for name, each in offsets.items()}
 
     def find_reread_commits(self) -> dict[str, int]:
         """Returns, per source, the first commit that Spark looks up at a start: the first one of the last finished batch."""

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lookback.core.engine.warming import find_earliest, find_settled
+from lookback.core.rules.versions import Piece
 from lookback.core.state.shard import ShardState
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.parcels import Parcels
 
 # The kind of the parcels of histories in a checkpoint.
 _KIND = "histories"
+# The parcel that says into how many pieces a history was divided; it is written when all of them are.
+_READY = "ready"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,20 @@ class Histories:
     def read_part(self, name: str, part: int) -> bytes:
         """Reads a part of a history. Raises StoreFailed if it is not there."""
         return self.parcels.read(name_part(name, part))
+
+    def knows(self, piece: Piece) -> bool:
+        """Returns whether the driver has left a piece, or that there is no history. A row of the table may name anything."""
+        name = Waiting(piece.rule_id, piece.version, piece.through).name
+        is_number = 0 < piece.piece <= piece.pieces or piece.piece == piece.pieces == 0
+        return piece.parcel == name and is_number and self.count_pieces(name) == piece.pieces
+
+    def note_pieces(self, name: str, pieces: int) -> None:
+        """Notes into how many pieces a history was divided, once all are there; 0 for a version that starts without."""
+        self.parcels.write(f"{name}.{_READY}", str(pieces).encode())
+
+    def count_pieces(self, name: str) -> int | None:
+        """Returns what `note_pieces` noted; None for a history that is not there yet."""
+        return int(self.parcels.read(f"{name}.{_READY}")) if self.parcels.has(f"{name}.{_READY}") else None
 
 
 class Waiting(NamedTuple):

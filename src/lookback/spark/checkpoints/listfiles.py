@@ -67,6 +67,10 @@ class ListFiles:
             commit,
         )
 
+    def knows(self, commit: int) -> bool:
+        """Returns whether the driver has written the lists after a commit."""
+        return self.parcels.has(_name_index(commit))
+
     def list_commits(self) -> list[int]:
         """Lists the commits whose lists can be read, ascending."""
         return [int(name.partition(".")[0]) for name in self.parcels.list() if name.endswith(f".{_INDEX}")]

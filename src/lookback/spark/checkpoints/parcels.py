@@ -56,6 +56,10 @@ class Parcels:
                 "makes it anew from the tables"
             ) from error
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is a parcel of this name; none where the name is that of no parcel."""
+        return _NAME.fullmatch(name) is not None and (self.folder / name).exists()
+
     def list(self) -> list[str]:
         """Lists the names of the parcels, ascending; drafts that a crash left behind are no parcels."""
         try:

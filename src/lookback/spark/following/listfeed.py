@@ -150,6 +150,10 @@ class ReplayedLists:
             [self._read_list(name, commit, _REACHED.get((self.key, name), _Reached)) for name in known], commit
         )
 
+    def knows(self, commit: int) -> bool:
+        """Returns True: a replay obeys the commits that were obeyed, which its changes say."""
+        return True
+
     def _read_list(self, name: str, commit: int, reached: _Reached) -> Lists:
         """Reads a list after a commit, in the order of commits only what is new."""
         steps = self.steps[name]

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
+from lookback.core.rules.rulebook import LIST_CHANGED
 from lookback.core.values.lists import Lists
-from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
+from lookback.spark.checkpoints.checkpoint import LISTS, RULES, Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
 from lookback.spark.platform.faults import succeeds
+from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.answers import compute_at_once
+from lookback.spark.tables.history import read_stamp
 from lookback.spark.tables.lakehouse import commit_file
 
 if TYPE_CHECKING:
@@ -68,13 +70,16 @@ class ListsWatch:
         if self._tables.is_unwritten(TABLE):
             self._version = 0
             return
-        announced = compute_at_once(
-            lambda tables: replace(self._rules, tables=tables).read_announced(self._stream.name),
-            self._tables.root, lambda: self._tables,
-        )  # fmt: skip
+        # What the stream itself has said: in the table of rules others may have written such rows too.
+        noted = self._files.read_announced()
+        announced = sorted({*noted, *compute_at_once(self._read_obeyed, self._tables.root, lambda: self._tables)})
+        is_afresh = self._checkpoint.is_new and not self._keeps_all
+        if announced and is_afresh and self._tables.version(TABLE) < announced[-1]:
+            # An evaluation before this one has obeyed another table.
+            announced = []
         if announced:
             self._version = announced[-1]
-            self._announced = {announced[-1]: self._tables.version("rules"), **self._files.read_announced()}
+            self._announced = {announced[-1]: self._tables.version("rules"), **noted}
             self._restore(announced)
         self._follow()
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
@@ -92,6 +97,14 @@ class ListsWatch:
         elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 
+    def _read_obeyed(self, tables: Tables) -> list[int]:
+        """Reads the commits of the table that evaluations of the stream have logged as obeyed."""
+        if not tables.may_have_rows("rule_log"):
+            return []
+        is_own = (F.col("stream") == self._stream.name) & (F.col("action") == LIST_CHANGED)
+        rows = tables.query("rule_log", lambda rows: rows.where(is_own).select("version").distinct())
+        return [row["version"] for row in rows if row["version"] is not None]
+
     def _restore(self, announced: list[int]) -> None:
         """Makes the files anew from the table, where some are lost or the checkpoint is new."""
         floor, last = self._files.read_floor(), self._tables.version(TABLE)
@@ -99,7 +112,7 @@ class ListsWatch:
             raise SetupError(
                 f"{self._tables.identifier(TABLE)} ends at commit {last}, and stream {self._stream.name!r} has obeyed commit "
                 f"{announced[-1]}: the table was deleted and created again. Its changes would be taken for old ones; bring the "
-                "former table back, or write into it until it has more commits"
+                f"former table back, or begin a new evaluation: lookback evaluate {self._stream.name} --fresh"
             )
         if not self._files.find_damaged(commit for commit in announced if commit >= floor):
             return
@@ -132,6 +145,8 @@ class ListsWatch:
             # The files come first: who reads the row finds them.
             self._rules.announce_lists(self._stream.name, news)
         self._version = history.last
+        if (stamp := read_stamp(self._tables, TABLE, self._version)) is not None:
+            self._checkpoint.note_read(LISTS, self._version, stamp)
         if news:
             self._announced[max(news)] = self._tables.version("rules")
             self._files.note_announced(self._announced)

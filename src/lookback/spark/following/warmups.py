@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("lookback")
 # The file of the checkpoint that lists what is warming, for the next start.
 _PENDING = "warming.json"
-# The parcel that says into how many pieces a history was divided; it is written when all of them are.
-_READY = "ready"
 _MOST_ATTEMPTS = 3
 _PAUSE_SECONDS = 5.0
 
@@ -120,8 +118,12 @@ class WarmUps:
         return not self._pending
 
     @property
+    def _histories(self) -> Histories:
+        return Histories.of(self.checkpoint.folder, "")
+
+    @property
     def _parcels(self) -> Parcels:
-        return Histories.of(self.checkpoint.folder, "").parcels
+        return self._histories.parcels
 
     def note(self, report: BatchReport) -> None:
         """Takes the report of a batch; called before the batch is finished."""
@@ -152,7 +154,10 @@ class WarmUps:
             if job.pieces is None:
                 self._begin_or_give_up(waiting, job)
                 return
-            if job.published <= waiting.loaded < job.pieces:
+            if job.pieces == 0:
+                # A driver before had given up.
+                self._publish_cold(waiting, job)
+            elif job.published <= waiting.loaded < job.pieces:
                 self._publish(waiting, job, waiting.loaded + 1)
 
     def prepare(self) -> None:
@@ -173,10 +178,10 @@ class WarmUps:
         job = self._find_job(waiting)
         while job.pieces is None and job.attempts < _MOST_ATTEMPTS:
             self._make(waiting, job, is_beside=False)
-        if job.pieces is not None:
+        if job.pieces:
             for number in range(max(waiting.loaded, job.published) + 1, job.pieces + 1):
                 self._publish(waiting, job, number)
-        elif not job.published:
+        else:
             self._publish_cold(waiting, job)
 
     def _read_pending(self) -> tuple[Waiting, ...]:
@@ -233,8 +238,7 @@ class WarmUps:
 
     def _begin_or_give_up(self, waiting: Waiting, job: _Job) -> None:
         if job.attempts >= _MOST_ATTEMPTS:
-            if not job.published:
-                self._publish_cold(waiting, job)
+            self._publish_cold(waiting, job)
         elif time.monotonic() >= job.next_attempt:
             job.thread = threading.Thread(
                 target=self._make, args=(waiting, job), name=f"history-{waiting.rule_id}", daemon=True
@@ -243,20 +247,20 @@ class WarmUps:
 
     def _make(self, waiting: Waiting, job: _Job, *, is_beside: bool = True) -> None:
         """Makes a history, unless an earlier start has."""
-        parcels, ready, started = self._parcels, f"{waiting.name}.{_READY}", time.monotonic()
+        histories, started = self._histories, time.monotonic()
         try:
-            if ready not in parcels.list():
+            if (pieces := histories.count_pieces(waiting.name)) is None:
                 rule = compile_rule(self._find_document(waiting), self.stream)
                 plan = self.checkpoint.read_plan()
                 if plan is None:
                     raise LookupError("the checkpoint has no plan")
                 request = Request(
-                    rule, waiting.begun, plan.shards, parcels, waiting.name, waiting.earliest, waiting.pieces,
+                    rule, waiting.begun, plan.shards, histories.parcels, waiting.name, waiting.earliest, waiting.pieces,
                     waiting.settled, is_beside,
                 )  # fmt: skip
                 pieces = self.historian(self.tables, self.stream, request)
-                parcels.write(ready, str(pieces).encode())
-            job.pieces = int(parcels.read(ready))
+                histories.note_pieces(waiting.name, pieces)
+            job.pieces = pieces
             seconds = time.monotonic() - started
             _LOG.info("stream=%s history of %s made in %.1f s", self.stream.name, waiting.name, seconds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
@@ -281,9 +285,11 @@ class WarmUps:
         job.published = number
 
     def _publish_cold(self, waiting: Waiting, job: _Job) -> None:
-        query = self.checkpoint.ensure_query_id()
-        self._append(Piece(waiting.rule_id, waiting.version, waiting.begun, query=query))
-        job.published = 1
+        if not job.published:
+            self._histories.note_pieces(waiting.name, 0)
+            query = self.checkpoint.ensure_query_id()
+            self._append(Piece(waiting.rule_id, waiting.version, waiting.begun, parcel=waiting.name, query=query))
+            job.published = 1
 
     def _append(self, piece: Piece) -> None:
         self.rules.publish_piece(self.stream.name, piece)

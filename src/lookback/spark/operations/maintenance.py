@@ -18,9 +18,9 @@ from lookback.core.errors import SetupError
 from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
-from lookback.spark.operations.status import read_stream_figures
+from lookback.spark.operations.status import read_stream_figures, with_account
 from lookback.spark.review import OlderAlerts, count_older
-from lookback.spark.stream.resume import require_sources
+from lookback.spark.stream.resume import require_known_tables, require_sources
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
@@ -161,8 +161,9 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
         return report("ok", f"{stream.name}: no evaluation has begun in {folder}.")
     try:
         checkpoint.require_fit(stream, None)
+        require_known_tables(tables, stream, checkpoint)
         require_sources(tables, stream, checkpoint)
-        figures = read_stream_figures(tables, stream, checkpoint)
+        figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     except SetupError as error:
         return report(PROBLEM, str(error))
     words = describe_health(figures, check_health(figures))

@@ -20,6 +20,7 @@ from lookback.core.operations.health import (
     describe_health,
     describe_leader,
     is_healthy,
+    make_misfit,
     needs_leader,
 )
 from lookback.core.rules.document import read_document
@@ -32,6 +33,7 @@ from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import open_queue, queue_begins
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
+from lookback.spark.tables.history import find_other_histories
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -175,9 +177,16 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
+    if stream.table and (misfit := tables.find_misfit(stream)):
+        found = [asdict(make_misfit(misfit))]
+        return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": found}
 
     columns = set(tables.read(stream.name).columns)
-    if lacking := [] if stream.is_of_alerts else [name for name in stream.fields if name not in columns]:
+    if (
+        lacking := []
+        if stream.table or stream.is_of_alerts
+        else [name for name in stream.fields if name not in columns]
+    ):
         what = f"Table {tables.identifier(stream.name)} has no column {' and '.join(lacking)}: renamed or dropped."
         remedy = "Give it back its name, or change the stream's declaration."
         found = asdict(Finding(PROBLEM, "columns", what, remedy))
@@ -188,7 +197,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
 
     own = F.col("stream") == stream.name
     begin = F.lit(queue_begins())
-    figures = read_stream_figures(tables, stream, checkpoint)
+    figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
     status.update(
         events=count(stream.name, lambda _: tables.read_events(stream.name)),
@@ -201,13 +210,19 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         rejected=count("rejected_events", lambda rows: rows.where(own & (F.col("ingested_at") >= begin))),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
-        account=find_recent_account(tables, stream, figures.judged, figures.now),
+        account=figures.account,
         warming=[each._asdict() for each in figures.warming],
         healthy=is_healthy(findings),
         health=describe_health(figures, findings),
         findings=[asdict(finding) for finding in findings],
     )
     return status
+
+
+def with_account(tables: Tables, stream: Stream, figures: Figures) -> Figures:
+    """Adds the account of the last rounds of ingest to the figures of a stream."""
+    account = find_recent_account(tables.holding(stream), stream, figures.judged, figures.now)
+    return replace(figures, account=account)
 
 
 def read_stream_figures(
@@ -232,6 +247,7 @@ def read_stream_figures(
         last_sample=None if last is None else _to_utc(last[metrics.MEASURED_AT]),
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
         warming=read_warm_ups(tables, stream),
+        other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
     )  # fmt: skip
     if needs_leader(check_health(figures)):
         return replace(figures, leader=_find_leader(tables, stream, figures))
@@ -278,7 +294,7 @@ def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
     named: dict[tuple[str, int], tuple[int, int]] = {}
     is_piece = (F.col("rule_id") == "*") & (F.col("status") == WARM)
     for row in tables.query("rules", lambda rows: rows.where(is_piece).select("document")):
-        with contextlib.suppress(LookbackError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(LookbackError, ValueError):
             piece = Piece.from_document(read_document(row["document"]))
             key = piece.rule_id, piece.version
             named[key] = max(named.get(key, (0, 0)), (piece.piece, piece.pieces))

@@ -92,6 +92,13 @@ _AT_LAUNCH = (
     "spark.archives",
     "spark.submit.",
 )
+# Delta refuses to read changes across a rename or drop of a column, whichever column it is. Only declared columns are read
+# here, by name and as declared, and whether the table has them is checked at every start.
+_READ_ON = {
+    "spark.databricks.delta.streaming.unsafeReadOnIncompatibleColumnMappingSchemaChanges.enabled": "true",
+    "spark.databricks.delta.changeDataFeed.unsafeBatchReadOnIncompatibleSchemaChanges.enabled": "true",
+    "spark.databricks.delta.changeDataFeed.defaultSchemaModeForColumnMappingTable": "latest",
+}
 _DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -157,7 +164,7 @@ def open_own_session(spark: SparkSession) -> SparkSession:
         if is_new:
             # By default Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
             tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(choose_default_shards(spark))}
-            _apply_settings(own, {**_RESULT_SETTINGS, **tasks, _OWN_MARK: "true"})
+            _apply_settings(own, {**_RESULT_SETTINGS, **_READ_ON, **tasks, _OWN_MARK: "true"})
         return own
 
 
@@ -264,6 +271,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     jars = fetch_session_jars()
     own = {
         **_RESULT_SETTINGS,
+        **_READ_ON,
         **_STATE_STORE,
         **_QUERY_SPEED,
         **_make_start_settings(cores, [*jars, *more]),

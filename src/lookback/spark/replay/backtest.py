@@ -202,6 +202,7 @@ def backtest(
     if against is not None:
         trials += _make_trials([against], {}, stream, within, rows=rows, first=trials)
     tables = replace(tables.holding(stream), spark=open_own_session(tables.spark))
+    tables.require_fields(stream)
     tables.require(stream)
     history = History.read_whole(tables, stream)
     if history.stamps and within.since_commit is not None:

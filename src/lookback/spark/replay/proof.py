@@ -117,6 +117,7 @@ def prove(
     if saved is not None and first is not None:
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
+    tables.require_fields(stream)
     tables.require(stream)
     last = _find_last_written(tables, stream, nightly=saved is not None) if last is None else last
     begun = find_new_beginning(tables, stream)

@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,7 @@ from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.rebuild import UnwrittenRows
 from lookback.spark.stream.resume import Beginning, begin
 from lookback.spark.stream.serverless import RemoteBatches
+from lookback.spark.tables.history import read_stamp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,6 +80,10 @@ _NO_REBUILD = (
 # the stack for each character after the first words, so that the error's own text, with a Java stack trace in it, ends the
 # query's thread with a StackOverflowError. This is a short text that the pattern matches.
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: java.lang.InterruptedException"
+# In the errors of Delta by which a query ends whose table has got other columns since it was planned.
+_NEW_COLUMNS = "DELTA_SCHEMA_CHANGED"
+# A query is planned again for other columns so many times without a batch in between.
+_MAX_NEW_COLUMNS = 10
 # Looking for a file costs nothing; over Spark Connect each look at the query is a call of the server.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
@@ -146,6 +153,8 @@ class Evaluation:
         self._goes_on = False
         self._query: StreamingQuery | None = None
         self._beginning = Beginning({}, None)
+        self._noted: dict[str, int] = {}
+        self._new_columns = 0
         self._required: Coverage | None = None
         self._known_labels: list[str] | None = None
         self._stopping = threading.Event()
@@ -157,6 +166,7 @@ class Evaluation:
         Raises the error that the query failed with.
         """
         self._require_compute()
+        self.tables.require_fields(self.stream)
         with become_owner(
             self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}"
         ) as self._require_ownership:
@@ -195,6 +205,9 @@ class Evaluation:
                     self._historian.close()
                 self._end_query()
                 self._quarantines.publish(at_once=True)
+                if self.reports:
+                    note = partial(self._note_read, self.reports[-1].batch_id, is_last=True)
+                    succeeds(note, "stream=%s what was read could not be noted: %s", self.stream)
 
     def _must_go_on(self) -> bool:
         """Returns whether, though all is judged, a version still waits for its history: one that was not expected to."""
@@ -348,8 +361,12 @@ class Evaluation:
             if rebuild is None or (report.arrival or 0) > (rebuild.through or 0):
                 self._quarantines.add_failures(report)
             self.reports.append(report)
+            self._new_columns = 0
             if self._warm_ups is not None:
                 self._warm_ups.note(report)
+            # A batch goes on without: a later start then compares with an earlier one.
+            with suppress(SetupError, OSError):
+                self._note_read(batch_id)
             if self._on_batch is not None:
                 self._on_batch(report)
 
@@ -364,6 +381,20 @@ class Evaluation:
                 raise InterruptedError(_INTERRUPTED) from None
 
         return write_unless_interrupted
+
+    def _note_read(self, batch: int, *, is_last: bool = False) -> None:
+        """Notes in the checkpoint which commits a batch has read, so that a later start knows the tables again.
+
+        Where the log is elsewhere, asking for the time of a commit takes a job: there it is noted once, after the last batch.
+        """
+        for source, commit in self.checkpoint.read_batch(batch).items():
+            name = self.stream.name if source == EVENTS else source
+            is_due = is_last or self.tables.log_folder(name) is not None
+            if commit is None or commit < 0 or not is_due or self._noted.get(source) == commit:
+                continue
+            if (stamp := read_stamp(self.tables, name, commit)) is not None:
+                self.checkpoint.note_read(source, commit, stamp)
+            self._noted[source] = commit
 
     def _wait(self) -> bool:
         """Waits until the query ends. Returns False if a new query must be planned, True if the evaluation is over."""
@@ -385,7 +416,11 @@ class Evaluation:
         except StreamingQueryException as error:
             self._required = UncoveredError.find_required(error)
             if self._required is None:
-                raise
+                # A query goes on with the columns that its table had at the start, until others change them.
+                self._new_columns += 1
+                if _NEW_COLUMNS not in str(error) or self._new_columns > _MAX_NEW_COLUMNS:
+                    raise
+                self.tables.require_fields(self.stream)
             self.replans += 1
             return False
         self._end_query()

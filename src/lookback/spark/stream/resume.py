@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.spark.batches.sink import is_written
+from lookback.spark.batches.sink import OUTPUTS, find_last_written, is_written
 from lookback.spark.checkpoints.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormatError
 from lookback.spark.platform.session import MAX_SHARDS
 from lookback.spark.stream.rebuild import Rebuild, has_outputs, log_new_beginning
-from lookback.spark.tables.history import find_first_readable, require_commits
+from lookback.spark.tables.history import find_first_readable, find_other_histories, require_commits
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
-_OUTPUTS = ("rule_log", "late_events", "alerts")
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,14 @@ def begin(
     default_shards: the number that a new one gets by the settings. accept_unknown: use a checkpoint of an unknown format
     and repair nothing. Raises SetupError with the remedy.
     """
-    if rebuild:
-        _prepare_rebuild(tables, stream, streams, checkpoint)
+    if not fresh:
+        require_known_tables(tables, stream, checkpoint)
+    if rebuild or (fresh and find_other_histories(tables, checkpoint.read_noted(stream))):
+        _prepare_new_checkpoint(tables, stream, streams, checkpoint, rebuild=rebuild)
     checkpoint.require_spark(tables.spark.version, stream.name)
     is_known = not (accept_unknown and _warn_if_unknown_format(checkpoint))
     if is_known:
-        for line in checkpoint.repair(stream, lambda mark: any(is_written(tables, name, mark) for name in _OUTPUTS)):
+        for line in checkpoint.repair(stream, lambda mark: any(is_written(tables, name, mark) for name in OUTPUTS)):
             _LOG.warning(line)
     checkpoint.require_fit(stream, shards)
     document, plan = checkpoint.read_rebuild(), checkpoint.read_plan()
@@ -60,6 +61,7 @@ def begin(
             _warn_about_shards(checkpoint, stream, plan.shards, default_shards)
         if is_known:
             require_sources(tables, stream, checkpoint)
+            _require_newest(tables, stream, checkpoint)
         return Beginning(
             {} if plan is None else plan.starts, None if _is_caught_up(checkpoint, rebuild_plan) else rebuild_plan
         )
@@ -107,11 +109,14 @@ def _find_starts(tables: Tables, stream: Stream) -> dict[str, int]:
     return {EVENTS: find_first_readable(tables, stream.name), RULES: find_first_readable(tables, "rules")}
 
 
-def _prepare_rebuild(tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint) -> None:
-    """Moves the checkpoint aside and writes into a new one how the state is rebuilt."""
+def _prepare_new_checkpoint(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *, rebuild: bool
+) -> None:
+    """Moves the checkpoint aside and writes into a new one how the state is rebuilt, if it is."""
     # A checkpoint that cannot be read may be rebuilt too.
-    judged = checkpoint.find_last_judged()
-    plan = Rebuild.from_tables(tables, stream, streams, _find_starts(tables, stream), judged)
+    judged, plan = checkpoint.find_last_judged(), None
+    if rebuild:
+        plan = Rebuild.from_tables(tables, stream, streams, _find_starts(tables, stream), judged)
     moved = checkpoint.move_aside()
     if moved is not None:
         _LOG.warning(f"the checkpoint before is kept as {moved}; delete it when the new one has caught up")
@@ -128,6 +133,27 @@ def _is_caught_up(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
         return False
     judged = checkpoint.find_last_judged()
     return judged is not None and judged >= (rebuild.through or 0)
+
+
+def require_known_tables(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+    """Raises SetupError, with the remedy, if a checkpoint has read other tables than those that are there."""
+    if others := find_other_histories(tables, checkpoint.read_noted(stream)):
+        raise SetupError(
+            f"the evaluation of stream {stream.name!r} cannot go on from {checkpoint.folder}: {'; '.join(others)}. Tables were "
+            "restored from an older backup, or deleted and created again. Bring back the tables that were read; or judge "
+            f"what is there now as a new evaluation, beside the outputs of the one before: lookback evaluate {stream.name} --fresh"
+        )
+
+
+def _require_newest(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+    """Raises SetupError if the outputs have rows of a later batch than the last one of the checkpoint."""
+    planned = checkpoint.find_last_planned()
+    if (written := find_last_written(tables, str(checkpoint.query_id))) > planned:
+        raise SetupError(
+            f"{checkpoint.folder} ends at batch {planned}, and the tables have rows of its batch {written}: an older copy of "
+            "the checkpoint was restored, and what it judges again would be written twice. Bring back the newer one, or make "
+            f"the state anew from the tables, which writes nothing twice: lookback evaluate {stream.name} --rebuild"
+        )
 
 
 def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:

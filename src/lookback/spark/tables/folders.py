@@ -29,6 +29,8 @@ from lookback.spark.tables.lakehouse import Tables, commit_file, read_actions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from lookback.core.streams.declaration import Stream
+
 READ_ERRORS = (NeedsSpark, DeltaError, duckdb.Error, pa.ArrowException, OSError)
 _FEED, _TIME = "delta.enableChangeDataFeed", "inCommitTimestamp"
 _UTC = pa.timestamp("us", "UTC")
@@ -79,6 +81,10 @@ class FolderTables(Tables):
             raise NeedsSpark(f"{folder} has no log of its last commit")
         columns = zip(*commits, strict=True)
         return self._make_frame(pa.table(list(map(pa.array, columns, _HISTORY.types)), schema=_HISTORY))
+
+    def find_misfit(self, stream: Stream) -> str | None:
+        """Returns None: a column that is not there ends in one of READ_ERRORS, and Spark says it."""
+        return None
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
         folder, opened = self._require_folder(name), cast("Session", self.spark).opened

@@ -9,7 +9,8 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -90,6 +91,40 @@ def _is_readable_or_ahead(tables: Tables, name: str, commit: int) -> bool:
     if folder is not None and any(commit_file(folder, each).exists() for each in (commit, commit - 1)):
         return True
     return commit > tables.version(name) or (folder is None and _can_read(tables, name, commit))
+
+
+def read_stamp(tables: Tables, name: str, commit: int) -> int | None:
+    """Reads the time of a commit in milliseconds, as the commit itself has it; no other history has a commit of this time.
+
+    None where the table keeps no such time, or where the log of the commit was cleaned.
+    """
+    folder = tables.log_folder(name)
+    if folder is None:
+        rows = tables.history(name, tables.version(name) - commit + 1).where(F.col("version") == commit)
+        rows = rows.select(F.unix_millis("timestamp"))
+        return next((int(row[0]) for row in rows.collect()), None)
+    with suppress(OSError, ValueError):
+        for action in read_actions(commit_file(folder, commit), "commitInfo"):
+            return action["commitInfo"].get("inCommitTimestamp")  # type: ignore[no-any-return]
+    return None
+
+
+def find_other_histories(tables: Tables, noted: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Finds the tables whose history is not the one that was read, and says how each differs.
+
+    noted: by table a commit that was read, and what `read_stamp` gave for it. A table that was restored from a backup, or
+    deleted and created again, lacks the commit or has another one of its number.
+    """
+    found = []
+    for name, (commit, stamp) in noted.items():
+        table, last = tables.identifier(name), tables.version(name) if tables.exists(name) else -1
+        if commit > last:
+            ends = f"ends at commit {last}" if last >= 0 else "is gone"
+            found.append(f"table {table} {ends}, and commit {commit} of it was read")
+        elif (now := read_stamp(tables, name, commit)) not in (None, stamp):
+            is_now, was = (to_text(to_utc(1_000 * each)) for each in (now or 0, stamp))
+            found.append(f"commit {commit} of table {table} is of {is_now}, and the one that was read was of {was}")
+    return found
 
 
 def _has_feed_from_start(tables: Tables, name: str) -> bool:

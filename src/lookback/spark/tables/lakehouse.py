@@ -463,22 +463,42 @@ class Tables:
                 "the job set_up adds them. Alerts that are written from then on are events of the stream"
             )
 
+    def require_fields(self, stream: Stream) -> None:
+        """Raises SetupError, with the remedy, if a table that others write has not all declared fields as declared."""
+        if stream.table and (misfit := self.holding(stream).find_misfit(stream)):
+            raise SetupError(misfit)
+
     def _require_columns(self, name: str, schema: StructType) -> None:
-        found = {field.name: field.dataType.simpleString() for field in self.read(name).schema}
+        if misfit := self._describe_misfit(name, schema):
+            raise SetupError(misfit)
+
+    def find_misfit(self, stream: Stream) -> str | None:
+        """Says which declared fields the table of a stream lacks or has with another type; None if it has all."""
+        return self._describe_misfit(stream.name, make_events_schema(stream))
+
+    def _describe_misfit(self, name: str, schema: StructType) -> str | None:
+        found = {field.name: field.dataType.simpleString() for field in self._read_rows(name).schema}
+        declared = [field for field in schema if field.name != "ingested_at"]
+        missing = [field for field in declared if field.name not in found]
         wrong = [
             f"{field.name} is {found.get(field.name, 'missing')}, declared is {field.dataType.simpleString()}"
-            for field in schema
-            if found.get(field.name) != field.dataType.simpleString() and field.name != "ingested_at"
+            for field in declared
+            if found.get(field.name) != field.dataType.simpleString()
         ]
-        if wrong:
-            place = self.identifier(name)
-            missing = [field for field in schema if field.name not in found and field.name != "ingested_at"]
+        if not wrong:
+            return None
+        place, remedies = self.identifier(name), []
+        if missing:
             columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
-            raise SetupError(
-                f"table {place} does not fit the stream's declaration: {'; '.join(wrong)}. "
-                "Change the declaration, or alter the table"
-                + (f": ALTER TABLE {place} ADD COLUMNS ({columns})" if missing else "")
-            )
+            remedies.append(f"add what was never there: ALTER TABLE {place} ADD COLUMNS ({columns})")
+            back = f"ALTER TABLE {place} RENAME COLUMN its_name_of_now TO {quote_name(missing[0].name)}"
+            remedies.append(f"give a column that was renamed its name back: {back}")
+        if len(wrong) > len(missing):
+            remedies.append(f"declare the type that the table has, then lookback evaluate {name} --rebuild")
+        remedy = "; or ".join(remedies)
+        return (
+            f"table {place} does not fit the stream's declaration: {'; '.join(wrong)}. {remedy[0].upper()}{remedy[1:]}"
+        )
 
 
 def commit_file(folder: Path, version: int) -> Path:
