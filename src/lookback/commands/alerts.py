@@ -21,10 +21,10 @@ from lookback.commands.options import (
 from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.texts import count_noun
+from lookback.core.values.texts import count_noun, escape_unprintable
 from lookback.core.values.times import to_utc
 from lookback.views.explanations import describe_alert, describe_event
-from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
+from lookback.views.terminal import format_json, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.core.explaining.events import EventExplanation

@@ -21,9 +21,9 @@ from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import read_varied
 from lookback.core.values.columns import to_text
-from lookback.core.values.texts import count_noun
+from lookback.core.values.texts import count_noun, escape_unprintable
 from lookback.core.values.times import to_utc
-from lookback.views.terminal import escape_unprintable, print_json, print_table
+from lookback.views.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.replay.backtest import Backtest, Candidate, Figures

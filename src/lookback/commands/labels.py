@@ -6,7 +6,8 @@ import argparse
 from dataclasses import asdict
 
 from lookback.commands.options import AddCommand, load_settings, make_adder, open_tables, wants_json
-from lookback.views.terminal import escape_unprintable, format_json
+from lookback.core.values.texts import escape_unprintable
+from lookback.views.terminal import format_json
 
 # Kinds of rejected rows that are printed.
 _MOST_REASONS = 5

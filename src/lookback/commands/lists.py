@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from lookback.commands.options import AddCommand, answer, load_settings, make_adder, open_tables, wants_json
-from lookback.views.terminal import escape_unprintable, format_json, print_json, print_table
+from lookback.core.values.texts import escape_unprintable
+from lookback.views.terminal import format_json, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.lists import ListReport

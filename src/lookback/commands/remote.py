@@ -13,7 +13,8 @@ from lookback.commands.options import FOUND_PROBLEMS, RunCommand, make_adder, wa
 from lookback.core.errors import RemoteError, SetupError
 from lookback.core.operations.health import PROBLEM, check_health, describe_health, is_healthy
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import escape_unprintable, format_json, print_health
+from lookback.core.values.texts import escape_unprintable
+from lookback.views.terminal import format_json, print_health
 
 if TYPE_CHECKING:
     from lookback.remote.runs import Line

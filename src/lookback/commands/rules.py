@@ -26,9 +26,9 @@ from lookback.commands.options import (
 from lookback.config import load_rule_document
 from lookback.core.errors import LookbackError, RuleError, SetupError
 from lookback.core.rules.document import read_rule
-from lookback.core.values.texts import count_noun, join_words
+from lookback.core.values.texts import count_noun, escape_unprintable, join_words
 from lookback.core.values.times import to_utc
-from lookback.views.terminal import describe_redundant, escape_unprintable, print_document, print_json, print_table
+from lookback.views.terminal import describe_redundant, print_document, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.config import Settings

@@ -25,14 +25,8 @@ from lookback.commands.options import (
 from lookback.core.errors import SetupError, StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.views.terminal import (
-    describe_change,
-    escape_unprintable,
-    format_json,
-    print_document,
-    print_json,
-    print_table,
-)
+from lookback.core.values.texts import escape_unprintable
+from lookback.views.terminal import describe_change, format_json, print_document, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport

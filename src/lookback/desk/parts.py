@@ -14,8 +14,7 @@ from typing import Any
 
 import ipywidgets
 
-from lookback.core.values.texts import cut_end
-from lookback.views.terminal import escape_unprintable
+from lookback.core.values.texts import cut_end, escape_unprintable
 
 # What MathJax leaves alone; ipywidgets gives it all labels.
 _NO_FORMULA = ("mathjax_ignore", "tex2jax_ignore")

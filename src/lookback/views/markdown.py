@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lookback.views.terminal import escape_unprintable
+from lookback.core.values.texts import escape_unprintable
 
 if TYPE_CHECKING:
     from lookback.spark.reports import RuleReport

@@ -40,7 +40,7 @@ class SafeOutput:
 def safe_output() -> Iterator[None]:
     """Makes the output and the errors of this process safe for a terminal until the end of the block."""
     outputs = SafeOutput(sys.stdout), SafeOutput(sys.stderr)
-    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):
         yield
 
 
