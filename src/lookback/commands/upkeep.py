@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from lookback.commands.options import FOUND_PROBLEMS, AddCommand, answer, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
 from lookback.core.streams.arrival import describe_fast_clock
-from lookback.views.terminal import escape_unprintable, format_json, print_health, print_json, print_table
+from lookback.core.values.texts import escape_unprintable
+from lookback.views.terminal import format_json, print_health, print_json, print_table
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -139,7 +140,7 @@ def _maintain(options: argparse.Namespace) -> int:
     else:
         print_table(rows, ("table", "expired", "open", "files", "compacted", "written", "deleted", "keeps", "note"))
         for each in done.checkpoints:
-            print("".join(map(escape_unprintable, f"{each.level}: {each.what}")))
+            print(escape_unprintable(f"{each.level}: {each.what}"))
         if done.older is not None:
             print(done.older)
     return FOUND_PROBLEMS if done.problems else 0

@@ -475,7 +475,7 @@ class IngestRound:
             return new, []
         columns, window = new.columns, self._stream.dedupe_window
         row = F.struct(
-            _to_micros(self._stream.event_time).alias("__time"), FILE, BLOCK, ROW, F.struct(*fields).alias("__content"),
+            _to_micros(self._stream.event_time).alias("__time"), POSITION, F.struct(*fields).alias("__content"),
             F.struct(*columns).alias("__whole"),
         )  # fmt: skip
         lists = (

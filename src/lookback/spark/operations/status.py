@@ -178,19 +178,16 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
     if stream.table and (misfit := tables.find_misfit(stream)):
-        found = [asdict(make_misfit(misfit))]
-        return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": found}
-
+        finding = make_misfit(misfit)
+        return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": [asdict(finding)]}
+    has_own = not (stream.table or stream.is_of_alerts)
     columns = set(tables.read(stream.name).columns)
-    if (
-        lacking := []
-        if stream.table or stream.is_of_alerts
-        else [name for name in stream.fields if name not in columns]
-    ):
+    if has_own and (lacking := [name for name in stream.fields if name not in columns]):
         what = f"Table {tables.identifier(stream.name)} has no column {' and '.join(lacking)}: renamed or dropped."
         remedy = "Give it back its name, or change the stream's declaration."
-        found = asdict(Finding(PROBLEM, "columns", what, remedy))
-        return {**status, "healthy": False, "health": f"{stream.name} does not fit its table.", "findings": [found]}
+        finding = Finding(PROBLEM, "columns", what, remedy)
+        health = f"{stream.name} does not fit its table."
+        return {**status, "healthy": False, "health": health, "findings": [asdict(finding)]}
 
     def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
         return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))
