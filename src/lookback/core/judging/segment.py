@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,8 @@ from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
 from lookback.core.judging.measuring import Measuring, select_kept
 from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
-from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
+from lookback.core.rules.account import Taken
+from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
@@ -94,7 +96,8 @@ class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
     evaluated: how many events each rule judged, by `Entry.role`. flags: the events that rules which write no alerts have
-    noted; flagged: the same once judging is finished, once for all rules of a group.
+    noted; flagged: the same once judging is finished, once for all rules of a group. taken: how many events of this shard each
+    rule wants.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -104,6 +107,7 @@ class Gathered:
     evaluated: dict[str, int] = field(default_factory=dict)
     flags: list[Flags] = field(default_factory=list)
     flagged: list[FlaggedEvents] = field(default_factory=list)
+    taken: Counter[Taken] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,11 @@ class Segment:
 
     def start_run(self, entry: Entry, rule: CompiledRule) -> RuleRun:
         """Starts one rule over this segment."""
-        return RuleRun(self, entry, rule)
+        rule_run = RuleRun(self, entry, rule)
+        if rule.lane < WARMING_LANE:
+            taken = entry.rule_id, entry.version, rule.where_sql, int(self.timeline.commits[0])
+            self.gathered.taken[taken] += int(np.count_nonzero(rule_run.wanted))
+        return rule_run
 
     def finish(self) -> Gathered:
         """Returns all results, in an order that does not depend on how commits are cut into batches.

@@ -39,8 +39,8 @@ _LONG_COMMIT_ROWS = 1_000
 class Events:
     """Events of one stream as columns of equal length.
 
-    columns: by field name; commits: the commit version that added each event, shape (rows,). The id and time columns
-    have no NULLs. The most recently used values of expressions are cached, since rules share expressions.
+    columns: by field name; commits: the commit version that added each event, shape (rows,). keys: those that `find_keys`
+    has found, by grouping set. The id and time columns have no NULLs. The most recently used values of expressions are cached, since rules share expressions.
     """
 
     def __init__(self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str) -> None:
@@ -50,7 +50,7 @@ class Events:
         self._id, self._time = event_id, event_time
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
-        self._keys: dict[tuple[str, ...], Keys] = {}
+        self.keys: dict[tuple[str, ...], Keys] = {}
 
     def __len__(self) -> int:
         return len(self.commits)
@@ -73,9 +73,9 @@ class Events:
 
     def find_keys(self, group_by: tuple[str, ...]) -> Keys:
         """Returns the key of every event under a grouping set."""
-        if group_by not in self._keys:
-            self._keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
-        return self._keys[group_by]
+        if group_by not in self.keys:
+            self.keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
+        return self.keys[group_by]
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
         """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""
