@@ -15,14 +15,14 @@ from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.compiling import add_memberships
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
-from lookback.core.judging.measuring import Measuring, select_kept
+from lookback.core.judging.measuring import Measuring, select_kept, select_values
 from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState
+from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import (
     BEGINS,
     BY_EVENT,
@@ -213,6 +213,8 @@ class Segment:
                 kept = Kept(feature.feature_id, selected, rows.all_values, argument)
                 self._kept.setdefault(feature.group_by, []).append(kept)
             return
+        if state.buckets is not None:
+            self._note_discarded(feature, state)
         positions, values = rows.positions, rows.values
         if feature.feature_id in self._emptied:
             keep = ~self._emptied[feature.feature_id][positions]
@@ -221,6 +223,21 @@ class Segment:
             grouping = self.measuring.group_events(feature.group_by)
             numbers, times = grouping.numbers[positions], self.events.times[positions]
             self.state.add_rows(state, numbers, grouping.distinct, times, values)
+
+    def _note_discarded(self, feature: Feature, state: FeatureState) -> None:
+        """Notes the events that came too late for a feature with buckets."""
+        too_late = ~self.measuring.find_in_time(feature.allowed_lateness)
+        if state.floor is not None:
+            too_late &= self.events.times >= state.floor
+        if not too_late.any():
+            return
+        grouping = self.measuring.group_events(feature.group_by)
+        at = np.flatnonzero(grouping.mine & too_late & select_kept(feature, self.events))
+        if len(at):
+            values = select_values(feature, self.events)
+            part = None if values is None else values.values[at]
+            keys = self.events.find_keys(feature.group_by).take(at)
+            self.state.note_discarded(feature.feature_id, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
         """Adds the rows that these features share to the state. features: of one grouping; others were left out since."""
