@@ -24,8 +24,8 @@ Taken = tuple[str, int, str, int]
 class Account:
     """What is counted.
 
-    conditions: by `CompiledRule.where_sql`, None for all events. cuts: the commits after which rules change, in ascending order; the commits
-    between two of them are a span, and spans are numbered from 0.
+    conditions: by `CompiledRule.where_sql`, None for all events. cuts: the commits after which rules change, in ascending
+    order; the commits between two of them are a span, and spans are numbered from 0.
     """
 
     conditions: Mapping[str, Expression | None]
@@ -33,7 +33,7 @@ class Account:
 
     @classmethod
     def of(cls, rules: Iterable[CompiledRule], cuts: Iterable[int]) -> Account:
-        """Returns the account of these rules, but for those that ask lists, of which events alone do not tell what they want."""
+        """Returns the account of these rules, except those that ask lists: events alone do not tell what they want."""
         counted = (
             rule for rule in rules if rule.where is None or (rule.where.is_readable and not rule.where.memberships)
         )

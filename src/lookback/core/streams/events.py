@@ -40,7 +40,8 @@ class Events:
     """Events of one stream as columns of equal length.
 
     columns: by field name; commits: the commit version that added each event, shape (rows,). keys: those that `find_keys`
-    has found, by grouping set. The id and time columns have no NULLs. The most recently used values of expressions are cached, since rules share expressions.
+    has found, by grouping set. The id and time columns have no NULLs. The most recently used values of expressions are
+    cached, since rules share expressions.
     """
 
     def __init__(self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str) -> None:
