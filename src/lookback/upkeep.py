@@ -101,7 +101,7 @@ def prove(
     """Judges anew what a stream has judged since the last time, and shows how many rows of its outputs are as they should be.
 
     stream: empty: every declared stream that has been judged. accept: go on after rows that differ next time. Returns the
-    rows shown: stream, rule_id (None for late events), alike, only_recorded, only_replayed, unprovable. Raises SetupError,
+    rows shown: stream, rule_id (None for late events), alike, only_recorded, only_replayed, unprovable, unjudged. Raises SetupError,
     at the end, if a row differs.
     """
     from lookback.spark.replay.proof import proof_folder
@@ -126,7 +126,9 @@ def prove(
             if not all(each.holds for each in proofs.rows):
                 differing.append(name)
                 show(proofs.differences.orderBy("arrival", "rule_id").limit(_MOST_DIFFERENCES).toPandas())
-    found = pd.DataFrame(rows, columns=["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable"])
+    found = pd.DataFrame(
+        rows, columns=["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"]
+    )
     show(found)
     if differing:
         raise SetupError(

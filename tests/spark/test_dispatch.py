@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from pandas import factorize
 from dev.bench.scale import _Pages
 from lookback.core.errors import SetupError
 from lookback.core.expressions import compiling as expressions
+from lookback.core.rules.account import Account
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
 from lookback.core.rules.rulebook import RuleChange
@@ -187,13 +189,27 @@ def judge_in_stream(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def judge_in_replay(folder: Path) -> list[str]:
-    """The same events, as a replay of the tables finds them."""
-    plan = tasks.Plan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True)
+ACCOUNT = Account.of([compile_rule(BURST, STREAM)], [])
+
+
+def answer_in_replay() -> list[dict[str, Any]]:
+    """What the shards of a replay answer about the same events."""
+    plan = tasks.Plan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True, account=ACCOUNT)
     blocks = tasks._SpanDispatch.of(STREAM, plan, SHARDS, [1])([cash_after_another()])
-    answers = [row for batch in tasks._Judge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
-    packed = [row["payload"] for row in answers if row["kind"] == ALERTS]
+    return [row for batch in tasks._Judge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
+
+
+def judge_in_replay(folder: Path) -> list[str]:
+    """The events that raise an alert in a replay."""
+    packed = [row["payload"] for row in answer_in_replay() if row["kind"] == ALERTS]
     return sorted(alert for payload in packed for alert in unpack_table(payload)["event_id"].to_pylist())
+
+
+def count_missing() -> dict[tuple[str, int], int]:
+    """The events that a replay does not judge though a version wants them."""
+    answers = answer_in_replay()
+    facts: Any = SimpleNamespace(list_payloads=lambda kind: [row["payload"] for row in answers if row["kind"] == kind])
+    return dict(tasks.Answers.find_missing(facts, ACCOUNT))
 
 
 @pytest.mark.parametrize("judge", [judge_in_stream, judge_in_replay])
@@ -211,6 +227,14 @@ def test_a_shard_that_does_not_know_an_event_as_its_own_says_so(
         SetupError, match=r"event 'e1' of commit 1 came to a shard .* by shop 7 events .* which finds 0"
     ):
         judge(tmp_path)
+
+
+def test_c10_6_the_account_of_a_proof_misses_events_that_no_shard_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count_missing() == {}
+    # The events are sent to a shard that drops them, as above, and the shard does not look.
+    monkeypatch.setattr(keys, "number_values", factorize)
+    monkeypatch.setattr(tasks, "require_own", lambda *_: None)
+    assert count_missing() == {("burst", 1): 7}
 
 
 def test_an_updated_event_is_neither_a_new_one_nor_a_deleted_one(spark: SparkSession) -> None:

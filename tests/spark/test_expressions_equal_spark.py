@@ -231,7 +231,7 @@ class Generator:
             lambda: f"({n(less)} {self._pick('+', '-', '*', '*', '/', '%')} {n(less)})",
             lambda: f"({n(less)} {self._pick('+', '-', '*', '*')} {n(less)})",
             lambda: f"{self._pick('-', 'abs', 'round')}({n(less)})",
-            lambda: f"try_cast({n(less)} as {self._pick('tinyint', 'int', 'bigint', 'decimal(5,2)', 'decimal(18,0)')})",
+            lambda: f"try_cast({n(less)} as {self._pick('tinyint', 'int', 'bigint')})",
             lambda: f"if({self._pick('b', 'i > j')}, {n(less)}, {n(less)})",
         ])()  # fmt: skip
 

@@ -197,7 +197,8 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
     counts = Counter(row.rule_id for row in found)
     assert counts["breaks"] == 0
     assert counts["divides"] > 30
-    assert found == replayed_alerts(replay_of_tables(ready))
+    # In a replay the number is whole, so the rule alerts until its quarantine.
+    assert found == [row for row in replayed_alerts(replay_of_tables(ready)) if row.rule_id != "breaks"]
     assert ready.read("rules").where("status = 'quarantined'").count() == 2
 
 

@@ -139,7 +139,7 @@ def _prove(options: argparse.Namespace) -> int:
             return FOUND_PROBLEMS if differs else 0
         print_table(
             [{**row, "rule_id": row["rule_id"] or "(late events)"} for row in rows],
-            ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable"),
+            ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"),
         )
         for row in proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect():
             print(

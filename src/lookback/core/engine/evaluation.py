@@ -34,6 +34,7 @@ from lookback.core.judging.sequences import delete_from_sequences, judge_sequenc
 from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import TiledJudge, adopt_keys
 from lookback.core.judging.verdicts import Memory, are_memories
+from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
@@ -178,7 +179,8 @@ class Output:
     version of them.
 
     log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
-    events it judged, of windows those that it counted, by `Entry.role`. flagged: the events of rules that write no alerts.
+    events it judged, of windows those that it counted, by `Entry.role`. taken: how many events of this shard each version
+    wanted. flagged: the events of rules that write no alerts.
     covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
     given again with `required` sent. pack: packs rows whenever there are many, into `packed`; `rows` are those that follow.
     So the alerts of a batch are not all in memory as objects. None: rows are not packed.
@@ -190,6 +192,7 @@ class Output:
     notes: list[LogRow] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     evaluated: Counter[str] = field(default_factory=Counter)
+    taken: Counter[Taken] = field(default_factory=Counter)
     flagged: list[FlaggedEvents] = field(default_factory=list)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
@@ -464,6 +467,8 @@ class Evaluator:
         timeline = self._timeline(state, part.marks)
         segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         self._judge(segment, rules, output)
+        # A segment of a command has a commit that was judged before, perhaps by other versions.
+        output.taken.update(segment.gathered.taken)
         return segment
 
     def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:

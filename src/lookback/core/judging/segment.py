@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,13 +15,14 @@ from lookback.core.aggregation.sharedruns import Kept
 from lookback.core.expressions.compiling import add_memberships
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import Actions, LateEvents, earliest_in_time
-from lookback.core.judging.measuring import Measuring, select_kept
+from lookback.core.judging.measuring import Measuring, select_kept, select_values
 from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
-from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule, Feature
+from lookback.core.rules.account import Taken
+from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule, Feature
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState
+from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import (
     BEGINS,
     BY_EVENT,
@@ -93,7 +95,8 @@ class Gathered:
     """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
 
     evaluated: how many events each rule judged, by `Entry.role`. flags: the events that rules which write no alerts have
-    noted; flagged: the same once judging is finished, once for all rules of a group.
+    noted; flagged: the same once judging is finished, once for all rules of a group. taken: how many events of this shard each
+    rule wants.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -103,6 +106,7 @@ class Gathered:
     evaluated: dict[str, int] = field(default_factory=dict)
     flags: list[Flags] = field(default_factory=list)
     flagged: list[FlaggedEvents] = field(default_factory=list)
+    taken: Counter[Taken] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,11 @@ class Segment:
 
     def start_run(self, entry: Entry, rule: CompiledRule) -> RuleRun:
         """Starts one rule over this segment."""
-        return RuleRun(self, entry, rule)
+        rule_run = RuleRun(self, entry, rule)
+        if rule.lane < WARMING_LANE:
+            taken = entry.rule_id, entry.version, rule.where_sql, int(self.timeline.commits[0])
+            self.gathered.taken[taken] += int(np.count_nonzero(rule_run.wanted))
+        return rule_run
 
     def finish(self) -> Gathered:
         """Returns all results, in an order that does not depend on how commits are cut into batches.
@@ -207,6 +215,8 @@ class Segment:
                 kept = Kept(feature.feature_id, selected, rows.all_values, argument)
                 self._kept.setdefault(feature.group_by, []).append(kept)
             return
+        if state.buckets is not None:
+            self._note_discarded(feature, state)
         positions, values = rows.positions, rows.values
         if feature.feature_id in self._emptied:
             keep = ~self._emptied[feature.feature_id][positions]
@@ -215,6 +225,21 @@ class Segment:
             grouping = self.measuring.group_events(feature.group_by)
             numbers, times = grouping.numbers[positions], self.events.times[positions]
             self.state.add_rows(state, numbers, grouping.distinct, times, values)
+
+    def _note_discarded(self, feature: Feature, state: FeatureState) -> None:
+        """Notes the events that came too late for a feature with buckets."""
+        too_late = ~self.measuring.find_in_time(feature.allowed_lateness)
+        if state.floor is not None:
+            too_late &= self.events.times >= state.floor
+        if not too_late.any():
+            return
+        grouping = self.measuring.group_events(feature.group_by)
+        at = np.flatnonzero(grouping.mine & too_late & select_kept(feature, self.events))
+        if len(at):
+            values = select_values(feature, self.events)
+            part = None if values is None else values.values[at]
+            keys = self.events.find_keys(feature.group_by).take(at)
+            self.state.note_discarded(feature.feature_id, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
         """Adds the rows that these features share to the state. features: of one grouping; others were left out since."""

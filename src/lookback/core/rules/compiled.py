@@ -230,6 +230,11 @@ class CompiledRule:
         judged = () if self.when is None else self.when.memberships
         return frozenset(each.list_name for each in (*self.memberships, *judged))
 
+    @property
+    def where_sql(self) -> str:
+        """The condition of the events that the rule wants; empty for all events."""
+        return "" if self.where is None else self.where.sql
+
     @cached_property
     def event_fields(self) -> tuple[str, ...]:
         """The fields of an event that decide what the rule keeps of it, sorted: those that only alerts show are not among them."""

@@ -57,7 +57,7 @@ from lookback.core.values.windows import align_down
 
 MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
 # Prefixes of the names of keyed tables: the times of raised alerts of a rule, and the resets of a feature.
-_RAISED, _RESETS = "raised:", "resets:"
+_RAISED, _RESETS, _DISCARDED = "raised:", "resets:", "discarded:"
 # So many runs of one size class are merged into one run of the next class, which is four times as large.
 _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_ROWS = 256
@@ -222,7 +222,8 @@ class StateCounts(NamedTuple):
     """The size of the state of a shard.
 
     rows: rows of window state at or above their feature's floor (see `ShardState.state_rows`). remembered: keys that
-    `suppress` holds back, keys that an alert emptied, and verdicts and events that may still be revised. Some that were
+    `suppress` holds back, keys that an alert emptied, keys of which a window with a `resolution` discarded an event, and
+    verdicts and events that may still be revised. Some that were
     forgotten since may count until their page is written again.
     """
 
@@ -536,8 +537,9 @@ class ShardState:
         """
         feature = self.features[feature_id]
         if feature.buckets is not None:
-            had = self._subtract(feature, feature.buckets, keys, times, values)
-            return np.delete(np.arange(len(times)), had)
+            left = self._take_discarded(feature_id, keys, times, values)
+            part = None if values is None else values[left]
+            return np.delete(left, self._subtract(feature, feature.buckets, keys.take(left), times[left], part))
         left = self._remove_shared(feature_id, self.row_sets.get(row_set, []), keys, times, values)
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
@@ -548,6 +550,34 @@ class ShardState:
                 left = np.delete(left, held)
                 self._replace_runs(feature, at, at + 1, run)
         return left
+
+    def note_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> None:
+        """Notes events that came too late for a feature with buckets, until their buckets are gone.
+
+        A bucket does not tell which events it has, and the deletion of these must take nothing out of it.
+        """
+        feature, table = self.features[feature_id], self.table(f"{_DISCARDED}{feature_id}")
+        assert feature.buckets is not None
+        resolution = feature.buckets.resolution
+        listed = [None] * len(times) if values is None else values.tolist()
+        for key, time, value in zip(keys.list_pairs(), times.tolist(), listed, strict=True):
+            wake = align_down(time, resolution) + resolution + feature.width
+            table.put(key, [*(table.get(key) or ()), [time, value]], max(wake, table.find_wake(key)))
+
+    def _take_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
+        """Forgets those of the rows that were discarded, and returns the positions of the others."""
+        table, left = self.tables.get(f"{_DISCARDED}{feature_id}"), []
+        if table is None:
+            return np.arange(len(times))
+        listed = [None] * len(times) if values is None else values.tolist()
+        for at, (key, time, value) in enumerate(zip(keys.list_pairs(), times.tolist(), listed, strict=True)):
+            discarded = list(table.get(key) or ())
+            if [time, value] in discarded:
+                discarded.remove([time, value])
+                table.put(key, discarded or None, table.find_wake(key))
+            else:
+                left.append(at)
+        return np.array(left, dtype=np.int64)
 
     def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
         """Returns whether a feature has a row of one of these keys at its time, whatever its value.
@@ -665,6 +695,7 @@ class ShardState:
                 del self.row_sets[name]
         self.drop_table(feature_id)
         self.drop_table(f"{_RESETS}{feature_id}")
+        self.drop_table(f"{_DISCARDED}{feature_id}")
         self.deferred.drop(feature_id)
 
     def _drop_column(self, runs: list[StoredRun], stored: StoredRun, feature_id: str) -> None:

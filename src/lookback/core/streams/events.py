@@ -45,9 +45,10 @@ _MAX_DIGITS = 38
 class Events:
     """Events of one stream as columns of equal length.
 
-    columns: by field name; commits: the commit version that added each event, shape (rows,). The id and time columns
-    have no NULLs. order: the names of the columns that order events of one commit and one time, before their ids.
-    The most recently used values of expressions are cached, since rules share expressions.
+    columns: by field name; commits: the commit version that added each event, shape (rows,). The id and time columns have
+    no NULLs. order: the names of the columns that order events of one commit and one time, before their ids. keys: those
+    that `find_keys` has found, by grouping set. The most recently used values of expressions are cached, since rules share
+    expressions.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Events:
         self._id, self._time, self._order = event_id, event_time, tuple(order)
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
-        self._keys: dict[tuple[str, ...], Keys] = {}
+        self.keys: dict[tuple[str, ...], Keys] = {}
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
@@ -90,9 +91,9 @@ class Events:
 
     def find_keys(self, group_by: tuple[str, ...]) -> Keys:
         """Returns the key of every event under a grouping set."""
-        if group_by not in self._keys:
-            self._keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
-        return self._keys[group_by]
+        if group_by not in self.keys:
+            self.keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
+        return self.keys[group_by]
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
         """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""

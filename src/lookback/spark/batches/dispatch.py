@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType, T
 
 from lookback.core.errors import SetupError
 from lookback.core.expressions.compiling import Expression, recompile
+from lookback.core.rules.account import Account
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES
 from lookback.core.streams.arrival import find_marks, split_future
@@ -167,10 +168,11 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class BlockBuilder:
-    """Builds the blocks of all shards. labels: those of the shards."""
+    """Builds the blocks of all shards. labels: those of the shards. account: what is counted of all events, if anything is."""
 
     declarations: Declarations
     labels: tuple[str, ...]
+    account: Account | None = None
 
     def build(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
         """Builds a block for each shard. chunk: rows of `select_changes`, all of one kind, which is INSERTED or DELETED."""
@@ -180,7 +182,8 @@ class BlockBuilder:
         sent = narrow_columns(chunk.select([*sorted({*stream.key_columns, *coverage.fields}), COMMIT]))
         commits = chunk.column(COMMIT).to_numpy()
         types = stream.columns_of_events
-        columns = {name: from_arrow(chunk.column(name), types[name]) for name in sorted(routing.reads)}
+        reads = routing.reads | (self.account.fields if self.account is not None else set())
+        columns = {name: from_arrow(chunk.column(name), types[name]) for name in sorted(reads)}
         events = Events.of(columns, commits, stream)
         header: dict[str, Any] = {"deleted": kind == DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
@@ -198,9 +201,12 @@ class BlockBuilder:
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
+        # Once for all shards.
+        wanted = self.account.count_wanted(events) if self.account is not None and kind == INSERTED else []
+        headers = [{**header, "wanted": wanted}] + [{**header, "wanted": []}] * (len(self.labels) - 1)
         payloads = [
-            pack_events(sent if here.all() else sent.filter(pa.array(here)), {**header, "own": own})
-            for here, own in routing.route(events, len(self.labels))
+            pack_events(sent if here.all() else sent.filter(pa.array(here)), {**head, "own": own})
+            for head, (here, own) in zip(headers, routing.route(events, len(self.labels)), strict=True)
         ]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
         rows[_WAKES] = [wakes] * len(payloads)

@@ -54,8 +54,8 @@ def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exceptio
     remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
-    if setup := _SETUP_ERROR.search(text):
-        return SetupError(setup[1].strip())
+    if setup := find_setup_error(error):
+        return setup
     if missing := _NO_MODULE.search(text):
         return SetupError(
             f"the Python of Spark's executors has no module {missing[1]!r}; on every machine of the cluster install the same "
@@ -111,6 +111,12 @@ def explain_unreadable(error: Exception, place: str) -> Exception:
             "stream's declaration"
         )
     return error
+
+
+def find_setup_error(error: Exception) -> SetupError | None:
+    """Returns the SetupError that a task raised in a Python of the executors; None if the failure has another cause."""
+    found = _SETUP_ERROR.search(collect_messages(error))
+    return None if found is None else SetupError(found[1].strip())
 
 
 def succeeds(act: Callable[[], object], message: str, stream: Stream) -> bool:

@@ -7,6 +7,7 @@ So a row that somebody changed, deleted or inserted is found and named.
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import Schedule, WaitingChange
 from lookback.core.errors import LookbackError, SetupError
+from lookback.core.rules.account import Account
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
@@ -60,6 +62,8 @@ class Proof:
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
     quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
     settings' retention deleted them, or they depend on events, rules or lists whose history is gone (see `Reach`, `LostRules`, `LostLists`).
+    unjudged: events that the rule wants, counted by reading all of them plainly, and that no shard of the replay judged. The
+    stream judges in the same way, so there they may be missing too, without a row that differs.
     """
 
     rule_id: str | None
@@ -67,11 +71,12 @@ class Proof:
     only_recorded: int
     only_replayed: int
     unprovable: int
+    unjudged: int = 0
 
     @property
     def holds(self) -> bool:
-        """True if no row differs."""
-        return not (self.only_recorded or self.only_replayed)
+        """True if no row differs, and no event is missing."""
+        return not (self.only_recorded or self.only_replayed or self.unjudged)
 
 
 @dataclass
@@ -143,7 +148,10 @@ def prove(
     plan = plan if start.saved is None else _go_on(plan, start.saved)
     reach = None if start.reach is None else start.reach.follow(tables, history, declarations, plan.rules)
     lists = ReplayedLists.find(tables, frozenset[str]().union(*(rule.lists for rule in plan.rules)))
-    plan = replace(plan, keeps_state=saved is not None, high=None if reach is None else reach.high, lists=lists)
+    account = Account.of(plan.rules, (each.after for each in plan.waiting))
+    plan = replace(
+        plan, account=account, keeps_state=saved is not None, high=None if reach is None else reach.high, lists=lists
+    )
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
     unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
     excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
@@ -151,7 +159,9 @@ def prove(
     alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(between), begun_at)
     alerts = excuses.mark_alerts(alerts)
     late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
-    rows = [*_add_earlier(_count(alerts, F.col("rule_id")), earlier), *_count(late, F.lit(None).cast("string"))]
+    rows = _add(_count(alerts, F.col("rule_id")), "unprovable", earlier)
+    rows = _add(rows, "unjudged", excuses.select_unjudged(answers.find_missing(account)))
+    rows += _count(late, F.lit(None).cast("string"))
     rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
         state = SavedState(
@@ -296,12 +306,12 @@ def _list_differences(alerts: DataFrame) -> DataFrame:
     return alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
 
 
-def _add_earlier(rows: list[Proof], earlier: Mapping[str, int]) -> list[Proof]:
-    """Adds, as unprovable, the rows of each rule that an earlier evaluation wrote."""
+def _add(rows: list[Proof], name: str, more: Mapping[str, int]) -> list[Proof]:
+    """Adds a number to one of the counts of each rule."""
     counts = {str(row.rule_id): row for row in rows}
-    for rule_id, number in earlier.items():
+    for rule_id, number in more.items():
         row = counts.get(rule_id, Proof(rule_id, 0, 0, 0, 0))
-        counts[rule_id] = replace(row, unprovable=row.unprovable + number)
+        counts[rule_id] = replace(row, **{name: getattr(row, name) + number})
     return [counts[rule_id] for rule_id in sorted(counts)]
 
 
@@ -429,6 +439,14 @@ class _Excuses:
             _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes), sorted(cut),
             unreached.excuse(), unreached.excuse(late=True),
         )  # fmt: skip
+
+    def select_unjudged(self, missing: Mapping[tuple[str, int], int]) -> dict[str, int]:
+        """Sums up by rule the events that are missing of its versions, which are counted by rule_id and version."""
+        found = Counter[str]()
+        for (rule_id, version), number in missing.items():
+            if f"{rule_id} {version}" not in self.broken:
+                found[rule_id] += number
+        return found
 
     def mark_alerts(self, rows: DataFrame) -> DataFrame:
         """Marks, as `is_excused`, the alerts whose difference is explained."""

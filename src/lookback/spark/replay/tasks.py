@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
 from lookback.core.engine.warming import History
 from lookback.core.judging.segment import merge_failures
+from lookback.core.rules.account import Account, Taken
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -48,6 +50,7 @@ from lookback.core.streams.blocks import (
     pack_late,
     require_own,
     unpack_events,
+    unpack_failures,
     unpack_table,
 )
 from lookback.core.streams.declaration import Stream
@@ -70,6 +73,7 @@ from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, pause_coll
 from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.following.listfeed import ReplayedLists
+from lookback.spark.platform.faults import find_setup_error
 from lookback.spark.platform.session import count_cores, is_connect
 from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
 from lookback.spark.tables.schemas import LATE_EVENTS
@@ -118,6 +122,8 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers with flagged events.
 FLAGGED = "flagged"
+# The kind of answers with what is counted of events, see `Plan.account`.
+ACCOUNT = "account"
 # The kind of answers with a page of the state at the end, behind the label of its shard.
 STATE = "state"
 _LABEL_BYTES = 32
@@ -139,7 +145,7 @@ class Plan:
     the state at the end. declarations: those by which the stream was judged; None: that of today. high: the highest event
     time of the commits before those that are read, in microseconds; None for none. lists: those that rules name, by commit.
     warmed: the versions that came into force with the history of their windows. history: where each shard leaves the rows
-    that it has gathered for the first rule.
+    that it has gathered for the first rule. account: what is counted of all events, and again of those that shards take.
     """
 
     rules: Sequence[CompiledRule]
@@ -156,6 +162,7 @@ class Plan:
     lists: ListSource = field(default_factory=ReplayedLists)
     warmed: Sequence[Warmed] = ()
     history: HistoryPlace | None = None
+    account: Account | None = None
 
     @property
     def gives_way(self) -> bool:
@@ -206,9 +213,11 @@ class Answers:
     def _collect_facts(self) -> list[Row]:
         try:
             return self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
-        except BaseException:
+        except BaseException as error:
             # Nobody else can free the rows of answers that failed or were cancelled.
             self.close()
+            if isinstance(error, PySparkException) and (setup := find_setup_error(error)):
+                raise setup from error
             raise
 
     def read_alerts(self) -> DataFrame:
@@ -237,6 +246,18 @@ class Answers:
     def list_payloads(self, kind: str) -> list[bytes]:
         """Lists the facts of a kind."""
         return [bytes(row["payload"]) for row in self.facts if row["kind"] == kind]
+
+    def find_missing(self, account: Account) -> Counter[tuple[str, int]]:
+        """Counts the events that a version wants and no shard judged, by rule_id and version; versions that broke are left out."""
+        wanted, taken = Counter[tuple[str, int]](), Counter[Taken]()
+        for counts in map(json.loads, self.list_payloads(ACCOUNT)):
+            for condition, span, count in counts["wanted"]:
+                wanted[condition, span] += count
+            for *each, count in counts["taken"]:
+                taken[tuple(each)] += count
+        failures = (each for payload in self.list_payloads(FAILURES) for each in unpack_failures(payload))
+        broken = {(each.rule_id, each.version) for each in failures if each.reason}
+        return account.find_missing(wanted, {each: count for each, count in taken.items() if each[:2] not in broken})
 
     def close(self) -> None:
         """Frees the rows, which cannot be read afterwards."""
@@ -329,7 +350,7 @@ class _SpanDispatch:
     @classmethod
     def of(cls, stream: Stream, plan: Plan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
         """Returns the dispatch of a plan's events to the shards with these labels."""
-        builder = BlockBuilder(plan.declarations or Declarations.of(stream), labels)
+        builder = BlockBuilder(plan.declarations or Declarations.of(stream), labels, plan.account)
         return cls(builder, find_coverage(plan.rules), tuple(spans), plan.erases, plan.gives_way)
 
     def select(self, changes: DataFrame) -> DataFrame:
@@ -446,6 +467,7 @@ class _Shard:
         # Every block lists the events that are too far in the future, so only one shard reports them.
         self._is_first = label == labels[0]
         self._label, self._pages = label, _Pages()
+        self._has_account = plan.account is not None
         if plan.keeps_state:
             self._state.origin = label
             self._state.begin(self._pages)
@@ -476,10 +498,12 @@ class _Shard:
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
         future: list[LateEvent] = []
+        wanted: list[tuple[str, int, int]] = []
         own: dict[bool, list[list[OwnCount]]] = {False: [], True: []}
         for block in blocks:
             events, header = unpack_events(block, self._stream)
             marks.append(dict(header["marks"]))
+            wanted += header["wanted"]
             # A block without coverage has no rows, and not all fields.
             if len(events):
                 (deleted if header["deleted"] else inserted).append(events)
@@ -494,7 +518,11 @@ class _Shard:
         output, self._waiting = judge_batch(self._evaluator, self._state, batch, self._waiting, self._declarations)
         self._state.drop_old()
         output.late += future
-        return list(_pack(output, self._tried))
+        answers = list(_pack(output, self._tried))
+        if self._has_account:
+            taken = [[*each, count] for each, count in output.taken.items()]
+            answers.append((ACCOUNT, json.dumps({"wanted": wanted, "taken": taken}).encode()))
+        return answers
 
 
 def _pack(output: Output, tried: Mapping[str, Tried]) -> Iterator[tuple[str, bytes]]:
