@@ -99,8 +99,11 @@ def test_c11_3_plain_sql_may_change_lists_and_the_time_of_the_insert_is_theirs(r
 def test_c11_3_what_is_refused_changes_nothing(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     add_values(ready, "offices", ["10.0.0.0/8"], kind="cidr")
     version = ready.version("lists")
-    with pytest.raises(SetupError, match=r"list offices is of kind cidr, and '10.0.0.300' is no address"):
-        add_values(ready, "offices", ["10.0.0.1", "10.0.0.300"])
+    with pytest.raises(
+        SetupError,
+        match=r"list offices is of kind cidr: '10.0.0.300' is not .*; '10.1.\*' is not .*; write 10.1.0.0/16",
+    ):
+        add_values(ready, "offices", ["10.0.0.1", "10.0.0.300", "10.1.*"])
     with pytest.raises(SetupError, match=r"there is no kind 'cdir'; did you mean 'cidr'"):
         add_values(ready, "offices", ["10.0.0.1"], kind="cdir")
     with pytest.raises(SetupError, match=r"'two words' is no name for a list"):
@@ -160,7 +163,7 @@ def test_c11_3_every_row_of_an_import_is_accounted_for(
     assert values(ready, "terminals")["7"][0] == END
 
     lines = tmp_path / "offices.jsonl"
-    lines.write_text("".join(json.dumps({"value": each}) + "\n" for each in ("10.0.0.0/8", "::1", "home", None)))
+    lines.write_text("".join(json.dumps({"value": each}) + "\n" for each in ("10.0.0.0/8", "::1", " 10.0.0.1", None)))
     conf = tmp_path / "conf"
     (conf / "streams").mkdir(parents=True)
     (conf / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
@@ -171,7 +174,10 @@ def test_c11_3_every_row_of_an_import_is_accounted_for(
     )
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (row["offered"], row["added"], row["rejected"]) == (4, 2, 2)
-    assert any("'home' is no address or CIDR range" in each["example"] for each in row["rejections"])
+    assert any(
+        "' 10.0.0.1' is not an address or a range of addresses; write 10.0.0.1" in each["example"]
+        for each in row["rejections"]
+    )
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ Everybody may change the table by SQL as well; its change feed is what evaluatio
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from pyspark.sql import Window
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.lists import CIDR
+from lookback.core.values.lists import CIDR, explain_no_range
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -41,6 +40,7 @@ TABLE = "lists"
 KINDS = (CIDR,)
 # The most values of one list, and of all. An evaluation obeys larger ones too, since it never stops for a list.
 MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000
+_MAX_PROBLEMS = 10
 ACTIVE, EXPIRED = "active", "expired"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
@@ -160,8 +160,9 @@ def add_values(
     started = time.monotonic()
     tables.require_table(TABLE)
     kind = _choose_kind(tables, name, kind)
-    if kind == CIDR and (wrong := [value for value in values if not is_range(value)]):
-        raise SetupError(_refuse_range(name, wrong[0]))
+    problems = [problem for value in values if kind == CIDR and (problem := explain_no_range(value)) is not None]
+    if problems:
+        raise SetupError(f"list {name} is of kind cidr: {'; '.join(problems[:_MAX_PROBLEMS])}")
     if "" in values:
         raise SetupError(f"list {name}: a value is empty; name the text that the field has")
     schema = "value string, expires_at timestamp, reason string, kind string"
@@ -208,10 +209,7 @@ def import_values(
     because = F.col(_REASON) if _REASON in taken else F.lit(None).cast("string")
     wrong = F.when(text == "", F.lit(f"{column} is empty"))
     if kind == CIDR:
-        is_range_ = F.udf(is_range, "boolean", useArrow=False)(text)
-        wrong = F.coalesce(
-            wrong, F.when(~is_range_, F.concat(F.lit("'"), text, F.lit("' is no address or CIDR range")))
-        )
+        wrong = F.coalesce(wrong, F.when(text.isNotNull(), F.udf(explain_no_range, "string", useArrow=False)(text)))
     rows = checked.select(
         text.alias(_VALUE), F.coalesce(expires, given).alias(_EXPIRES),
         F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON), F.lit(kind).cast("string").alias(_KIND),
@@ -242,15 +240,6 @@ def select_list_changes(feed: DataFrame) -> DataFrame:
         change, F.col("_commit_version").alias("commit"), F.make_valid_utf8("list").alias("list"),
         F.make_valid_utf8(_VALUE).alias(_VALUE), F.unix_micros(_EXPIRES).alias(_EXPIRES), kind.alias(_KIND),
     )  # fmt: skip
-
-
-def is_range(value: str | None) -> bool:
-    """Returns whether a text is an address or a range of addresses in CIDR notation, such as 10.0.0.0/8."""
-    try:
-        ipaddress.ip_network(str(value), strict=False)
-    except ValueError:
-        return False
-    return True
 
 
 def _put(
@@ -361,10 +350,6 @@ def _require_list(tables: Tables, name: str) -> None:
     names = list_names(tables)
     if name not in names:
         raise SetupError(f"there is no list {name!r:.120}; {suggest(name, names, 'lookback lists show names them')}")
-
-
-def _refuse_range(name: str, value: str) -> str:
-    return f"list {name} is of kind cidr, and {value!r:.60} is no address or range of addresses such as 10.0.0.0/8"
 
 
 def _is_expired() -> Column:

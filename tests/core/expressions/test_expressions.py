@@ -12,6 +12,7 @@ import pytest
 from sqlglot.parsers.spark import SparkParser
 
 from lookback.core.errors import ExpressionError
+from lookback.core.expressions import binding
 from lookback.core.expressions.compiling import (
     AggregateCall,
     Expression,
@@ -786,3 +787,26 @@ def test_small_letters_and_capitals_do_not_depend_on_the_version_of_python() -> 
     characters = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
     changed = "\n".join(f"{change_to_lower(each)}\0{change_to_upper(each)}" for each in characters)
     assert hashlib.sha256(changed.encode()).hexdigest().startswith("46311785cf34b7f2")
+
+
+# What is written in place of each function that a message names a remedy for.
+REMEDIED = {
+    "rlike": "contains(text, 'a')", "regexp": "startswith(text, 'a')", "regexp_like": "text like '%a'",
+    "ilike": "lower(text) like 'a'", "decimal": "cast(i as decimal(9,2))", "pow": "i * i", "power": "i * i",
+    "cardinality": "size(numbers)", "array_size": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
+    "decode": "case when i = 1 then 'a' end", "iff": "if(ok, i, j)",
+}  # fmt: skip
+
+
+def test_what_a_message_says_to_use_can_be_used() -> None:
+    assert REMEDIED.keys() == binding._REMEDIES.keys()
+    for text in REMEDIED.values():
+        compile_expression(text, SCHEMA)
+    # A cast that has a function of its own says what the cast says.
+    for text in ("to_date(text)", "date(text)", "cast(text as date)"):
+        with pytest.raises(
+            ExpressionError, match=r"cast from string to date is not supported; .* declare the field as date"
+        ):
+            compile_expression(text, SCHEMA)
+    assert compile_expression("to_date(at)", SCHEMA).sql == "cast(at as date)"
+    assert compile_expression("pmod(-7, 3)", {}).evaluate({}, 1).item(0) == 2

@@ -17,7 +17,7 @@ from lookback.core.errors import StateError
 from lookback.core.values import lists as lists_module
 from lookback.core.values.columns import from_values
 from lookback.core.values.contents import read_contents, set_contents
-from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values
+from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values, explain_no_range
 from lookback.core.values.pages import encode_page
 from lookback.core.values.types import STRING
 
@@ -74,11 +74,48 @@ def test_c11_3_values_are_compared_as_texts_whatever_they_are() -> None:
 def test_c11_3_of_a_list_of_ranges_addresses_within_are_members() -> None:
     values = ["10.0.0.0/8", "192.168.1.7", "2001:db8::/32", "no address", "172.16.0.9/12"]
     lists = Lists.empty().apply([insert(value, 9, kind="cidr") for value in values])
-    inside = ["10.255.255.255", "192.168.1.7", "2001:DB8::9", "no address", "172.31.0.0", "10.0.0.0/8"]
-    outside = ["11.0.0.0", "192.168.1.8", "2001:db9::", "", "172.32.0.0", "::ffff:10.0.0.1", "10.0.0", None]
-    assert find(lists, *inside, at=8) == [True] * 6
-    assert find(lists, *inside, at=9) == [False] * 6
+    inside = [
+        "10.255.255.255",
+        "192.168.1.7",
+        "2001:DB8::9",
+        "no address",
+        "172.31.0.0",
+        "10.0.0.0/8",
+        "::ffff:10.0.0.1",
+        "::FFFF:0a00:1",
+    ]
+    outside = ["11.0.0.0", "192.168.1.8", "2001:db9::", "", "172.32.0.0", "::ffff:11.0.0.1", "10.0.0", None]
+    assert find(lists, *inside, at=8) == [True] * 8
+    assert find(lists, *inside, at=9) == [False] * 8
     assert find(lists, *outside) == [False] * 8
+
+
+def test_c11_3_an_address_of_ipv4_is_the_same_address_when_it_is_written_as_ipv6() -> None:
+    lists = Lists.empty().apply([insert("::ffff:192.0.2.0/120", kind="cidr"), insert("::ffff:7.7.7.7", kind="cidr")])
+    assert find(lists, "192.0.2.7", "::ffff:192.0.2.7", "192.0.3.7", "7.7.7.7") == [True, True, False, True]
+    all_of_ipv6 = Lists.empty().apply([insert("::/0", kind="cidr")])
+    assert find(all_of_ipv6, "::ffff:192.0.2.7", "192.0.2.7", "2001:db8::1") == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("192.0.2.*", "192.0.2.0/24"), ("10.*", "10.0.0.0/8"), ("10.1.*.*", "10.1.0.0/16"), (" 192.0.2.7", "192.0.2.7"),
+        ("192.0.2.0/24 ", "192.0.2.0/24"), ("192.0.2.0-192.0.2.255", "192.0.2.0/24"), ("192.0.2.7:443", "192.0.2.7"),
+        ("192.0.2.4 - 192.0.2.6", "192.0.2.4/31 and 192.0.2.6/32"), ("[2001:db8::1]:443", "2001:db8::1"),
+        ("2001:db8::-2001:db8::1", "2001:db8::/127"), ("home", "an address or a range such as 10.0.0.0/8"),
+        ("10.0.0.300", "an address or a range such as 10.0.0.0/8"), ("*", "an address or a range such as 10.0.0.0/8"),
+        ("10.*.0.1", "an address or a range such as 10.0.0.0/8"), ("10.0.0.9-10.0.0.1", "an address or a range such as 10.0.0.0/8"),
+        ("10.0.0.1-::1", "an address or a range such as 10.0.0.0/8"), ("", "an address or a range such as 10.0.0.0/8"),
+    ],
+)  # fmt: skip
+def test_c11_3_what_is_no_range_is_explained_with_what_to_write(text: str, remedy: str) -> None:
+    problem = f"{text!r} is not an address or a range of addresses; write {remedy}"
+    assert explain_no_range(text) == problem
+    _, problems = read_contents({"l": [1.5, {"value": "10.0.0.0/8", "kind": "cidr"}, text]})
+    assert [str(each) for each in problems[1:]] == [f"{problem} (lists.l[2])"]
+    _, problems = read_contents({"l": [text]})
+    assert not problems
 
 
 def test_c11_3_a_list_is_one_of_ranges_as_long_as_one_row_says_so() -> None:
@@ -194,10 +231,10 @@ def test_c11_3_a_value_takes_24_bytes_and_a_page_no_more() -> None:
 
 
 def test_c11_3_contents_are_read_as_people_write_them() -> None:
-    rows, problems = read_contents({"l": ["a", 7, {"value": "b", "expires_at": "1970-01-01", "kind": "cidr"}], "m": []})
+    rows, problems = read_contents({"l": ["a", 7, {"value": "b", "expires_at": "1970-01-01"}], "m": []})
     assert not problems
     assert rows == {
-        "l": [ListChange("insert", 0, "l", *each) for each in (("a", None), ("7", None), ("b", 0, "cidr"))], "m": [],
+        "l": [ListChange("insert", 0, "l", *each) for each in (("a", None), ("7", None), ("b", 0))], "m": [],
     }  # fmt: skip
     lists = set_contents(Lists.empty().apply([insert("x"), insert("y", name="m"), insert("z", name="n")]), rows, 4)
     assert (lists.counts, lists.commit) == ({"l": 3, "n": 1}, 4)

@@ -352,14 +352,11 @@ class Edge(Aggregate):
 
     def pack(self, column: Column, ids: Sequence[str]) -> Column:
         """Returns what is kept of the argument's values. ids: those of the events."""
-        marks = zip(column.to_stored_list(), ids, strict=True)
-        return Column(
-            STRING,
-            _objects(
-                [f"{len(id_)}!{id_}" if value is None else f"{len(id_)}={id_}{value}" for value, id_ in marks],
-            ),
-            error=column.error,
-        )
+        rows = zip(column.to_stored_list(), ids, strict=True)
+        texts = [
+            f"{len(id_)}{'!' if value is None else '='}{id_}{'' if value is None else value}" for value, id_ in rows
+        ]
+        return Column(STRING, _objects(texts), error=column.error)
 
     def build_index(self, values: Values) -> Any:
         """Returns the index of rows that all came with one commit, at one time."""

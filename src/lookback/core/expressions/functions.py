@@ -636,7 +636,8 @@ def _is_nan(name: str, arguments: Arguments) -> Node:
 
 def _nanvl(name: str, arguments: Arguments) -> Node:
     _require_count(name, arguments, 2, 2)
-    value, other = (_as_float(name, argument) for argument in arguments)
+    value = _as_float(name, arguments[0])
+    other = cast_implicitly(arguments[1], value.type) if arguments[1].type == NULL else _as_float(name, arguments[1])
     is_missing = make_is_nan(value, format_call("isnan", arguments[:1]))
     return make_case([(is_missing, other)], value, format_call(name, arguments))
 

@@ -274,7 +274,7 @@ def positive_remainder_decimals(
     rest, error, _ = remainder_decimals(a, b, types, result)
     divisor = scale_up(b, result.scale - types[1].scale)
     positive, beyond, _ = store_decimal(np.where(as_mask((rest < 0) & (divisor > 0)), rest + divisor, rest), result)
-    return KernelResult(positive, either_mask(error, None if beyond is None or error is None else beyond & ~error))
+    return KernelResult(positive, either_mask(error, beyond))
 
 
 def _has_too_long_quotient(dividend: int, divisor: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lookback.core.errors import Problem
-from lookback.core.values.lists import CIDR, ListChange, Lists
+from lookback.core.values.lists import CIDR, ListChange, Lists, explain_no_range
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time
 
@@ -32,9 +32,13 @@ def read_contents(contents: object, place: str = "lists") -> tuple[dict[str, lis
         elif isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             problems.append(Problem(here, f"must be a list of values, such as [T1, T2], got {_show(values)}"))
         else:
-            rows[name] = []
+            rows[name], places = [], list[str]()
             for at, value in enumerate(values):
                 _read_row(name, value, f"{here}[{at}]", rows[name], problems)
+                places += [f"{here}[{at}]"] * (len(rows[name]) - len(places))
+            if any(row.kind == CIDR for row in rows[name]):
+                explained = [explain_no_range(str(row.value)) for row in rows[name]]
+                problems += [Problem(at, text) for at, text in zip(places, explained, strict=True) if text is not None]
     return rows, problems
 
 

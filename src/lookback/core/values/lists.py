@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network, summarize_address_range
 from math import isqrt
 from typing import Any, Protocol
 
@@ -286,17 +286,21 @@ class _List:
 
     def _find_in_ranges(self, texts: Values) -> Int64s:
         until = np.full(len(texts), _NO_VALUE, dtype=np.int64)
-        addresses = [_read_address(text) if isinstance(text, str) else None for text in texts.tolist()]
+        addresses = [_read_address(text) if isinstance(text, str) else {} for text in texts.tolist()]
         for version, length in self.prefixes:
-            at = [row for row, address in enumerate(addresses) if address is not None and address[0] == version]
+            at = [row for row, numbers in enumerate(addresses) if version in numbers]
             if at:
                 shift = _BITS[version] - length
-                networks = [_name_network(version, addresses[row][1] >> shift << shift, length) for row in at]  # type: ignore[index]
+                networks = [_name_network(version, addresses[row][version] >> shift << shift, length) for row in at]
                 until[at] = np.maximum(until[at], self.ranges.find_until(_hash_texts(networks)))
         return until
 
 
 _BITS = {4: 32, 6: 128}
+# The prefix of the IPv6 addresses that stand for those of IPv4, ::ffff:0:0/96.
+_MAPPED_BITS = 96
+# More ranges than this are not shown in place of a first and last address.
+_MAX_SUGGESTED = 8
 
 
 @dataclass(frozen=True)
@@ -508,13 +512,18 @@ def _require_integers(array: Values | None, at: int) -> Values:
 
 
 @lru_cache(maxsize=100_000)
-def _read_address(text: str) -> tuple[int, int] | None:
-    """Reads an address as its version and number; None for any other text."""
+def _read_address(text: str) -> dict[int, int]:
+    """Reads an address as its number by version; nothing for any other text.
+
+    An IPv4 address that is written as IPv6, such as ::ffff:192.0.2.7, has a number in both.
+    """
     try:
         address = ip_address(text)
     except ValueError:
-        return None
-    return address.version, int(address)
+        return {}
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    numbers: dict[int, int] = {address.version: int(address)}
+    return numbers if mapped is None else {**numbers, 4: int(mapped)}
 
 
 def _read_network(text: str) -> tuple[int, int, int] | None:
@@ -523,7 +532,41 @@ def _read_network(text: str) -> tuple[int, int, int] | None:
         network = ip_network(text, strict=False)
     except ValueError:
         return None
-    return network.version, int(network.network_address), network.prefixlen
+    first = network.network_address
+    mapped = first.ipv4_mapped if isinstance(first, IPv6Address) else None
+    if mapped is not None and network.prefixlen >= _MAPPED_BITS:
+        return 4, int(mapped), network.prefixlen - _MAPPED_BITS
+    return network.version, int(first), network.prefixlen
+
+
+def explain_no_range(text: str) -> str | None:
+    """Explains why a text is not an address or a range of addresses, and what to write; None if it is one."""
+    if _read_network(text) is not None:
+        return None
+    ranges = _suggest_ranges(text.strip())
+    remedy = " and ".join(ranges) if ranges else "an address or a range such as 10.0.0.0/8"
+    return f"{text!r:.60} is not an address or a range of addresses; write {remedy}"
+
+
+def _suggest_ranges(text: str) -> list[str]:
+    """Returns the ranges that are meant by a text with blanks, wildcards, a first and last address, or a port."""
+    if _read_network(text) is not None:
+        return [text]
+    octets = text.split(".")
+    known = [each for each in octets if each != "*"]
+    if 1 <= len(known) < len(octets) <= 4 and octets[: len(known)] == known:
+        text = f"{'.'.join(known + ['0'] * (4 - len(known)))}/{8 * len(known)}"
+        return [text] if _read_network(text) is not None else []
+    try:
+        first, dash, last = text.partition("-")
+        if dash:
+            ends = ip_address(first.strip()), ip_address(last.strip())
+            ranges = [str(each) for each in summarize_address_range(*ends)]
+            return ranges if len(ranges) <= _MAX_SUGGESTED else []
+        host, _, port = text.rpartition(":")
+        return [str(ip_address(host.strip("[]")))] if port.isdecimal() else []
+    except (ValueError, TypeError):
+        return []
 
 
 def _name_network(version: int, number: int, length: int) -> str:
