@@ -186,7 +186,8 @@ class Harness:
 
         Each row is a commit of its own, unless a column `arrival` groups them; rows of one commit and one time are judged in
         the order in which they are given. A column `committed_at` gives the commit's time; without it the commit counts as
-        made now, and an event more than max_future ahead is discarded, unless all events so far are. None, NaT and pd.NA are NULL, and so is NaN in a pandas
+        made now, and an event more than max_future ahead is discarded, unless all events so far are.
+        None, NaT and pd.NA are NULL, and so is NaN in a pandas
         frame, where it marks a missing value; only in columns of the types Float32, Float64 and Arrow's, and outside
         of pandas, NaN is a value. Raises EventError for rows that cannot be events, naming row, field and remedy.
         """

@@ -19,8 +19,11 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.core.streams.fields import POSITION
+from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
+from lookback.core.values.types import BIGINT
 
 # A sentence names at most so many events of a step, the last ones.
 _MOST_NAMED = 5
@@ -137,10 +140,11 @@ def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[li
 
     positions: of the events that count, in order; within: how long the steps may take, in microseconds.
     """
-    # As one commit, in which nothing is late, events are judged in the order of their times.
+    # As one commit, in which nothing is late, events are judged in the order of their times, and of one time as they came.
     stream = replace(evidence.stream, limits=WIDEST_LIMITS)
     events = evidence.events.take(positions)
-    events = Events.of(events.columns, np.ones(len(events), dtype=np.int64), stream)
+    came = {POSITION: Column(BIGINT, np.arange(len(events)))} if POSITION in stream.order_columns else {}
+    events = Events.of({**events.columns, **came}, np.ones(len(events), dtype=np.int64), stream)
     first, last = int(events.times[0]), int(events.times[-1])
     assert evidence.rule.sequence is not None
     for count in range(len(evidence.rule.sequence.steps), 0, -1):
