@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,17 @@ def ingested(spark: SparkSession, file: Path) -> list[list[Any]]:
     return [list(map(show, row)) for row in rows.orderBy("id").select(*list(FIELDS)[2:]).collect()]
 
 
+def read_as_the_guide_does(file: Path) -> pd.DataFrame:
+    guide = (Path(__file__).parents[2] / "docs" / "rule-guide.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r'pd\.read_csv\("conf/samples/payments\.csv", (.*)\)$', guide, re.MULTILINE)
+    frame: pd.DataFrame = eval(f"pd.read_csv(file, {arguments})", {"pd": pd, "file": file})
+    return frame
+
+
 def test_null_and_nan_are_the_same_whatever_reads_them(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text(CSV, encoding="utf-8")
-    frame = pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""])
+    frame = read_as_the_guide_does(file)
     options = arrow_csv.ConvertOptions(
         null_values=[""], strings_can_be_null=True, column_types=dict.fromkeys(FIELDS, pa.string())
     )

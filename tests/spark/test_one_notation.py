@@ -118,6 +118,33 @@ def test_the_harness_and_ingest_read_every_form_alike(spark: SparkSession) -> No
     assert min(counts.values()) >= 15
 
 
+def test_an_expression_makes_no_time_of_today_from_a_time_of_day(spark: SparkSession) -> None:
+    expressions = [
+        "to_timestamp(clock)", "cast(clock as timestamp)", "to_utc_timestamp(clock, 'Europe/Berlin')", "clock::timestamp",
+        "coalesce(try_cast(clock as timestamp), from_utc_timestamp(clock, 'UTC'))", "concat(day, ' ', clock)",
+        "to_timestamp(concat(day, ' ', clock))", "to_timestamp(day)",
+    ]  # fmt: skip
+    names = [f"t{at}" for at in range(len(expressions))]
+    stream = Stream.from_dict(
+        {
+            "stream": "s",
+            "event_id": "id",
+            "event_time": "at",
+            "fields": {"id": "string", "at": "timestamp", **dict.fromkeys(names, "timestamp")},
+            "columns": dict(zip(names, expressions, strict=True)),
+        }
+    )
+    rows = spark.createDataFrame(
+        [("a", "2026-01-31", "10:15", *["2026-01-31T12:00:00Z"] * 4, 0, 0)],
+        f"id string, day string, clock string, at string, {RAW} string, {READ_AS} string, {FILE} string, {BLOCK} long, {ROW} long",
+    )
+    (row,) = cast_rows(rows, stream, text=True, place="here").collect()
+    assert [show(row[name]) for name in names] == [
+        *[None] * 5, *[dt.datetime(2026, 1, 31, 10, 15)] * 2, dt.datetime(2026, 1, 31),  # noqa: DTZ001 - as UTC
+    ]  # fmt: skip
+    assert [name for name in names if f"{name}: " in row[REASON]] == names[:5]
+
+
 def read(text: str, type_: str) -> str:
     """What the harness takes a text for."""
     declared = parse_type(type_)

@@ -370,6 +370,11 @@ def _write_try(node: Any) -> _TryForm | None:
         return _TryForm(f"if(({number}) between -{_EPOCH[name]} and {_EPOCH[name]}, {text}, null)", [number])
     if name in _RAISING and isinstance(node, exp.TimestampFromParts | exp.Anonymous):
         return _TryForm(f"try_{text}", [part.sql("spark") for part in node.iter_expressions()])
+    if isinstance(node, exp.Cast) and node.to.sql("spark").startswith("TIMESTAMP"):
+        # Spark would take a time of day alone for one of today.
+        value = node.this.sql("spark")
+        dated = f"if(cast({value} as string) rlike '^[ T]*[0-9]+:', null, {value})"
+        return _TryForm(f"try_cast({dated} as {node.to.sql('spark')})", [value])
     if (isinstance(node, exp.Cast) and name == "CAST") or name in _RAISING:
         return _TryForm(f"try_{text}", [node.this.sql("spark")])
     return None
