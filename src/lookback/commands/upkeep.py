@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from lookback.commands.options import FOUND_PROBLEMS, AddCommand, answer, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
@@ -17,6 +17,7 @@ from lookback.core.values.texts import escape_unprintable
 from lookback.views.terminal import format_json, print_health, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.tables.lakehouse import Tables
 
 
@@ -98,7 +99,7 @@ def _show_status(options: argparse.Namespace) -> int:
         for row in rows:
             print_health(row)
             for each in row["warming"]:
-                print(f"warming: {describe_warm_up(WarmUp(**each))}")
+                print(escape_unprintable(f"warming: {describe_warm_up(WarmUp(**each))}"))
     unhealthy = [row for row in rows if not row["healthy"]]
     is_unsent = options.tell and not _send_notices(settings.conf, unhealthy)
     return FOUND_PROBLEMS if is_unsent or (options.check and unhealthy) else 0
@@ -108,16 +109,14 @@ def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
     """Sends a notice on each unhealthy stream to the receivers that want it. Returns whether all of them were sent."""
     from lookback.config import load_receivers
     from lookback.core.operations.notifications import SENT, make_health_notice
-    from lookback.senders import make_sender
+    from lookback.senders import make_sender, send_to_all
 
     senders = {receiver: make_sender(receiver) for receiver in load_receivers(conf)}
     is_sent = True
     for row in unhealthy:
         notice = make_health_notice(row, dt.datetime.now(dt.timezone.utc))
-        for receiver, send in senders.items():
-            if not receiver.wants(notice):
-                continue
-            outcome = send(notice)
+        wanting = {receiver: send for receiver, send in senders.items() if receiver.wants(notice)}
+        for receiver, outcome in send_to_all(notice, wanting).items():
             if outcome.status != SENT:
                 is_sent = False
                 text = f"{receiver.name} could not be notified of {row['stream']}: {outcome.error}"
@@ -160,12 +159,20 @@ def _forget(options: argparse.Namespace) -> None:
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
     if dry_run and not options.dry_run:
-        print(report, file=sys.stderr if wants_json(options) else sys.stdout)
+        _print_report(report, sys.stderr if wants_json(options) else sys.stdout)
         if not _confirm("Delete these rows for good? [y/N] "):
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)
-    print(format_json(asdict(report)) if wants_json(options) else report)
+    if wants_json(options):
+        print(format_json(asdict(report)))
+    else:
+        _print_report(report, sys.stdout)
+
+
+def _print_report(report: ForgetReport, file: TextIO) -> None:
+    for line in report.list_lines():
+        print(escape_unprintable(line), file=file)
 
 
 def _confirm(question: str) -> bool:

@@ -662,7 +662,8 @@ def test_c4_quarantine_comes_of_more_failures_than_max_failures_or_of_a_break() 
     (found,) = find_quarantines(merge_failures([failure(60), failure(41, event="e5")]), 100)
     assert (found.rule_id, found.version) == ("r", 3)
     assert "101 events of one batch" in found.comment
-    assert "the first is e5; mend the rule and push it again" in found.comment
+    assert "rule_log names the first; mend the rule and push it again" in found.comment
+    assert "e5" not in found.comment, "a privacy request deletes no row of rules"
     (found,) = find_quarantines(merge_failures([failure(1), failure(0, "KeyError: 'x'", "")]), 100)
     assert found.comment.startswith("KeyError: 'x', at commit 9")
 

@@ -6,6 +6,7 @@ the last verdict on each session (`SessionMemory`).
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,15 +83,19 @@ class Slot(NamedTuple):
 
 
 class SessionMemory(NamedTuple):
-    """The last row that was written about a session, as `Memory`; whether it had all its events, and when it ended."""
+    """The last row that was written about a session, as `Memory`; whether it had all its events, and when it ended.
+
+    texts: its measures, which a retraction repeats once the session is merged into another.
+    """
 
     version: int
     revision: int
     holds: bool
     verdict: str
-    measures: dict[str, str | None]
+    measures: str
     complete: bool
     end: int
+    texts: dict[str, str | None]
 
     @property
     def last(self) -> Memory:
@@ -457,9 +462,9 @@ class _Judge:
                 order = rule_run.order_by_watermark(end, session.start)
                 yield _Result.of(order, key, session, end)
                 if sessions.is_cut(session) and rule_run.is_evaluated:
+                    texts = json.dumps(to_texts(rule_run.key_values(self._stored_keys[key])), ensure_ascii=False)
                     message = (
-                        f"the session of {to_texts(rule_run.key_values(self._stored_keys[key]))} that began "
-                        f"{to_text(to_utc(session.start))} was closed at max_session"
+                        f"the session of {texts} that began {to_text(to_utc(session.start))} was closed at max_session"
                     )
                     rule_run.add_note("session_closed", message, rule_run.arrival_of(order))
 
@@ -540,7 +545,8 @@ class _Judge:
         judgement = Judgement(holds, measures, to_texts(measures), is_complete)
         memory = self._rule_run.revise(result.order, known and known.last, subject, judgement, values)
         if memory is not None:
-            self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end))
+            texts = dict(judgement.texts) if known is None or memory != known.last else known.texts
+            self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end, texts=texts))
 
     def _retract_merged(self, result: _Result) -> None:
         """Retracts the alert of a session that was merged into another."""
@@ -549,7 +555,7 @@ class _Judge:
         if known is not None and known.holds and rule_run.writer.keep_own(known.last) is not None:
             retracted, values = known._replace(revision=known.revision + 1, holds=False), self._key_values(result)
             self._remember(result, memories, retracted)
-            subject, measures = self._make_subject(result, known.end, values), rule_run.type_measures(known.measures)
+            subject, measures = self._make_subject(result, known.end, values), rule_run.type_measures(known.texts)
             rule_run.write_alert(
                 result.order, subject, "retracted", retracted.revision, measures, known.complete, values
             )

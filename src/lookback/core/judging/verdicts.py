@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -19,14 +21,14 @@ class Memory(NamedTuple):
     """The last row that was written about a subject; a keyed table stores it as a list.
 
     version: of the rule; revision: of that row; holds: whether the condition held; verdict: that of the first row;
-    measures: their texts.
+    measures: a digest of their texts, so that state keeps no value of an event that is deleted later.
     """
 
     version: int
     revision: int
     holds: bool
     verdict: str
-    measures: dict[str, str | None]
+    measures: str
 
 
 class Subject(NamedTuple):
@@ -79,6 +81,11 @@ def memories_value(memories: Mapping[int, NamedTuple]) -> list[list[Any]]:
 def are_memories(value: Any, kind: type[NamedTuple]) -> bool:
     """Returns whether `memories_value` wrote a value, with memories of that kind."""
     return isinstance(value, list) and all(len(memory) == len(kind._fields) for _, memory in value)
+
+
+def _digest(texts: Mapping[str, str | None]) -> str:
+    """Returns 128 bits, as hex digits, that tell the measures of two rows apart."""
+    return hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()[:32]
 
 
 class AlertWriter:
@@ -137,14 +144,14 @@ class AlertWriter:
         self, memory: Memory | None, subject: Subject, judgement: Judgement
     ) -> tuple[Memory | None, str | None]:
         """Decides the verdict of the row to write, None for no row, and what is remembered after it."""
-        holds, texts = judgement.holds, judgement.texts
+        holds, measures = judgement.holds, _digest(judgement.texts)
         if memory is None:
             if not holds:
                 return None, None
             verdict = self.decide_first(subject)
-            return Memory(self._entry.version, 0, True, verdict, dict(texts)), verdict
-        revised = memory._replace(revision=memory.revision + 1, holds=holds, measures=dict(texts))
-        if holds and not (memory.holds and memory.measures == texts):
+            return Memory(self._entry.version, 0, True, verdict, measures), verdict
+        revised = memory._replace(revision=memory.revision + 1, holds=holds, measures=measures)
+        if holds and not (memory.holds and memory.measures == measures):
             return revised, memory.verdict
         if memory.holds and not holds:
             return revised, "retracted"

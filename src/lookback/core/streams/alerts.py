@@ -32,6 +32,8 @@ FIELDS: Mapping[str, DataType] = {
 LATER_COLUMNS = ("entity", "entity_id", "score", "change")
 # The column that says whether an alert waits for a person; it came after those.
 QUEUE = "queue"
+# What a privacy request writes in place of a value, into measures and texts of rows that stay.
+REMOVED = "[removed by a privacy request]"
 # What a row means for its alert: it stands from now on, it did before and does still, it does no longer.
 BEGINS, GOES_ON, CEASES = 1, 0, -1
 # What a person may decide about an alert, and whether that makes its events positive; None: neither.

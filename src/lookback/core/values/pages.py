@@ -21,7 +21,7 @@ import pyarrow as pa
 from lookback.core.errors import StateError
 from lookback.core.values.columns import Values
 
-PAGE_VERSION = 2
+PAGE_VERSION = 3
 _MAGIC = b"LBpg"
 _ZSTD = bytes.fromhex("28b52ffd")
 _HEAD = struct.Struct("<4sHH")

@@ -4,19 +4,20 @@ A request is a condition over the fields of a stream. It deletes:
 
     events           rows that satisfy it; the change feed carries the DELETE to the evaluation, which takes them out of state
     alerts           all revisions of an alert that one of those events triggered or is evidence of, and of an alert whose key
-                     has every field that the condition reads and satisfies it
+                     has every field that the condition reads and satisfies it, or has a value that only those events had
     reviews          those of these alerts
     labels           those of these events
-    snoozes          those whose key has every field that the condition reads and satisfies it
-    lists            values that satisfy it, of lists in which a rule of the stream looks up the one field that it reads
+    snoozes          those whose key is such a key
+    lists            values that satisfy it, or that only those events had, of lists in which a rule of the stream looks the
+                     field up
     late_events      those events
-    rule_log         rows whose message names one of those events, or the key of a session that satisfies it
+    rule_log         rows whose message names one of those events, or a session with such a key
     rejected_events  rows that would satisfy it if they are read as the stream is declared today
 
 The events of the stream `alerts` are alerts of the other streams, which go with all their revisions.
 
-An alert of another key that merely counted such an event stays: a sum over many people names none of them. `rules` and
-`metrics` hold no event.
+An alert of another key that merely counted such an event stays, as do the notes of people. But values that only those events
+had are removed from them; see `lookback.spark.operations.redaction`. `rules` and `metrics` hold no event.
 
 Rows that depend on events go first and the events last, so that a repeated request after a kill finds all of them again.
 Then rows that the evaluation has written meanwhile go too. Events that were deleted before are found in the change feed.
@@ -27,7 +28,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -47,7 +48,8 @@ from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
-from lookback.spark.tables.lakehouse import change_table, parse_file_retention
+from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
+from lookback.spark.tables.lakehouse import change_table, parse_file_retention, parse_log_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -68,18 +70,22 @@ _KNOWN_BY = {
 }
 # Log rows that name an event or a key; a replay does not depend on them.
 _NAMING = ("failed", "revisions_limited", "session_closed")
-_REMOVING = ("DELETE", "MERGE", "UPDATE")
+REMOVING = ("DELETE", "MERGE", "UPDATE")
 # At most so many commits of a table's history are searched for earlier deletions.
-_MAX_COMMITS = 10_000
+MAX_COMMITS = 10_000
 
 
 @dataclass(frozen=True)
 class Purge:
-    """The SQL that also removes deleted rows from a table's files, once the time `after` (aware, UTC) has passed."""
+    """The SQL that also removes deleted rows from a table's files, once the time `after` (aware, UTC) has passed.
+
+    log_until: the time until which the table's log may name their values; then the log's next checkpoint drops them.
+    """
 
     table: str
     statements: tuple[str, ...]
     after: dt.datetime
+    log_until: dt.datetime
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class ForgetReport:
     cannot be read, and so were not searched. commit: the commit of the events table from which on the events count in no
     window. waiting: True if the evaluation has not judged that commit yet; it may still write rows about the events, which
     the same request, made again later, deletes. None if the checkpoint is out of reach. purges: the SQL left to run.
+    redacted: rows that stay, without the values that only these events had, by table.
     """
 
     stream: str
@@ -100,6 +107,7 @@ class ForgetReport:
     commit: int | None
     waiting: bool | None
     purges: tuple[Purge, ...] = ()
+    redacted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -107,12 +115,17 @@ class ForgetReport:
         return sum(self.rows.values())
 
     def __str__(self) -> str:
-        return "\n".join(self._format_lines())
+        return "\n".join(self.list_lines())
 
-    def _format_lines(self) -> list[str]:
+    def list_lines(self) -> list[str]:
+        """Lists the lines of the report."""
         verb = "would be deleted" if self.dry_run else "deleted"
         lines = [f"{self.stream} where {self.where}: {self.total:,} rows {verb}"]
         lines += [f"  {name:<16}{count:>9,}" for name, count in self.rows.items()]
+        if self.redacted:
+            verb = "would lose" if self.dry_run else "lost"
+            lines.append(f"Rows that stay {verb} the values that only these events had:")
+            lines += [f"  {name:<16}{count:>9,}" for name, count in self.redacted.items()]
         if self.unreadable:
             lines.append(
                 f"{self.unreadable:,} rejected rows of the stream cannot be read and were not searched; see them in "
@@ -125,12 +138,19 @@ class ForgetReport:
                 "may write rows about them: make the same request again afterwards."
             )
         if self.purges:
-            lines.append("The files still have the rows, as history. VACUUM removes them for good from these times on:")
+            lines.append(
+                "Old files and the change feed still have the rows. `lookback maintain`, or this, removes them from these times on:"
+            )
             lines += [f"  {_format_minute(p.after)}  {statement}" for p in self.purges for statement in p.statements]
+            lines.append(
+                "The logs of the tables may name values until these times, then until the next `lookback maintain`:"
+            )
+            lines += [f"  {_format_minute(p.log_until)}  {p.table}" for p in self.purges]
         if not self.dry_run:
             lines.append(
-                "rules and metrics have no events. Not searched: the texts of rules, the id of one event that a quarantine's "
-                "comment may name, and the files that events came from, which would bring them back if they are ingested again."
+                "`lookback maintain` also removes the states of nightly proofs and the checkpoints moved aside that are older than "
+                "this. rules and metrics have no events. Not searched: the texts of rules, and the files that events came from, "
+                "which would bring them back if they are ingested again."
             )
         return lines
 
@@ -153,17 +173,23 @@ def forget(
     request = _Request(tables, stream, condition)
     try:
         rows, commit = request.count(), request.deleted_in
-        if not dry_run:
+        redactions = request.find_redactions()
+        if dry_run:
+            redacted = redactions.count()
+        else:
             deleted, removed_at = request.delete()
             rows, commit = deleted, removed_at if removed_at is not None else commit
+            redacted = redactions.make()
     except PySparkException as error:
         raise SetupError(
             f"the condition {condition.sql!r} cannot be computed for every row: {first_line(error):.300}. "
             "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
         ) from error
     waiting = False if commit is None else None if checkpoint is None else _is_waiting(Path(checkpoint), commit)
-    purges = () if dry_run else tuple(request.find_purges(rows))
-    return ForgetReport(stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges)
+    purges = () if dry_run else tuple(request.find_purges({**rows, **redacted}))
+    return ForgetReport(
+        stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges, redacted
+    )
 
 
 def forget_condition(stream: Stream, where: str) -> Expression:
@@ -213,16 +239,23 @@ class _Request:
 
     def count(self) -> dict[str, int]:
         """Finds all rows to delete. Returns their number by table; nothing is changed."""
-        present = self._tables.read_events(self._stream.name).where(self._holds).select(self._id)
-        deleted = self._find_deleted_before()
-        # A local checkpoint, as the rows that it is computed from will be deleted.
-        ids = present if deleted is None else present.union(deleted)
-        self._ids = ids.distinct().localCheckpoint()
+        events, columns = self._tables.read_events(self._stream.name), list(self._stream.fields)
+        present, deleted = events.where(self._holds).select(*columns), self._find_deleted_before()
+        # Local checkpoints, as the rows that they are computed from will be deleted.
+        gone = (present if deleted is None else present.union(deleted.select(*columns))).localCheckpoint()
+        self._ids = gone.select(self._id).distinct().localCheckpoint()
+        staying = events.where(~F.coalesce(self._holds, F.lit(False)))
+        self._own = find_own_values(gone, staying, self._stream).localCheckpoint()
         self._keys = {**self._find_dependents(), "rejected_events": self._find_rejected()}
         self._rows = {name: self._select_matching(name, keys).count() for name, keys in self._keys.items()}
         if not self._stream.is_of_alerts:
             self._rows[self._stream.name] = present.count()
         return {name: self._rows[name] for name in (self._stream.name, *_KNOWN_BY)}
+
+    def find_redactions(self) -> Redactions:
+        """Finds the values that must not stand in rows that stay."""
+        values = [OwnValue(*row) for row in self._own.collect()]
+        return Redactions(self._tables, select_texts(values, self._stream, self._fields))
 
     def delete(self) -> tuple[dict[str, int], int | None]:
         """Deletes the counted rows. Returns their number by table, and the commit that deleted events; None without events."""
@@ -246,7 +279,7 @@ class _Request:
         # These include events that came after the count; rows written about all of them meanwhile go too.
         deleted = self._read_deleted(before + 1, removal.commit).localCheckpoint()
         rows[name] = deleted.count()
-        self._ids = self._ids.union(deleted.select("event_id")).distinct().localCheckpoint()
+        self._ids = self._ids.union(deleted.select(self._id)).distinct().localCheckpoint()
         for dependent, keys in self._find_dependents().items():
             more = self._select_matching(dependent, keys).count()
             if more:
@@ -269,7 +302,8 @@ class _Request:
             if properties.get("delta.enableDeletionVectors") == "true":
                 # Deleted rows are only marked; this rewrites the files without them.
                 statements.insert(0, f"REORG TABLE {self._tables.identifier(name)} APPLY (PURGE)")
-            purges.append(Purge(name, tuple(statements), removed_at + parse_file_retention(properties)))
+            after, log_until = (removed_at + parse(properties) for parse in (parse_file_retention, parse_log_retention))
+            purges.append(Purge(name, tuple(statements), after, log_until))
         return purges
 
     @property
@@ -277,27 +311,26 @@ class _Request:
         return F.col(self._stream.event_id).cast("string").alias("event_id")
 
     def _find_deleted_before(self) -> DataFrame | None:
-        """Finds the ids of such events that were deleted before, as far back as the change feed can be read."""
+        """Finds such events that were deleted before, as far back as the change feed can be read."""
         name = self._stream.name
-        history = self._tables.history(name, _MAX_COMMITS).where(F.col("operation").isin(*_REMOVING))
+        history = self._tables.history(name, MAX_COMMITS).where(F.col("operation").isin(*REMOVING))
         versions = sorted(row[0] for row in history.select("version").collect())
         while versions:
             try:
-                ids = self._read_deleted(versions[0], versions[-1]).localCheckpoint()
+                events = self._read_deleted(versions[0], versions[-1]).localCheckpoint()
             except PySparkException:
                 # The files of old changes are vacuumed away; newer ones may be there.
                 versions = versions[len(versions) // 2 + 1 :]
                 continue
-            row = ids.agg(F.max("commit")).head()
+            row = events.agg(F.max("_commit_version")).head()
             self.deleted_in = None if row is None else row[0]
-            return ids.select("event_id")
+            return events
         return None
 
     def _read_deleted(self, first: int, last: int | None) -> DataFrame:
-        """Reads (event_id, commit) of the request's events that these commits deleted."""
+        """Reads the request's events that these commits deleted."""
         feed = self._tables.read_changes(self._stream.name, first, last)
-        rows = feed.where((F.col("_change_type") == "delete") & self._holds)
-        return rows.select(self._id, F.col("_commit_version").alias("commit"))
+        return feed.where((F.col("_change_type") == "delete") & self._holds)
 
     def _find_dependents(self) -> dict[str, DataFrame]:
         """Finds the rows to delete with the events, by table: a frame with the columns of _KNOWN_BY."""
@@ -336,34 +369,43 @@ class _Request:
         return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
 
     def _find_listed(self) -> DataFrame:
-        """Finds the values of lists that satisfy the condition, where a rule of this stream looks up its only field there."""
-        rows = self._tables.read("lists")
-        names = self._find_lists(self._fields[0]) if len(self._fields) == 1 else set[str]()
-        if not names:
-            return rows.limit(0).select("list", "value")
-        own = rows.where(F.col("list").isin(*names))
-        known_by = F.struct("list", "value")
-        found = self._select_satisfying(own, {self._fields[0]: F.col("value")}, known_by)
+        """Finds the values of lists that satisfy the condition or that only the events had, where a rule looks the field up."""
+        rows, known_by = self._tables.read("lists"), F.struct("list", "value")
+        found = rows.limit(0).select(known_by.alias("__known_by"))
+        for field_, names in self._find_lists().items():
+            listed = rows.where(F.col("list").isin(*names))
+            if self._fields == [field_]:
+                found = found.union(self._select_satisfying(listed, {field_: F.col("value")}, known_by))
+            own = self._own.where(F.col("field") == F.lit(field_)).select(F.col("text").alias("value"))
+            matching = listed.join(F.broadcast(own), "value", "left_semi")
+            found = found.union(matching.select(known_by.alias("__known_by")))
         return found.select("__known_by.*").distinct().localCheckpoint()
 
-    def _find_lists(self, field: str) -> set[str]:
-        """Finds the lists in which rules of this stream look up just a field, by every version that the table has."""
+    def _find_lists(self) -> dict[str, set[str]]:
+        """Finds by field the lists in which rules of this stream look up just that, by every version that the table has."""
         own = F.get_json_object("document", "$.stream") == F.lit(self._stream.name)
         documents = self._tables.read("rules").where(own).select("document").distinct().collect()
-        names: set[str] = set()
+        names: dict[str, set[str]] = {}
         for (document,) in documents:
             # A row that was written by hand may not be a rule.
             with suppress(LookbackError):
                 rule = compile_rule(read_document(document), self._stream)
                 judged = () if rule.when is None else rule.when.memberships
-                names |= {each.list_name for each in (*rule.memberships, *judged) if each.text.named == {field}}
+                for each in (*rule.memberships, *judged):
+                    if len(each.text.named) == 1:
+                        names.setdefault(next(iter(each.text.named)), set()).add(each.list_name)
         return names
 
     def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
-        """Selects `known_by` of the rows whose key has every field that the condition reads and satisfies it."""
+        """Selects `known_by` of the rows whose key satisfies the condition or has a value that only the events had.
+
+        To satisfy it a key must have every field that the condition reads.
+        """
         has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self._fields])
         texts = {name: F.col("key")[F.lit(name)] for name in self._fields}
-        return self._select_satisfying(rows.where(has_fields), texts, known_by)
+        found = self._select_satisfying(rows.where(has_fields), texts, known_by)
+        parts = rows.select(known_by.alias("__known_by"), F.explode("key").alias("field", "text"))
+        return found.union(parts.join(F.broadcast(self._own), ["field", "text"], "left_semi").select("__known_by"))
 
     def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows that satisfy the condition, whose fields are cast from texts."""
@@ -376,22 +418,17 @@ class _Request:
         named = F.coalesce(
             *[
                 F.nullif(F.regexp_extract("message", pattern, 1), F.lit(""))
-                for pattern in ("the first is (.*)$", "^event (.*) enters the windows of ")
+                for pattern in ("(?s)the first is (.*)$", "(?s)^event (.*) enters the windows of ")
             ]
         )
         by_event = log.withColumn("event_id", named).join(self._ids, "event_id", "left_semi")
-        # The message has the key as {'customer': '17', 'shop': None}.
-        written = {name: F.regexp_extract("message", rf"'{name}': '([^']*)'", 1) for name in self._fields}
-        has_fields = [F.col("message").rlike(rf"'{name}': ('[^']*'|None)") for name in self._fields]
-        sessions = log.where(reduce(and_, [F.col("action") == "session_closed", *has_fields]))
-        texts = {
-            name: F.when(~F.contains(F.col("message"), F.lit(f"'{name}': None")), text)
-            for name, text in written.items()
-        }
-        by_key = self._select_satisfying(sessions, texts, F.col("message")).withColumnRenamed("__known_by", "message")
+        # The message has the key as JSON: {"customer": "17", "shop": null}.
+        text = F.regexp_extract("message", r"^the session of (\{.*\}) that began ", 1)
+        keyed = log.where("action = 'session_closed'").withColumn("key", F.from_json(text, "map<string,string>"))
+        by_key = self._select_by_key(keyed, F.col("message")).withColumnRenamed("__known_by", "message")
         stream = F.lit(self._stream.name).alias("stream")
-        keyed = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
-        return by_event.select(stream, "action", "message").union(keyed).distinct()
+        found = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
+        return by_event.select(stream, "action", "message").union(found).distinct().localCheckpoint()
 
     def _find_rejected(self) -> DataFrame:
         """Finds the rejected rows that satisfy the condition if they are read as the stream is declared today."""

@@ -4,24 +4,34 @@ First it deletes rows that are older than the settings' retention, if there is o
 `lookback.spark.operations.retention`. OPTIMIZE moves rows and changes none, so its commits give an evaluation nothing to
 judge. VACUUM deletes files that were removed longer ago than the table keeps them; until then replays and questions about
 old alerts need them.
+
+States from before the last deletion of events are removed, since they have what was deleted: checkpoints that a rebuild has
+moved aside, and the state of a nightly proof, which then begins at the first commit again.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from lookback.core.errors import SetupError
 from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
 from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.operations.forget import MAX_COMMITS, REMOVING
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
 from lookback.spark.operations.status import read_stream_figures, with_account
+from lookback.spark.platform.session import is_connect
+from lookback.spark.replay.proof import proof_folder
 from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.stream.resume import require_known_tables, require_sources
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention, parse_log_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 # An evaluation that lags behind by more than this share of the kept history is in danger of losing commits.
 _MAX_WAITING_SHARE = 0.5
 _ATTEMPTS = 3
+_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,8 @@ def maintain(
         name: delete_old(tables, name, retention[name]) for name in ORDER if name in existing and name in retention
     }
     done = tuple(_maintain_table(tables, name, expired.get(name, Deletion())) for name in existing)
+    for name in set(existing) & set(streams):
+        _remove_old_states(tables, streams[name], Checkpoint(Path(checkpoints[name])))
     checked = tuple(check_checkpoint(tables, stream, checkpoints[name]) for name, stream in streams.items())
     has_alerts = tables.exists("alerts") and tables.exists("reviews")
     return Maintenance(done, checked, count_older(tables) if has_alerts else None)
@@ -116,11 +129,44 @@ def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -
     # Without RETAIN the table's own setting counts.
     tables.spark.sql(f"VACUUM {table}")
     detail = tables.describe(name)
+    _clean_log(tables, name, parse_log_retention(detail["properties"]))
     deleted = _find_vacuumed(tables, name, before)
     note = "; ".join(filter(None, (expired.note, note)))
     kept = _format_span(parse_file_retention(detail["properties"]))
     files = int(detail["numFiles"])
     return TableUpkeep(name, files, compacted, written, deleted, kept, note, expired.rows, expired.open)
+
+
+def _clean_log(tables: Tables, name: str, keeps: dt.timedelta) -> None:
+    """Makes Delta drop the old commits of a local table's log, which it otherwise does only after many more commits."""
+    folder = tables.log_folder(name)
+    if folder is None or is_connect(tables.spark):
+        return
+    # Delta keeps whole days.
+    limit = time.time() - keeps.total_seconds() - _DAY_SECONDS
+    if any(file.stat().st_mtime < limit for file in (folder / "_delta_log").glob("[0-9]*.json")):
+        log = tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog  # type: ignore[union-attr]
+        log.forTable(tables.spark._jsparkSession, str(folder)).checkpoint()
+
+
+def _remove_old_states(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
+    """Removes the states of a stream, beside that of its evaluation, that are older than the last deletion of events."""
+    removal = tables.history(stream.name, MAX_COMMITS).where(F.col("operation").isin(*REMOVING))
+    last = removal.orderBy(F.col("version").desc()).select("version", F.unix_micros("timestamp").alias("at")).head()
+    if last is None:
+        return
+    for name in _list_moved_aside(checkpoint):
+        folder = checkpoint.folder.with_name(name)
+        if _find_last_write(folder) * 1_000_000 < last["at"]:
+            shutil.rmtree(folder)
+    for state in proof_folder(tables, stream).glob("[0-9]*"):
+        if int(state.name) < last["version"]:
+            shutil.rmtree(state)
+
+
+def _find_last_write(folder: Path) -> float:
+    """Finds when a batch was last finished in a checkpoint, in seconds from the epoch."""
+    return max((file.stat().st_mtime for file in (folder / "commits").glob("*")), default=0.0)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
@@ -145,9 +191,9 @@ def _find_vacuumed(tables: Tables, name: str, before: int) -> int | None:
     return None
 
 
-def _format_span(time: dt.timedelta) -> str:
-    days, rest = divmod(round(time.total_seconds()), 86_400)
-    return f"{days} days" if not rest else str(time)
+def _format_span(span: dt.timedelta) -> str:
+    days, rest = divmod(round(span.total_seconds()), _DAY_SECONDS)
+    return f"{days} days" if not rest else str(span)
 
 
 def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:

@@ -10,6 +10,8 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +25,12 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.rules.versions import WITH_STATE
-from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE
+from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE, REMOVED
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.following.listfeed import ReplayedLists
+from lookback.spark.platform.faults import explain_unreadable
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.history import History
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
@@ -43,6 +46,7 @@ from lookback.spark.stream.rebuild import (
     restore_rule_changes,
 )
 from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
@@ -61,7 +65,8 @@ class Proof:
 
     unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
     quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
-    settings' retention deleted them, or they depend on events, rules or lists whose history is gone (see `Reach`, `LostRules`, `LostLists`).
+    settings' retention deleted them, a privacy request has taken values out of them, or they depend on events, rules or lists
+    whose history is gone (see `Reach`, `LostRules`, `LostLists`).
     unjudged: events that the rule wants, counted by reading all of them plainly, and that no shard of the replay judged. The
     stream judges in the same way, so there they may be missing too, without a row that differs.
     """
@@ -119,6 +124,19 @@ def prove(
     of the events or the rules cannot be read any more, rows that may depend on them are no difference (see `Reach` and
     `LostRules`). Raises SetupError if the table is missing, or for `first` beside `saved`.
     """
+    try:
+        return _prove(tables, stream, streams, first, last, saved, accept, progress)
+    except SPARK_ERRORS as error:
+        explained = explain_unreadable(error, tables.holding(*streams.values()).identifier(stream.name))
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _prove(
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], first: int | None, last: int | None,
+    saved: Path | None, accept: bool, progress: Callable[[str], None] | None,
+) -> Proofs:  # fmt: skip
     if saved is not None and first is not None:
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
@@ -451,7 +469,12 @@ class _Excuses:
     def mark_alerts(self, rows: DataFrame) -> DataFrame:
         """Marks, as `is_excused`, the alerts whose difference is explained."""
         is_broken = F.concat_ws(" ", "rule_id", "rule_version").isin(list(self.broken)) if self.broken else F.lit(False)
-        return self._mark(rows, self.deleted["alerts"], self.unreached | is_broken)
+        is_redacted = F.contains("message", F.lit(REMOVED)) & (F.col(_RECORDED) > 0)
+        redacted = rows.where(is_redacted).select(*(F.col(each).alias(f"_{each}") for each in _ROW_KEY)).distinct()
+        same = reduce(and_, [F.col(each) == F.col(f"_{each}") for each in _ROW_KEY])
+        rows = rows.join(F.broadcast(redacted), same, "left")
+        others = self.unreached | is_broken | F.col("_alert_id").isNotNull()
+        return self._mark(rows, self.deleted["alerts"], others).drop(*redacted.columns)
 
     def mark_late(self, rows: DataFrame, begun: Row | None) -> DataFrame:
         """Marks late events likewise. begun: see `find_new_beginning`."""

@@ -660,11 +660,20 @@ def parse_file_retention(properties: Mapping[str, str]) -> dt.timedelta:
 
     VACUUM deletes no file that was removed later than that. Raises SetupError if the property is no duration.
     """
-    text = properties.get("delta.deletedFileRetentionDuration", _DEFAULT_FILE_RETENTION)
+    return _parse_interval(properties, "delta.deletedFileRetentionDuration", _DEFAULT_FILE_RETENTION)
+
+
+def parse_log_retention(properties: Mapping[str, str]) -> dt.timedelta:
+    """Returns how long a table with these properties keeps the files of its log. Raises SetupError if it is no duration."""
+    return _parse_interval(properties, "delta.logRetentionDuration", f"interval {DEFAULT_HISTORY}")
+
+
+def _parse_interval(properties: Mapping[str, str], name: str, default: str) -> dt.timedelta:
+    text = properties.get(name, default)
     try:
         return dt.timedelta(microseconds=parse_duration(text.lower().removeprefix("interval").strip()))
     except DurationError as error:
-        raise SetupError(f"delta.deletedFileRetentionDuration is {text!r}, which is no duration: {error}") from error
+        raise SetupError(f"{name} is {text!r}, which is no duration: {error}") from error
 
 
 def _render_column(field: StructField, default: str | None = None) -> str:

@@ -1,0 +1,197 @@
+"""Removes the values that only forgotten events had from the texts and measures of rows that stay.
+
+A value that an event that stays also has, such as a shop's name, tells nothing about the person and stays too.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from lookback.core.streams.alerts import REMOVED
+from lookback.core.values.columns import from_text, to_text
+from lookback.core.values.types import DataType
+from lookback.spark.tables.lakehouse import change_table, quote_name
+from lookback.spark.tables.schemas import PRODUCT_TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
+
+# The columns with texts that people, rules or errors have written.
+TEXTS: dict[str, tuple[str, ...]] = {
+    "alerts": ("measures", "message"),
+    "reviews": ("note",),
+    "labels": ("label", "source"),
+    "snoozes": ("reason",),
+    "lists": ("reason",),
+    "notifications": ("error",),
+    "rule_log": ("message",),
+    "rejected_events": ("raw", "reason"),
+}
+# A shorter value may be found in any text by chance; it counts only if the request names its field.
+_MIN_CHARACTERS = 4
+# A shorter value must stand alone, not within a word or a number.
+_MIN_UNIQUE_CHARACTERS = 8
+
+
+class OwnValue(NamedTuple):
+    """A value of forgotten events that no event that stays has. text: as Spark casts it."""
+
+    field: str
+    text: str
+
+
+def find_own_values(gone: DataFrame, staying: DataFrame, stream: Stream) -> DataFrame:
+    """Finds the values that only the events `gone` have, not those of `staying`: a frame with the columns of OwnValue."""
+    is_value = {"boolean", "array", "struct", "map"}
+    names = [
+        name
+        for name, type_ in stream.fields.items()
+        if name != stream.event_time and not any(str(type_).startswith(each) for each in is_value)
+    ]
+
+    def list_values(events: DataFrame) -> DataFrame:
+        pairs = [F.struct(F.lit(name).alias("field"), F.col(name).cast("string").alias("text")) for name in names]
+        return events.select(F.explode(F.array(*pairs)).alias("pair")).select("pair.*").where("text <> ''")
+
+    own = list_values(gone).distinct()
+    theirs = list_values(staying).join(F.broadcast(own), ["field", "text"], "left_semi").distinct()
+    return own.join(theirs, ["field", "text"], "left_anti")
+
+
+def select_texts(values: Iterable[OwnValue], stream: Stream, asked: Collection[str]) -> list[str]:
+    """Selects the values to look for in texts, as texts show them. asked: the fields that the request names."""
+    return sorted(
+        {
+            form
+            for field, text in values
+            if len(text) >= _MIN_CHARACTERS or field in asked
+            for form in _list_forms(stream.fields[field], text)
+        },
+        key=lambda form: (-len(form), form),
+    )
+
+
+def _list_forms(type_: DataType, text: str) -> Iterator[str]:
+    """Lists the ways in which a text may show a value: as Spark, JSON and Python write it."""
+    yield text
+    with suppress(ValueError, InvalidOperation):
+        typed = from_text(type_, text)
+        yield to_text(typed) or text
+        if isinstance(typed, Decimal):
+            # An average has more digits, a cast to double fewer.
+            yield format(typed.normalize(), "f")
+        if isinstance(typed, dt.datetime):
+            yield typed.isoformat()
+    for written in (json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text)):
+        yield written[1:-1]
+
+
+class Redactor:
+    """Replaces values within texts. values: the longest first."""
+
+    def __init__(self, values: Collection[str]) -> None:
+        self._values = [(value.casefold(), _compile(value)) for value in values]
+
+    def redact(self, text: str | None) -> str | None:
+        """Returns the text without the values."""
+        if text is None:
+            return None
+        folded = text.casefold()
+        for value, pattern in self._values:
+            if value in folded:
+                text = pattern.sub(REMOVED, text)
+        return text
+
+    def redact_row(self, *cells: Any) -> tuple[Any, ...]:
+        """Returns the cells of a row without the values: texts, and maps, whose values become NULL."""
+        done: list[Any] = []
+        for cell in cells:
+            if isinstance(cell, dict):
+                done.append({name: text if self.redact(text) == text else None for name, text in cell.items()})
+            else:
+                done.append(self.redact(cell))
+        if isinstance(cells[0], dict) and done[0] != cells[0] and REMOVED not in (done[-1] or ""):
+            # A proof goes by this mark.
+            done[-1] = f"{done[-1] or ''} {REMOVED}".strip()
+        return tuple(done)
+
+
+def _compile(value: str) -> re.Pattern[str]:
+    pattern = re.escape(value)
+    if re.fullmatch(r"-?\d+(\.\d+)?", value):
+        # The same number with more digits, and no other.
+        zeros = "0*" if "." in value else r"(?:\.0+)?"
+        pattern = rf"(?<![\d.]){pattern}{zeros}(?!\d|\.\d)"
+    elif len(value) < _MIN_UNIQUE_CHARACTERS:
+        pattern = rf"(?<!\w){pattern}(?!\w)"
+    return re.compile(pattern, re.IGNORECASE)
+
+
+class Redactions:
+    """The rows in which some values stand. values: as `select_texts` gives them."""
+
+    def __init__(self, tables: Tables, values: Collection[str]) -> None:
+        self._tables, self._values = tables, values
+
+    def count(self) -> dict[str, int]:
+        """Counts the rows to change, by table; nothing is changed."""
+        return {name: rows for name, _, rows in self._find()}
+
+    def make(self) -> dict[str, int]:
+        """Removes the values. Returns the number of changed rows by table. The tables' history shows the join, no value."""
+        counts = {}
+        for name, pairs, rows in self._find():
+            view = f"lookback_redact_{name}"
+            pairs.createOrReplaceTempView(view)
+            same = f"{_write_row('t', TEXTS[name])} = k.old"
+            changed = ", ".join(f"t.{quote_name(each)} = k.new.{quote_name(each)}" for each in TEXTS[name])
+            merge = (
+                f"MERGE INTO {self._tables.identifier(name)} AS t USING {view} AS k ON {same} "
+                f"WHEN MATCHED THEN UPDATE SET {changed}"
+            )
+            try:
+                change_table(self._tables, name, lambda merge=merge: self._tables.spark.sql(merge))  # type: ignore[misc]
+            finally:
+                self._tables.spark.catalog.dropTempView(view)
+            counts[name] = rows
+        return counts
+
+    def _find(self) -> Iterator[tuple[str, DataFrame, int]]:
+        """Yields each table with such rows: its name, the texts before and after as `old` and `new`, and the rows' number."""
+        if not self._values:
+            return
+        redactor = Redactor(self._values)
+        for name, columns in TEXTS.items():
+            if not self._tables.exists(name):
+                continue
+            type_ = StructType([PRODUCT_TABLES[name][each] for each in columns])
+            redact = F.udf(redactor.redact_row, StructType(type_.fields), useArrow=False)
+            texts = self._tables.read(name).groupBy(F.expr(_write_row("", columns)).alias("old")).agg(
+                F.count("*").alias("rows"), *(F.first(each).alias(each) for each in columns)
+            )  # fmt: skip
+            before: Column = F.struct(*columns)
+            pairs = texts.select("old", "rows", before.alias("before"), redact(*columns).alias("new"))
+            changed = (
+                pairs.where(F.to_json("before") != F.to_json("new")).select("old", "new", "rows").localCheckpoint()
+            )
+            rows = changed.agg(F.sum("rows")).collect()[0][0]
+            if rows:
+                yield name, changed, int(rows)
+
+
+def _write_row(side: str, columns: Iterable[str]) -> str:
+    """Writes the texts of a row as one, since Spark does not compare maps."""
+    prefix = f"{side}." if side else ""
+    return f"to_json(struct({', '.join(f'{prefix}{quote_name(each)} AS {quote_name(each)}' for each in columns)}))"
