@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
@@ -20,6 +19,7 @@ from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
 from lookback.spark.operations.status import read_stream_figures
 from lookback.spark.review import OlderAlerts, count_older
+from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.stream.resume import require_sources
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -156,8 +156,15 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
     def report(level: str, what: str) -> CheckpointHealth:
         return CheckpointHealth(stream.name, level, what)
 
-    checkpoint = Checkpoint(Path(folder))
+    checkpoint = Checkpoint(tables.find_place(folder))
     if not tables.exists(stream.name) or not checkpoint.folder.exists() or checkpoint.is_new:
+        if has_outputs(tables, stream):
+            return report(
+                WARNING,
+                f"{stream.name}: an evaluation has written rows, and its checkpoint is not in {folder}. If it runs with "
+                "--checkpoint, that one was not checked; if the checkpoint is lost, make it anew: lookback evaluate "
+                f"{stream.name} --rebuild",
+            )
         return report("ok", f"{stream.name}: no evaluation has begun in {folder}.")
     try:
         checkpoint.require_fit(stream, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -46,6 +45,7 @@ from lookback.spark.tables.schemas import ALERTS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+    from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
 _MAPS = ("key", "measures")
@@ -103,7 +103,7 @@ class Proofs:
 
 def prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
-    saved: Path | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
+    saved: Place | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
 ) -> Proofs:  # fmt: skip
     """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
 
@@ -177,7 +177,7 @@ class _Start:
     @classmethod
     def find(
         cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
-        saved: Path | None, first: int | None, last: int,
+        saved: Place | None, first: int | None, last: int,
     ) -> _Start:  # fmt: skip
         """Finds where a proof begins. The arguments are those of `prove`; begun_at: see `find_begun_at`."""
         state = None if saved is None else SavedState.find(saved, declarations, begun_at)
@@ -304,9 +304,9 @@ def _add_earlier(rows: list[Proof], earlier: Mapping[str, int]) -> list[Proof]:
     return [counts[rule_id] for rule_id in sorted(counts)]
 
 
-def proof_folder(tables: Tables, stream: Stream) -> Path:
+def proof_folder(tables: Tables, stream: Stream) -> Place:
     """Returns the folder in which a stream's nightly proof keeps its state, which is below the tables' root or volume."""
-    return Path(f"{tables.files}/_proofs/{stream.name}")
+    return tables.find_place(f"{tables.files}/_proofs/{stream.name}")
 
 
 def _find_decided(tables: Tables, stream: Stream, commit: int) -> int:
