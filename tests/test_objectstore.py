@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ import yaml
 from pyspark.sql import SparkSession
 
 from lookback.cli import main
-from lookback.places import open_place
+from lookback.core.errors import SetupError, StoreFailed
+from lookback.places import ObjectPath, open_place, parse_place, remove_tree, write_whole
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.platform.owner import become_owner
 from objectstore import S3Server, find_missing
 
 pytestmark = [pytest.mark.spark, pytest.mark.objectstore]
@@ -96,6 +100,38 @@ def work(run: Run, conf: Path, root: str) -> list[dict[str, Any]]:
     run(root, "rules", "push", str(conf / "ever.yml"))
     run(root, "evaluate", "pay", "--once")
     return read_alerts(run, root)
+
+
+def test_files_of_a_bucket_are_used_like_those_of_a_folder(server: S3Server) -> None:
+    settings = {name.removeprefix("spark.hadoop."): value for name, value in server.settings.items()}
+    root = replace(parse_place("s3://bucket/it's 100%"), settings=tuple(settings.items()))
+    assert isinstance(root, ObjectPath)
+    assert not root.exists()
+    checkpoint = Checkpoint(root / "checkpoint")
+    assert checkpoint.ensure_query_id() == checkpoint.query_id is not None
+    state = checkpoint.folder / "state" / "0" / "1" / "7.zip"
+    write_whole(state, b"x")
+    assert list(checkpoint.folder.glob("state/*/*/[0-9]*.*")) == [state]
+    parcels = checkpoint.parcels("lists")
+    parcels.write("a", b"1")
+    assert (parcels.list(), parcels.read("a")) == (["a"], b"1")
+    with pytest.raises(StoreFailed, match="start the evaluation again"):
+        parcels.read("b")
+    parcels.remove("a")
+    parcels.remove("a")
+    assert parcels.list() == []
+    with become_owner(checkpoint.owner_file, "checkpoint c", 0.1) as check:
+        check()
+        with pytest.raises(SetupError, match="one at a time"), become_owner(checkpoint.owner_file, "checkpoint c", 2):
+            pass
+    moved = checkpoint.move_aside()
+    assert moved is not None
+    assert not checkpoint.folder.exists()
+    assert Checkpoint(moved).query_id is not None
+    remove_tree(moved)
+    assert [place.name for place in root.iterdir()] == [".checkpoint.owner"]
+    with pytest.raises(OSError, match="NO_SUCH_BUCKET"):
+        write_whole(replace(root, store="nowhere") / "x", b"")
 
 
 def test_a_bucket_has_what_a_folder_has(run: Run, conf: Path, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_checkpoint_and_its_owner_are_in_a_store(store: ObjectPath) -> None:
     assert (parcels.list(), parcels.read("a.1")) == (["a.1"], b"x")
     with become_owner(checkpoint.owner_file, "checkpoint c", 0.02) as check:
         check()
-        with pytest.raises(SetupError, match=f"process {os.getpid()} "), become_owner(checkpoint.owner_file, "c", 0.02):
+        with pytest.raises(SetupError, match=f"process {os.getpid()} "), become_owner(checkpoint.owner_file, "c", 1):
             pass
     assert checkpoint.owner_file.read_text() == ""
     moved = checkpoint.move_aside()
