@@ -11,11 +11,12 @@ AUDITOR = $(VENV)/audit
 FUZZER = $(VENV)/.fuzzer
 BROWSER = $(VENV)/.browser
 BROKER = $(VENV)/.broker
+OBJECTSTORE = $(VENV)/objectstore
 # Each process takes whole files, in the order of tests/conftest.py, and has a Spark session of its own.
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java chromium
+.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -43,6 +44,9 @@ test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of the
 
 test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in JupyterLab and Chromium; PICTURES=docs/pictures saves what they look like, AGAIN=1 runs what failed
 	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser$(if $(AGAIN), --last-failed)
+
+test-objectstore: setup $(OBJECTSTORE) ## tables and checkpoints on an S3 server of this machine, some minutes
+	@$(BIN)/python -m pytest -m objectstore tests/test_objectstore.py
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
@@ -140,6 +144,12 @@ $(PREFETCHED): $(LOCKED) | java $(INSTALLED)
 # Kafka, for the tests alone: 60 MB. Without them the tests that need them say so.
 $(BROKER): $(PREFETCHED)
 	@PYTHONPATH=tests $(BIN)/python -m broker && touch $@ || true
+
+# An S3 server by itself, as what it needs does not go with what is locked, and what Spark needs to reach it: 100 MB.
+$(OBJECTSTORE): $(PREFETCHED)
+	@echo "installing an S3 server for tests into $(OBJECTSTORE) (once) ..."
+	@PYTHONPATH=tests $(BIN)/python -m objectstore
+	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5 || { rm -rf $@; exit 1; }
 
 # The other engines, for comparison alone: large, and on no path of the product.
 $(PEERS): $(INSTALLED)

@@ -63,7 +63,7 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._port, self._sasl, controller = _free_ports(3)
+        self._port, self._sasl, controller = free_ports(3)
         self.servers, self.sasl_servers = f"127.0.0.1:{self._port}", f"127.0.0.1:{self._sasl}"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def _record(record: Any) -> dict[str, Any]:
     return {name: each.encode() if isinstance(each, str) else each for name, each in record.items()}
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:

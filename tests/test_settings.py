@@ -14,7 +14,7 @@ CONF = Path(__file__).parents[1] / "conf"
 
 def test_settings_of_the_repository() -> None:
     settings = Settings.local("./here", CONF)
-    assert settings.root == "./here"
+    assert settings.root == str(Path("here").absolute())
     assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
     assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}

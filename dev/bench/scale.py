@@ -139,7 +139,13 @@ def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
             frame = pd.DataFrame(payloads[label], columns=["kind", "payload"])
             handle: Any = stores[label]
             shard = shard_module.Shard(
-                Declarations.of(STREAM), {STREAM.name: STREAM}, labels, f"scale-{shards}-{rows}", label, handle, handle
+                Declarations.of(STREAM),
+                {STREAM.name: STREAM},
+                labels,
+                Path(f"scale-{shards}-{rows}"),
+                label,
+                handle,
+                handle,
             )
             answers.append(pa.Table.from_pandas(shard.judge([frame]), preserve_index=False))
         spent["judge"].append(time.process_time() - start)

@@ -18,6 +18,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import first_line
+from lookback.places import parse_place
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
@@ -47,7 +48,7 @@ RETAINED = {
 class Settings:
     """The places of tables and files, and the settings of a run.
 
-    root: the folder of the tables, or its URL. With catalog and schema the tables are catalog.schema.<table>, and root is
+    root: the folder of the tables, as `parse_place` reads it: an absolute path, or the URI of a bucket. With catalog and schema the tables are catalog.schema.<table>, and root is
     the folder of checkpoints, in a volume. conf: the folder of streams/ and rules/. profile: the name of
     CONF/profiles/<profile>.yml, which sets `every`, `admission` and `spark`; CONF/settings.yml overrides it.
     every: the pause between two micro-batches. admission: the options of the Delta source that bound a micro-batch.
@@ -81,7 +82,8 @@ class Settings:
 
         root: LOOKBACK_ROOT, ./lakehouse; with a catalog the volume `checkpoints` of the schema, whatever LOOKBACK_ROOT says.
         conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, the one of CONF/settings.yml.
-        Raises SetupError if a file cannot be used, there is no such profile, or one of catalog and schema is missing.
+        Raises SetupError if a file cannot be used, there is no such profile, root is not a place, or one of catalog and
+        schema is missing.
         """
         if bool(catalog) != bool(schema):
             raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")
@@ -95,8 +97,9 @@ class Settings:
         chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
         if name:
             chosen = _run_settings(_profile_file(folder / "profiles", name), chosen)
+        place = str(root or files or DEFAULT_ROOT)
         return cls(
-            str(root or files or DEFAULT_ROOT),
+            place if catalog else str(parse_place(place)),
             folder,
             name,
             own["every"] or chosen["every"],

@@ -31,6 +31,7 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.data_remarks import find_data_remarks
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
+from lookback.places import find_local_path
 from lookback.testing.trial import Trial, run_trial
 from lookback.views import pictures, whatif
 from lookback.views.display import code, has_person, show, text, to_frame
@@ -201,8 +202,8 @@ def _show_account(report: IngestReport) -> None:
 def _find_source(workspace: Workspace, path: str) -> str:
     chosen = path or str(workspace.stream.source.get("path") or "")
     beside = workspace.conf.resolve().parent / chosen
-    is_local = "://" not in chosen and not chosen.startswith(("/", "dbfs:"))
-    return str(beside) if chosen and is_local and not Path(chosen).exists() else chosen
+    is_beside = bool(chosen) and find_local_path(chosen) == Path(chosen).resolve() and not Path(chosen).exists()
+    return str(beside) if is_beside else chosen
 
 
 def _find_format(workspace: Workspace, path: str, format_: str) -> str | None:
@@ -527,7 +528,9 @@ def evaluate_stream(
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
     folder = workspace.checkpoint("evaluate")
-    metrics = Metrics(workspace.tables, workspace.stream, Checkpoint(Path(folder)), workspace.settings.metrics)
+    metrics = Metrics(
+        workspace.tables, workspace.stream, Checkpoint(workspace.tables.find_place(folder)), workspace.settings.metrics
+    )
     evaluation = Evaluation(
         workspace.tables, workspace.stream, workspace.streams, folder, once=once,
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
@@ -585,8 +588,8 @@ def show_health(workspace: Workspace) -> list[Finding]:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.operations.status import read_stream_figures, with_account
 
-    checkpoint = Checkpoint(Path(workspace.checkpoint("evaluate")))
     tables, stream = workspace.tables, workspace.stream
+    checkpoint = Checkpoint(tables.find_place(workspace.checkpoint("evaluate")))
     figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
     show(text(describe_health(figures, findings)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from threading import Event, Timer
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.parameters import check_mode
+from lookback.places import parse_place
 from lookback.senders import make_sender
 from lookback.views.display import clear, show, text
 
@@ -63,8 +63,8 @@ def set_up(
     tables, streams = open_place(Settings.local(root, conf, catalog=catalog, schema=schema))
     roles = Roles(analysts, engineers, service)
     steps = make(tables, streams, checkpoints=root if catalog else "", landing=landing, roles=roles)
-    if landing and "://" not in landing:
-        Path(landing).mkdir(parents=True, exist_ok=True)
+    if landing:
+        parse_place(landing).mkdir(parents=True, exist_ok=True)
     show(pd.DataFrame([{"thing": step.thing, "done": step.done} for step in steps]))
     remarks = {name: describe_fast_clock(stream) for name, stream in streams.items()}
     show(*(text(f"{name}: {remark}") for name, remark in remarks.items() if remark))

@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from lookback.cli import main
 from lookback.spark.operations import maintenance
+from lookback.spark.operations.forget import forget
 from lookback.spark.operations.maintenance import CheckpointHealth, TableUpkeep, check_checkpoint, maintain
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, stored_alerts
@@ -127,6 +128,11 @@ def test_a_checkpoint_that_cannot_be_gone_on_with_is_a_problem_and_the_command_s
     (found,) = (row for row in map(json.loads, capsys.readouterr().out.splitlines()) if "stream" in row)
     assert (found["stream"], found["level"]) == ("payins", "problem")
     assert "lookback.json is damaged" in found["what"]
+
+    checkpoint.rename(tmp_path / "elsewhere")
+    assert health_of(tables).level == "warning"
+    assert f"an evaluation has written rows, and its checkpoint is not in {checkpoint}" in health_of(tables).what
+    assert forget(tables, STREAM, "id = 'e1'", checkpoint=checkpoint).waiting is None
 
 
 def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lookback.config import Settings
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.tables.lakehouse import Tables, _find_last_commit
@@ -126,7 +127,15 @@ def test_a_name_that_is_no_table_name_is_refused(created: Tables, name: str):
 def test_identifiers(spark: SparkSession, tmp_path: Path):
     assert Tables.catalog(spark, "main", "fraud`x").identifier("rules") == "`main`.`fraud``x`.`rules`"
     assert Tables.local(spark, tmp_path / "a`b").identifier("rules") == f"delta.`{tmp_path}/a``b/rules`"
-    assert Tables.local(spark, "s3://bucket/root/").path_or_name("rules") == "s3://bucket/root/rules"
+    assert Tables.local(spark, "s3://bucket/root/").path_or_name("rules") == "s3a://bucket/root/rules"
+
+
+def test_a_bucket_out_of_reach_is_told_in_a_sentence(spark: SparkSession, tmp_path: Path):
+    # The session of the tests has no JARs of S3.
+    with pytest.raises(
+        SetupError, match=r"Spark does not reach s3a://bucket/x: .*S3AFileSystem not found.* docs/operations.md"
+    ):
+        Tables.of(spark, Settings("s3a://bucket/x", tmp_path))
 
 
 def test_tables_of_a_catalog(spark: SparkSession, transactions: Stream):

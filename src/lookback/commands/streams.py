@@ -6,7 +6,6 @@ import argparse
 import sys
 import threading
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -235,8 +234,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     tables = open_tables(settings, *streams.values())
     tables.require(stream)
 
-    checkpoint = options.checkpoint or checkpoint_folder(tables, stream)
-    metrics = Metrics(tables, stream, Checkpoint(Path(checkpoint)), settings.metrics)
+    checkpoint = tables.find_place(options.checkpoint or checkpoint_folder(tables, stream))
+    metrics = Metrics(tables, stream, Checkpoint(checkpoint), settings.metrics)
 
     def show(report: BatchReport) -> None:
         metrics.add(report)

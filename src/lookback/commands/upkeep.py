@@ -74,7 +74,9 @@ def _show_status(options: argparse.Namespace) -> int:
     def compute(tables: Tables) -> list[dict[str, Any]]:
         reaches = tables.reaches_files
         return [
-            stream_status(tables, stream, Checkpoint(Path(checkpoint_folder(tables, stream))) if reaches else None)
+            stream_status(
+                tables, stream, Checkpoint(tables.find_place(checkpoint_folder(tables, stream))) if reaches else None
+            )
             for stream in streams.values()
         ]
 

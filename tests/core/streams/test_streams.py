@@ -297,7 +297,7 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
     monkeypatch.delenv("LOOKBACK_ROOT", raising=False)
     monkeypatch.setenv("LOOKBACK_CONF", "/etc/lookback")
 
-    assert Settings.local() == Settings("./lakehouse", Path("/etc/lookback"))
+    assert Settings.local() == Settings(str(Path("lakehouse").absolute()), Path("/etc/lookback"))
     assert Settings.local("/data", "/conf") == Settings("/data", Path("/conf"))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
     from lookback.core.streams.declarations import Declarations
+    from lookback.places import Place
     from lookback.spark.batches.shard import Shard
 
 PAGES = "pages"
@@ -32,7 +33,7 @@ class ShardProcessor(StatefulProcessor):
         declarations: Declarations,
         streams: dict[str, Stream],
         labels: list[str],
-        query: str,
+        query: Place,
         schedule: dict[str, Any] | None = None,
         query_id: str | None = None,
     ) -> None:

@@ -34,6 +34,7 @@ from lookback.core.streams.blocks import OwnCount, pack_alerts, pack_failures, p
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.places import Place
 from lookback.spark.batches.arrayfiles import release_mapped
 from lookback.spark.batches.dispatch import EVENTS
 from lookback.spark.batches.pages import ShardPages
@@ -79,12 +80,12 @@ class Shard:
     """
 
     def __init__(
-        self, declarations: Declarations, streams: dict[str, Stream], labels: Sequence[str], query: str, label: str,
+        self, declarations: Declarations, streams: dict[str, Stream], labels: Sequence[str], query: Place, label: str,
         handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None, histories: Histories | None = None,
     ) -> None:  # fmt: skip
         self._schedule, self._declarations = schedule, declarations
-        self._stream, self._streams, self._query, self._label = declarations.last, streams, query, label
-        lists = ListFiles.of(Checkpoint(Path(query)))
+        self._stream, self._streams, self._query, self._label = declarations.last, streams, str(query), label
+        lists = ListFiles.of(Checkpoint(query))
         self._evaluator = Evaluator(self._stream, list(labels).index(label), len(labels), lists=lists)
         if histories is not None:
             self._evaluator = replace(
@@ -95,7 +96,7 @@ class Shard:
                 query=histories.query_id,
             )
         self._first = label == labels[0]
-        self._handle, self._pages = handle, ShardPages(pages, query, label)
+        self._handle, self._pages = handle, ShardPages(pages, self._query, label)
 
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Judges one batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import re
 import time
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
+from lookback.places import Place, move_tree, open_place
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.platform.owner import become_owner
 
@@ -87,12 +89,13 @@ def snapshot_declaration(stream: Stream) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> None:
+def repartition(spark: SparkSession, folder: str | Place, partitions: int) -> None:
     """Divides the state of a stopped query among `partitions` partitions, at most as many as it has shards.
 
     Raises SetupError if there is no such checkpoint, if it has fewer shards, or if this Spark cannot repartition state.
     """
-    plan = Checkpoint(Path(folder)).read_plan()
+    checkpoint = Checkpoint(open_place(folder, spark))
+    plan = checkpoint.read_plan()
     if plan is None:
         raise SetupError(f"{folder} is not the checkpoint of an evaluation that has run")
     if not 1 <= partitions <= plan.shards:
@@ -107,16 +110,15 @@ def repartition(spark: SparkSession, folder: str | Path, partitions: int) -> Non
             "this Spark cannot repartition state: Spark 4.2 can; on Databricks (Runtime 18.3 or newer) set "
             "spark.sql.streaming.stateStore.partitions and start the evaluation again"
         )
-    checkpoint = Checkpoint(Path(folder))
     with become_owner(checkpoint.owner_file, f"checkpoint {folder}"):
-        manager.repartition(str(folder), partitions)
+        manager.repartition(str(checkpoint.folder), partitions)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in a folder: a local path, or one that is mounted as such (/Volumes/..., /dbfs/...)."""
+    """A checkpoint in a folder of this machine, also a mounted one such as /Volumes/..., or of an object store."""
 
-    folder: Path
+    folder: Place
 
     @property
     def query_id(self) -> str | None:
@@ -134,12 +136,12 @@ class Checkpoint:
         return chosen
 
     @property
-    def owner_file(self) -> Path:
+    def owner_file(self) -> Place:
         """The file that names the evaluating process. It lies beside the folder, which may be moved.
 
         A symbolic link leads to one folder, so its owner is the same.
         """
-        folder = self.folder.resolve()
+        folder = self.folder.resolve() if isinstance(self.folder, Path) else self.folder
         return folder.parent / f".{folder.name}.owner"
 
     @property
@@ -190,9 +192,12 @@ class Checkpoint:
 
         It need not survive a crash of the machine: without a note nothing is compared.
         """
-        file = self.folder / _READ.format(source)
+        file, note = self.folder / _READ.format(source), json.dumps([commit, stamp])
+        if not isinstance(file, Path):
+            file.write_text(note)
+            return
         draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps([commit, stamp]))
+        draft.write_text(note)
         draft.replace(file)
 
     def read_noted(self, stream: Stream) -> dict[str, tuple[int, int]]:
@@ -284,14 +289,14 @@ class Checkpoint:
         """Stores how the state is rebuilt; called before anything else is in the folder."""
         self.write_json(_REBUILD, document)
 
-    def move_aside(self) -> Path | None:
+    def move_aside(self) -> Place | None:
         """Renames the folder, if it exists, so that its name ends in the time. Returns the new path."""
         if not self.folder.exists():
             return None
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         names = (f"{self.folder.name}.{stamp}{f'-{again}' if again else ''}" for again in range(1_000))
         target = next(path for name in names if not (path := self.folder.with_name(name)).exists())
-        self.folder.rename(target)
+        move_tree(self.folder, target)
         return target
 
     def ask_cleaning(self, commit: int) -> None:
@@ -318,12 +323,12 @@ class Checkpoint:
         if not all(each.exists() for each in wholes):
             return False
         for folder, whole in zip(folders, wholes, strict=True):
-            with zipfile.ZipFile(whole) as archive:
+            with zipfile.ZipFile(io.BytesIO(whole.read_bytes())) as archive:
                 needed = archive.read("metadata").decode()
             for file in (*folder.glob("[0-9]*.*"), *folder.glob("*/*")):
                 number = _STATE.fullmatch(file.name)
                 is_old = int(number[1]) < version if number else file.parent != folder and file.name not in needed
-                if is_old and file.is_file():
+                if is_old and not file.is_dir():
                     _unlink(file)
         (self.folder / _CLEANING).unlink(missing_ok=True)
         return True
@@ -403,14 +408,15 @@ class Checkpoint:
                         "goes on with it as it is"
                     )
 
-    def _find_unfinished_state(self, finished: list[int]) -> list[Path]:
+    def _find_unfinished_state(self, finished: list[int]) -> list[Place]:
         """Finds the files of state that are newer than the last finished batch; its repetition could take them as its own.
 
         Batch n ends with version n + 1 of the state.
         """
         last = finished[-1] + 1 if finished else 0
-        files = (self.folder / "state").glob("*/*/[0-9]*.*")
-        return sorted(file for file in files if (match := _STATE.fullmatch(file.name)) and int(match[1]) > last)
+        files: list[Place] = [*(self.folder / "state").glob("*/*/[0-9]*.*")]
+        ahead = [file for file in files if (match := _STATE.fullmatch(file.name)) and int(match[1]) > last]
+        return sorted(ahead, key=str)
 
     def _repair_new(self) -> list[str]:
         file = self.folder / "metadata"
@@ -419,12 +425,12 @@ class Checkpoint:
         _unlink(file)
         return [f"{file} was torn and is removed: nothing had begun"]
 
-    def _require_whole(self, stream: Stream, name: str, read: Callable[[Path], object]) -> None:
+    def _require_whole(self, stream: Stream, name: str, read: Callable[[Place], object]) -> None:
         file = self.folder / name
         if not file.exists() or not _is_readable(file, read):
             raise self._make_torn_error(stream, file)
 
-    def _make_torn_error(self, stream: Stream, file: Path) -> SetupError:
+    def _make_torn_error(self, stream: Stream, file: Place) -> SetupError:
         what = "is torn or damaged" if file.exists() else "is missing"
         return SetupError(
             f"{file} {what}: the evaluation cannot go on from this checkpoint; {_REMEDY.format(stream=stream.name)}"
@@ -450,12 +456,12 @@ def _parse_minor_version(version: str) -> tuple[int, ...]:
     return () if match is None else (int(match[1]), int(match[2]))
 
 
-def _list_batches(folder: Path) -> list[int]:
+def _list_batches(folder: Place) -> list[int]:
     """Returns the numbers of the batches that have a file in the folder, ascending."""
     return sorted(int(file.name) for file in folder.glob("[0-9]*") if file.name.isdigit())
 
 
-def _read_offsets(file: Path) -> dict[str, int | None]:
+def _read_offsets(file: Place) -> dict[str, int | None]:
     """Returns, per source, the first commit after those that a batch reads. Raises SetupError if the file is unreadable."""
     if unknown := _find_unknown_format(file, "offsets"):
         raise UnknownFormatError(
@@ -475,7 +481,7 @@ def _read_offsets(file: Path) -> dict[str, int | None]:
     return read
 
 
-def _find_unknown_format(file: Path, kind: str) -> str | None:
+def _find_unknown_format(file: Place, kind: str) -> str | None:
     """Describes how a file of one of Spark's logs differs from the known format; None if it does not, is torn or missing."""
     try:
         version, *lines = file.read_text().splitlines() or [""]
@@ -504,14 +510,14 @@ def _parse_json(text: str) -> Any:
         return None
 
 
-def _is_planned(file: Path) -> bool:
+def _is_planned(file: Place) -> bool:
     return _is_whole(file, lines=2 + len(_SOURCES)) and _is_readable(file, _read_offsets)
 
 
-def _is_whole(file: Path, lines: int) -> bool:
+def _is_whole(file: Place, lines: int) -> bool:
     """Returns whether a file of Spark's has its version and at least `lines` lines, each of them JSON or `-`."""
 
-    def read(file: Path) -> None:
+    def read(file: Place) -> None:
         version, *rest = file.read_text().splitlines()
         if not version.startswith("v") or len(rest) < lines - 1:
             raise ValueError(version)
@@ -522,7 +528,7 @@ def _is_whole(file: Path, lines: int) -> bool:
     return _is_readable(file, read)
 
 
-def _is_readable(file: Path, read: Callable[[Path], object]) -> bool:
+def _is_readable(file: Place, read: Callable[[Place], object]) -> bool:
     try:
         read(file)
     except (SetupError, OSError, ValueError, KeyError, TypeError):
@@ -530,7 +536,7 @@ def _is_readable(file: Path, read: Callable[[Path], object]) -> bool:
     return True
 
 
-def _unlink(file: Path) -> None:
+def _unlink(file: Place) -> None:
     file.unlink()
     # Hadoop's checksum of the file.
     (file.parent / f".{file.name}.crc").unlink(missing_ok=True)

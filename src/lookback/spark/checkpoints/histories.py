@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from lookback.core.engine.warming import find_earliest, find_settled
 from lookback.core.rules.versions import Piece
 from lookback.core.state.shard import ShardState
+from lookback.places import Place
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.parcels import Parcels
 
@@ -27,9 +27,9 @@ class Histories:
     query_id: str
 
     @classmethod
-    def of(cls, checkpoint: str | Path, query_id: str) -> Histories:
+    def of(cls, checkpoint: Place, query_id: str) -> Histories:
         """Returns those of a checkpoint's folder."""
-        return cls(Checkpoint(Path(checkpoint)).parcels(_KIND), query_id)
+        return cls(Checkpoint(checkpoint).parcels(_KIND), query_id)
 
     def read_part(self, name: str, part: int) -> bytes:
         """Reads a part of a history. Raises StoreFailed if it is not there."""

@@ -7,17 +7,13 @@ finds the parcel.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from lookback.core.errors import StoreFailed
+from lookback.places import Place, write_whole
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-# A parcel that is being written; no name of a parcel begins like this.
-_DRAFT = "."
 
 
 @dataclass(frozen=True)
@@ -27,23 +23,11 @@ class Parcels:
     Names have letters, digits, '.', '_' and '-', and begin with a letter or digit.
     """
 
-    folder: Path
+    folder: Place
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a parcel. One of the same name, as of an attempt that a crash cut short, is replaced at once."""
-        target = self._find_place(name)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        draft = self.folder / f"{_DRAFT}{name}.{os.getpid()}"
-        try:
-            with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                # A crash of the machine must not leave an empty file of that name.
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-        _sync_folder(self.folder)
+        write_whole(self._find_place(name), content)
 
     def read(self, name: str) -> bytes:
         """Reads a parcel. Raises StoreFailed if it is not there or cannot be read."""
@@ -71,17 +55,7 @@ class Parcels:
         """Removes a parcel, if it is there."""
         self._find_place(name).unlink(missing_ok=True)
 
-    def _find_place(self, name: str) -> Path:
+    def _find_place(self, name: str) -> Place:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a parcel")
         return self.folder / name
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name of a file survive a crash; volumes that are mounted need not, and may refuse."""
-    with contextlib.suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

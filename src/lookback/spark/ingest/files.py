@@ -23,6 +23,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.fields import POSITION
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
+from lookback.places import find_local_path
 from lookback.spark.ingest.fields import (
     ASSUMED,
     BLOCK,
@@ -39,7 +40,7 @@ from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.lookups import Lookups
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, mark_conflicts, name_options_key
 from lookback.spark.ingest.sources import Files, Source, find_changed_files, normalize_slashes, read_planned_files
-from lookback.spark.platform.session import find_local_path, is_connect
+from lookback.spark.platform.session import is_connect, use_files_of
 from lookback.spark.tables.lakehouse import to_timestamp
 from lookback.spark.tables.locks import lock_ingest
 
@@ -205,8 +206,8 @@ def ingest_continuously(
     looks; None: take the files that are there, then end. progress: called with the report of each batch. warn: called with
     a sentence about files that were written again after an earlier run took them. Raises SetupError as `ingest` does.
     """
-    source = _find_source(tables, stream, path, format, options)
-    if warn is not None and (changed := find_changed_files(tables.spark, source, str(checkpoint))):
+    source, folder = _find_source(tables, stream, path, format, options), tables.find_place(checkpoint)
+    if warn is not None and (changed := find_changed_files(tables.spark, source, str(folder))):
         warn(
             f"{count_noun(len(changed), 'file')} changed after an earlier run took {'it' if len(changed) == 1 else 'them'}, "
             f"such as {changed[0]}: a file is taken once, by its name, so rows that were added are missing. "
@@ -219,15 +220,16 @@ def ingest_continuously(
 
         def take(rows: DataFrame, batch_id: int) -> None:
             names = {normalize_slashes(row[0]) for row in rows.collect()}
-            names |= {normalize_slashes(name) for name in read_planned_files(tables.spark, str(checkpoint), batch_id)}
+            names |= {normalize_slashes(name) for name in read_planned_files(tables.spark, str(folder), batch_id)}
             report = ingest_round.take(Files(tables.spark, source, stream, sorted(filter(source.covers, names))))
             if progress is not None:
                 progress(report)
 
         writer = source.watch(tables.spark).writeStream.foreachBatch(take)
-        writer = writer.option("checkpointLocation", str(checkpoint)).queryName(f"ingest {stream.name}")
+        writer = writer.option("checkpointLocation", str(folder)).queryName(f"ingest {stream.name}")
         writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)
-        query = writer.start()
+        with use_files_of(tables.spark, folder):
+            query = writer.start()
         lock = opened.pop_all()
     threading.Thread(target=_release_after, args=(query, lock), daemon=True).start()
     return query

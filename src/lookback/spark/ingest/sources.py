@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line, quote_identifier
+from lookback.places import find_local_path, parse_source
 from lookback.spark.ingest.fields import (
     ASSUMED,
     BLOCK,
@@ -36,7 +37,7 @@ from lookback.spark.ingest.fields import (
     repeats_key,
     require_columns,
 )
-from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
+from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class Source:
         chosen = path or declared.get("path")
         if not chosen:
             raise SetupError(f"stream {stream.name!r} declares no source: name the file or folder to ingest")
+        chosen = parse_source(str(chosen))
         options = {**dict(declared.get("options") or {}), **dict(options or {})}
         name = format_ or (declared.get("format") if path is None else None)
         name = name or _find_format(_list_files(spark, cls(chosen, "", options)), chosen) or declared.get("format")

@@ -7,7 +7,6 @@ import logging
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
@@ -17,6 +16,7 @@ from lookback.core.errors import LookbackError, SetupError
 from lookback.spark.ingest.files import IngestReport, IngestRound, require_ingest
 from lookback.spark.ingest.kafka import Topic
 from lookback.spark.ingest.kafka_faults import BEGIN_ANEW, BrokersAway, explain_kafka_failure
+from lookback.spark.platform.session import use_files_of
 from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lookback.core.streams.declaration import Stream
+    from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
@@ -57,7 +58,7 @@ class TopicIngest:
         self,
         tables: Tables,
         stream: Stream,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Place | None = None,
         *,
         every: str | None = None,
         skip_lost: bool = False,
@@ -67,7 +68,7 @@ class TopicIngest:
         require_ingest(tables, stream)
         self._tables, self._stream, self._every = tables, stream, every
         self._topic = Topic.of(stream)
-        self._checkpoint = str(checkpoint or choose_topic_checkpoint(tables, stream))
+        self._checkpoint = tables.find_place(checkpoint or choose_topic_checkpoint(tables, stream))
         self._options = _LOST if skip_lost else {}
         self._progress = progress
         # Only a run that is to end loses patience.
@@ -118,11 +119,12 @@ class TopicIngest:
         query = None
         try:
             records = self._topic.watch(self._tables.spark, self._options)
-            writer = records.writeStream.foreachBatch(self._take).option("checkpointLocation", self._checkpoint)
+            writer = records.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self._checkpoint))
             writer = writer.queryName(f"ingest {self._stream.name}")
             every = self._every
             writer = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)
-            query = writer.start()
+            with use_files_of(self._tables.spark, self._checkpoint):
+                query = writer.start()
             watch = _QuietWatch(query, self._topic)
             while not self._stopping.is_set():
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
@@ -132,7 +134,7 @@ class TopicIngest:
         except (PySparkException, Py4JJavaError) as error:
             if self._failure is not None:
                 raise self._failure from None
-            raise explain_kafka_failure(error, self._topic, self._stream, self._checkpoint) from error
+            raise explain_kafka_failure(error, self._topic, self._stream, str(self._checkpoint)) from error
         finally:
             if query is not None and query.isActive:
                 query.stop()
@@ -150,10 +152,10 @@ class TopicIngest:
             self._progress(str(report))
 
 
-def read_checkpoint_topics(checkpoint: str) -> set[str]:
+def read_checkpoint_topics(checkpoint: Place) -> set[str]:
     """Returns the topics in a checkpoint; none if it is new, or is not reached as files."""
     try:
-        plans = [file for file in Path(checkpoint, "offsets").iterdir() if file.name.isdigit()]
+        plans = [file for file in (checkpoint / "offsets").iterdir() if file.name.isdigit()]
         last = max(plans, key=lambda file: int(file.name)).read_text(encoding="utf-8")
         return set(json.loads(last.strip().splitlines()[-1]))
     except (OSError, TypeError, ValueError):

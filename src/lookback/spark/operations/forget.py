@@ -31,7 +31,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -49,12 +48,14 @@ from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
+from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.tables.lakehouse import change_table, parse_file_retention, parse_log_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from lookback.core.streams.declaration import Stream
+    from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
 # The columns by which rows to be deleted are found. Reviews come before the alerts that lead to them.
@@ -95,7 +96,7 @@ class ForgetReport:
     where: the condition as it was understood. rows: deleted rows by table. unreadable: rejected rows of the stream that
     cannot be read, and so were not searched. commit: the commit of the events table from which on the events count in no
     window. waiting: True if the evaluation has not judged that commit yet; it may still write rows about the events, which
-    the same request, made again later, deletes. None if the checkpoint is out of reach. purges: the SQL left to run.
+    the same request, made again later, deletes. None if its checkpoint is elsewhere or out of reach. purges: the SQL left to run.
     redacted: rows that stay, without the values that only these events had, by table.
     """
 
@@ -156,7 +157,7 @@ class ForgetReport:
 
 
 def forget(
-    tables: Tables, stream: Stream, where: str, *, dry_run: bool = False, checkpoint: str | Path | None = None
+    tables: Tables, stream: Stream, where: str, *, dry_run: bool = False, checkpoint: str | Place | None = None
 ) -> ForgetReport:
     """Deletes all rows about the events that satisfy `where`; the module's text lists them by table.
 
@@ -185,7 +186,9 @@ def forget(
             f"the condition {condition.sql!r} cannot be computed for every row: {first_line(error):.300}. "
             "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
         ) from error
-    waiting = False if commit is None else None if checkpoint is None else _is_waiting(Path(checkpoint), commit)
+    waiting = (
+        False if commit is None else None if checkpoint is None else _is_waiting(tables, stream, checkpoint, commit)
+    )
     purges = () if dry_run else tuple(request.find_purges({**rows, **redacted}))
     return ForgetReport(
         stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges, redacted
@@ -471,11 +474,12 @@ def _write_column(side: str, column: str) -> str:
     return f"to_json(array_sort(map_entries({side}.key)))" if column == "key" else f"{side}.{column}"
 
 
-def _is_waiting(checkpoint: Path, commit: int) -> bool:
-    """Returns whether an evaluation has begun that has not judged the commit yet."""
-    if not checkpoint.exists():
-        return False
-    judged = Checkpoint(checkpoint).read_last_judged()
+def _is_waiting(tables: Tables, stream: Stream, folder: str | Place, commit: int) -> bool | None:
+    """Returns whether an evaluation has begun that has not judged the commit yet; None if its checkpoint is elsewhere."""
+    checkpoint = Checkpoint(tables.find_place(folder))
+    if not checkpoint.folder.exists():
+        return None if has_outputs(tables, stream) else False
+    judged = checkpoint.read_last_judged()
     return judged is None or judged < commit
 
 

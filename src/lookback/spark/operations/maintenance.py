@@ -12,17 +12,16 @@ moved aside, and the state of a nightly proof, which then begins at the first co
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
+from lookback.places import Place, remove_tree
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.forget import MAX_COMMITS, REMOVING
 from lookback.spark.operations.retention import ORDER, Deletion, delete_old
@@ -30,6 +29,7 @@ from lookback.spark.operations.status import read_stream_figures, with_account
 from lookback.spark.platform.session import is_connect
 from lookback.spark.replay.proof import proof_folder
 from lookback.spark.review import OlderAlerts, count_older
+from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.stream.resume import require_known_tables, require_sources
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention, parse_log_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -112,7 +112,7 @@ def maintain(
     }
     done = tuple(_maintain_table(tables, name, expired.get(name, Deletion())) for name in existing)
     for name in set(existing) & set(streams):
-        _remove_old_states(tables, streams[name], Checkpoint(Path(checkpoints[name])))
+        _remove_old_states(tables, streams[name], Checkpoint(tables.find_place(checkpoints[name])))
     checked = tuple(check_checkpoint(tables, stream, checkpoints[name]) for name, stream in streams.items())
     has_alerts = tables.exists("alerts") and tables.exists("reviews")
     return Maintenance(done, checked, count_older(tables) if has_alerts else None)
@@ -158,13 +158,13 @@ def _remove_old_states(tables: Tables, stream: Stream, checkpoint: Checkpoint) -
     for name in _list_moved_aside(checkpoint):
         folder = checkpoint.folder.with_name(name)
         if _find_last_write(folder) * 1_000_000 < last["at"]:
-            shutil.rmtree(folder)
+            remove_tree(folder)
     for state in proof_folder(tables, stream).glob("[0-9]*"):
         if int(state.name) < last["version"]:
-            shutil.rmtree(state)
+            remove_tree(state)
 
 
-def _find_last_write(folder: Path) -> float:
+def _find_last_write(folder: Place) -> float:
     """Finds when a batch was last finished in a checkpoint, in seconds from the epoch."""
     return max((file.stat().st_mtime for file in (folder / "commits").glob("*")), default=0.0)
 
@@ -202,8 +202,15 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
     def report(level: str, what: str) -> CheckpointHealth:
         return CheckpointHealth(stream.name, level, what)
 
-    checkpoint = Checkpoint(Path(folder))
+    checkpoint = Checkpoint(tables.find_place(folder))
     if not tables.exists(stream.name) or not checkpoint.folder.exists() or checkpoint.is_new:
+        if has_outputs(tables, stream):
+            return report(
+                WARNING,
+                f"{stream.name}: an evaluation has written rows, and its checkpoint is not in {folder}. If it runs with "
+                "--checkpoint, that one was not checked; if the checkpoint is lost, make it anew: lookback evaluate "
+                f"{stream.name} --rebuild",
+            )
         return report("ok", f"{stream.name}: no evaluation has begun in {folder}.")
     try:
         checkpoint.require_fit(stream, None)

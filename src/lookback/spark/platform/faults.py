@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError, StateError
@@ -13,6 +12,7 @@ from lookback.core.values.texts import summarize_error
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
+    from lookback.places import Place
 
 _LOG = logging.getLogger("lookback")
 # Names of Spark's errors, or texts of its log readers, that mean that a checkpoint cannot be read.
@@ -46,7 +46,7 @@ _MAX_CHARACTERS = 300
 _MAX_CAUSES = 20
 
 
-def explain_failure(error: Exception, stream: str, checkpoint: Path) -> Exception:
+def explain_failure(error: Exception, stream: str, checkpoint: Place) -> Exception:
     """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself."""
     text = collect_messages(error)
     if full := explain_full_disk(error):

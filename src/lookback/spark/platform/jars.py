@@ -29,7 +29,7 @@ _TOKENS = ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13")
 _TOKENS_JAR = r"org\.apache\.spark_spark-token-provider-kafka-.+\.jar"
 _OTHER_TOKENS = "4.1.0-preview1"
 # Artifacts that Spark has already, or needs only on Hadoop's own clusters: 60 MB that need not be fetched.
-_PROVIDED = (
+PROVIDED = (
     "com.github.luben:zstd-jni", "com.google.code.findbugs:jsr305", "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime", "org.lz4:lz4-java", "at.yawk.lz4:lz4-java", "org.scala-lang:scala-library",
     "org.scala-lang.modules:scala-parallel-collections_2.13", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
@@ -170,14 +170,14 @@ def _choose_delta() -> Artifacts:
 def _choose_kafka() -> Artifacts:
     spark = _find_spark_version()
     coordinates = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark),)
-    return Artifacts(f"kafka-spark-{spark}", coordinates, _KAFKA_JARS, (*_PROVIDED, ":".join(_TOKENS)))
+    return Artifacts(f"kafka-spark-{spark}", coordinates, _KAFKA_JARS, (*PROVIDED, ":".join(_TOKENS)))
 
 
 def _fetch_tokens(quiet: bool) -> list[Path]:
     """Fetches the part of Spark's Kafka source that knows delegation tokens, in Spark's version or the nearest one."""
     versions = (_find_spark_version(), _OTHER_TOKENS)
     known = [
-        Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, _PROVIDED) for version in versions
+        Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, PROVIDED) for version in versions
     ]
     there = [artifacts for artifacts in known if artifacts.folder.is_dir()]
     try:

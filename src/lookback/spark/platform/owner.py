@@ -10,13 +10,15 @@ import socket
 import threading
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
+from lookback.places import ObjectPath
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from lookback.places import Place
 
 # The time between two beats of an owner, and the number of beats for which an owner without a lock here is watched.
 BEAT_SECONDS = 5.0
@@ -50,12 +52,12 @@ class Owner:
 
 
 @contextlib.contextmanager
-def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
+def become_owner(file: Place, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
     """Makes this process the owner of `what`, such as "checkpoint X", until the end of the block. `file` names the owner.
 
     If the operating system locks files, it frees the lock of a process that has died, so that another process can follow
-    a killed owner at once. Otherwise, and for an owner on another machine, the owner's beat decides, which is watched for
-    some seconds. Two processes that start at the same moment there may both begin, and the first soon finds that it has
+    a killed owner at once. Otherwise, as in an object store, and for an owner on another machine, the owner's beat decides,
+    which is watched for some seconds. Two processes that start at the same moment there may both begin, and the first soon finds that it has
     lost ownership. Yields a check that raises SetupError then; call it now and again. Raises SetupError, which names the
     owner, if there is another one.
     """
@@ -75,7 +77,7 @@ def become_owner(file: Path, what: str, beat_seconds: float = BEAT_SECONDS) -> I
                 file.write_text("")
 
 
-def _claim(file: Path, opened: contextlib.ExitStack) -> tuple[bool | None, Owner | None]:
+def _claim(file: Place, opened: contextlib.ExitStack) -> tuple[bool | None, Owner | None]:
     """Tries to lock the file (see `_lock`). Returns whether that worked, and the owner that the file names.
 
     A locked file that names nobody is tried again: its owner is just beginning, or about to free the lock.
@@ -88,8 +90,10 @@ def _claim(file: Path, opened: contextlib.ExitStack) -> tuple[bool | None, Owner
         time.sleep(0.01)
 
 
-def _lock(file: Path, opened: contextlib.ExitStack) -> bool | None:
+def _lock(file: Place, opened: contextlib.ExitStack) -> bool | None:
     """Tries to lock the file until `opened` is left. Returns whether that worked; None if files cannot be locked."""
+    if isinstance(file, ObjectPath):
+        return None
     try:
         import fcntl  # noqa: PLC0415 - Windows has none
     except ImportError:
@@ -105,7 +109,7 @@ def _lock(file: Path, opened: contextlib.ExitStack) -> bool | None:
     return True
 
 
-def _has_ended(file: Path, known: Owner, locked: bool | None, beat_seconds: float) -> bool:
+def _has_ended(file: Place, known: Owner, locked: bool | None, beat_seconds: float) -> bool:
     """Returns whether the owner that a file names has ended."""
     if locked and known.host == socket.gethostname():
         return True
@@ -120,12 +124,12 @@ def _has_ended(file: Path, known: Owner, locked: bool | None, beat_seconds: floa
     return True
 
 
-def _make_refusal(what: str, owner: Owner | None, file: Path) -> SetupError:
+def _make_refusal(what: str, owner: Owner | None, file: Place) -> SetupError:
     who = "another process" if owner is None else str(owner)
     return SetupError(f"{what} is in use by {who}; one at a time. Stop that one first ({file} names it).")
 
 
-def _read(file: Path) -> Owner | None:
+def _read(file: Place) -> Owner | None:
     try:
         return Owner(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -135,7 +139,7 @@ def _read(file: Path) -> Owner | None:
 class _Heartbeat:
     """Writes the owner's beat into its file, in a thread of its own."""
 
-    def __init__(self, file: Path, what: str, owner: Owner, seconds: float) -> None:
+    def __init__(self, file: Place, what: str, owner: Owner, seconds: float) -> None:
         self._file, self._what, self._owner, self._seconds = file, what, owner, seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)

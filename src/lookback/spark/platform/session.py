@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
+from lookback.places import Place
 from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars, find_local_files_jar
 from lookback.spark.platform.logstore import use_folder_logs
 from lookback.spark.platform.scratch import make_scratch
@@ -36,6 +37,7 @@ _SUPPRESSED_LINES = (
 )
 _DAEMON = b"pyspark/daemon.py"
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 # Results depend on these settings: Lookback sets them wherever it reads or writes.
 _RESULT_SETTINGS = {
     # Times are UTC, whatever the machine's zone.
@@ -79,7 +81,7 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 # More shards are never chosen here. Many counts of cores divide this number.
 MAX_SHARDS = 48
 # Two evaluations may start in one session at the same time.
-_SETTINGS_LOCK = threading.Lock()
+_SETTINGS_LOCK = threading.RLock()
 # Marks a session of Lookback's own, and sessions cloned from it.
 _OWN_MARK = "spark.lookback.session"
 # The settings that the JVM must know before it runs.
@@ -238,6 +240,24 @@ def apply_query_settings(
                     spark.conf.set(key, before[key]) if key in before else spark.conf.unset(key)
 
 
+@contextlib.contextmanager
+def use_files_of(spark: SparkSession, checkpoint: Place) -> Iterator[None]:
+    """Lets a query that starts in the block write its checkpoint as is right for the place where that is.
+
+    A session here writes them in the way that is fast on a disk. In an object store it cannot replace a file.
+    """
+    with _SETTINGS_LOCK:
+        manager = spark.conf.get(_FILE_MANAGER, None)
+        if manager is None or isinstance(checkpoint, Path):
+            yield
+            return
+        spark.conf.unset(_FILE_MANAGER)
+        try:
+            yield
+        finally:
+            spark.conf.set(_FILE_MANAGER, manager)
+
+
 def choose_default_shards(spark: SparkSession) -> int:
     """Returns the number of shards of a new checkpoint if none is configured: the cores of the cluster, at most 48.
 
@@ -375,14 +395,7 @@ def _make_local_settings(jars: Sequence[Path]) -> dict[str, str]:
         local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
         # Also where the session reads its first file, before `spark.jars` are there.
         local["spark.driver.extraClassPath"] = str(files)
-    if find_local_path(os.environ.get("LOOKBACK_ROOT", "")) is not None:
-        # Files are renamed without a shell command per file; right for local disks alone.
-        package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
-        local["spark.sql.streaming.checkpointFileManagerClass"] = f"{package}.FileSystemBasedCheckpointFileManager"
+    # Files are renamed without a shell command per file; see `use_files_of`.
+    package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
+    local[_FILE_MANAGER] = f"{package}.FileSystemBasedCheckpointFileManager"
     return local
-
-
-def find_local_path(place: str | None) -> Path | None:
-    """Returns the path of a place on this machine, or mounted as if it were; None for one elsewhere, such as a bucket."""
-    path = (place or "").removeprefix("file://")
-    return None if place is None or "://" in path or path.startswith("dbfs:") else Path(path)

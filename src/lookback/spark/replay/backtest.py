@@ -26,8 +26,9 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import LOOKBACK
+from lookback.places import open_place
 from lookback.spark.batches.shard import FAILURES, LOG
-from lookback.spark.platform.session import find_local_path, open_own_session
+from lookback.spark.platform.session import open_own_session
 from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, find_last_rows, read_range_labels
 from lookback.spark.replay.flagging import find_events_behind
@@ -164,10 +165,10 @@ class Backtest:
                 raise SetupError(f"--out: there is a table {place}; name another one")
             writer.saveAsTable(place)
             return
-        folder = find_local_path(place)
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        folder = open_place(place, self.alerts.sparkSession)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise SetupError(f"--out: {place} is not empty; name a new or empty folder")
-        writer.save(place if folder is None else str(folder.absolute()))
+        writer.save(str(folder))
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `alerts`, which cannot be read afterwards."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -52,6 +51,7 @@ from lookback.spark.tables.schemas import ALERTS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
+    from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
 _MAPS = ("key", "measures")
@@ -113,7 +113,7 @@ class Proofs:
 
 def prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
-    saved: Path | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
+    saved: Place | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
 ) -> Proofs:  # fmt: skip
     """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
 
@@ -135,7 +135,7 @@ def prove(
 
 def _prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], first: int | None, last: int | None,
-    saved: Path | None, accept: bool, progress: Callable[[str], None] | None,
+    saved: Place | None, accept: bool, progress: Callable[[str], None] | None,
 ) -> Proofs:  # fmt: skip
     if saved is not None and first is not None:
         raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
@@ -206,7 +206,7 @@ class _Start:
     @classmethod
     def find(
         cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
-        saved: Path | None, first: int | None, last: int,
+        saved: Place | None, first: int | None, last: int,
     ) -> _Start:  # fmt: skip
         """Finds where a proof begins. The arguments are those of `prove`; begun_at: see `find_begun_at`."""
         state = None if saved is None else SavedState.find(saved, declarations, begun_at)
@@ -333,9 +333,9 @@ def _add(rows: list[Proof], name: str, more: Mapping[str, int]) -> list[Proof]:
     return [counts[rule_id] for rule_id in sorted(counts)]
 
 
-def proof_folder(tables: Tables, stream: Stream) -> Path:
+def proof_folder(tables: Tables, stream: Stream) -> Place:
     """Returns the folder in which a stream's nightly proof keeps its state, which is below the tables' root or volume."""
-    return Path(f"{tables.files}/_proofs/{stream.name}")
+    return tables.find_place(f"{tables.files}/_proofs/{stream.name}")
 
 
 def _find_decided(tables: Tables, stream: Stream, commit: int) -> int:

@@ -7,14 +7,13 @@ document, which is written last. A state of another layout, or of other settings
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.streams.declarations import Declarations
 from lookback.core.values.pages import PAGE_VERSION
+from lookback.places import Place, remove_tree, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +31,7 @@ class SavedState:
     that was compared was decided, in microseconds; 0 without any, None if an earlier release wrote the state.
     """
 
-    folder: Path
+    folder: Place
     through: int
     shards: int
     reach: Mapping[str, int | None] | None = None
@@ -41,13 +40,14 @@ class SavedState:
     decided_at: int | None = None
 
     @classmethod
-    def find(cls, place: Path, declarations: Declarations, begun_at: object = None) -> SavedState | None:
+    def find(cls, place: Place, declarations: Declarations, begun_at: object = None) -> SavedState | None:
         """Finds the last complete state in a folder; None if there is none to go on from.
 
         declarations: those of the stream, which must be the same up to the state. begun_at: when the proved evaluation began,
         if there was another one before it.
         """
-        for folder in sorted(place.glob("[0-9]*"), reverse=True):
+        folders: list[Place] = [*place.glob("[0-9]*")]
+        for folder in sorted(folders, key=str, reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
                 warmed = frozenset(map(str, document.get("warmed", [])))
@@ -67,20 +67,17 @@ class SavedState:
     def write(self, declarations: Declarations, begun_at: object, pages: DataFrame) -> None:
         """Writes the state with its pages, then removes every other one beside it. declarations, begun_at: see `find`."""
         if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.folder.mkdir(parents=True)
+            remove_tree(self.folder)
         pages.write.parquet(str(self.folder / _PAGES))
         fits = _describe_fit(declarations, self.through, begun_at)
         document = {
             "through": self.through, "shards": self.shards, "fits": fits, "reach": self.reach,
             "warmed": sorted(self.warmed), "changed": self.changed, "decided_at": self.decided_at,
         }  # fmt: skip
-        draft = self.folder / f"{_DOCUMENT}.draft"
-        draft.write_text(json.dumps(document), encoding="utf-8")
-        draft.replace(self.folder / _DOCUMENT)
+        write_whole(self.folder / _DOCUMENT, json.dumps(document).encode())
         for other in self.folder.parent.glob("[0-9]*"):
             if other != self.folder:
-                shutil.rmtree(other)
+                remove_tree(other)
 
 
 def _describe_fit(declarations: Declarations, through: int, begun_at: object) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -48,6 +47,7 @@ from lookback.spark.platform.session import (
     count_cores,
     is_connect,
     open_own_session,
+    use_files_of,
 )
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.declared import plan_start
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from lookback.core.rules.gate import Gate
     from lookback.core.streams.declarations import Declarations
+    from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = ["Evaluation", "checkpoint_folder"]
@@ -119,7 +120,7 @@ class Evaluation:
         tables: Tables,
         stream: Stream,
         streams: Mapping[str, Stream],
-        checkpoint: str | Path,
+        checkpoint: str | Place,
         *,
         once: bool = False,
         every: str = DEFAULT_EVERY,
@@ -136,8 +137,7 @@ class Evaluation:
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
-        # Executors, which read the checkpoint too, have other working directories.
-        self.checkpoint = Checkpoint(Path(checkpoint) if ":" in str(checkpoint) else Path(checkpoint).absolute())
+        self.checkpoint = Checkpoint(tables.find_place(checkpoint))
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
         self._once, self._every, self._on_batch = once, every, on_batch
@@ -312,7 +312,7 @@ class Evaluation:
         )
         schedule = None if rebuild is None else rebuild.schedule.to_dict()
         query_id = None if self._warm_ups is None else self.checkpoint.ensure_query_id()
-        processor = ShardProcessor(declarations, self.streams, labels, str(self.checkpoint.folder), schedule, query_id)
+        processor = ShardProcessor(declarations, self.streams, labels, self.checkpoint.folder, schedule, query_id)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
             processor, BLOCKS, outputMode="Append", timeMode="EventTime"
         )
@@ -323,7 +323,10 @@ class Evaluation:
         )
         # More tasks than cores only cost time. An existing checkpoint has its number already.
         partitions = min(plan.shards, count_cores(self.tables.spark)) if self.checkpoint.is_new else None
-        with apply_query_settings(self.tables.spark, partitions):
+        with (
+            use_files_of(self.tables.spark, self.checkpoint.folder),
+            apply_query_settings(self.tables.spark, partitions),
+        ):
             if self._once:
                 return writer.trigger(availableNow=True).start()
             return writer.trigger(processingTime=self._every).start()

@@ -21,8 +21,9 @@ from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import alerts, metrics
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.texts import quote_identifier
-from lookback.spark.platform.session import find_local_path, is_connect, on_databricks
+from lookback.core.values.texts import first_line, quote_identifier
+from lookback.places import Place, find_local_path, open_place, parse_place
+from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
@@ -100,18 +101,17 @@ class Tables:
 
     @classmethod
     def of(cls, spark: SparkSession, settings: Settings) -> Tables:
-        """Returns the tables of the place that the settings name."""
+        """Returns the tables of the place that the settings name. Raises SetupError if Spark does not reach its bucket."""
         if settings.catalog:
             return cls.catalog(spark, settings.catalog, settings.schema, settings.root)
-        return cls.local(spark, settings.root)
+        tables = cls.local(spark, settings.root)
+        tables._require_reachable()
+        return tables
 
     @classmethod
     def local(cls, spark: SparkSession, root: str | Path) -> Tables:
-        """Returns tables in Delta folders ROOT/<table>. A relative folder is resolved against the working directory."""
-        text = str(root)
-        if "://" in text or text.startswith("dbfs:"):
-            return cls(spark, root=text.rstrip("/"))
-        return cls(spark, root=str(Path(text).expanduser().resolve()))
+        """Returns tables in Delta folders ROOT/<table>. root: a path or a URI, see `parse_place`."""
+        return cls(spark, root=str(parse_place(root)))
 
     @classmethod
     def catalog(cls, spark: SparkSession, catalog: str, schema: str, volume: str | None = None) -> Tables:
@@ -142,7 +142,23 @@ class Tables:
             raise SetupError(
                 f"{self.volume} is not on this machine: run this as a job, or in a notebook or terminal of the workspace"
             )
-        return self.volume
+        return str(parse_place(self.volume))
+
+    def _require_reachable(self) -> None:
+        if find_local_path(self.root) is not None:
+            return
+        try:
+            self.exists("rules")
+        except SPARK_ERRORS as error:
+            cause = next((line for line in str(error).splitlines() if "Exception" in line), first_line(error))
+            raise SetupError(
+                f"Spark does not reach {self.root}: {cause.lstrip(': '):.300}. It needs the JARs of the store and its "
+                "settings, below `spark` of conf/settings.yml; docs/operations.md shows them"
+            ) from error
+
+    def find_place(self, folder: str | Place) -> Place:
+        """Returns a folder, such as that of a checkpoint, so that its files can be read and written from here."""
+        return open_place(folder, self.spark)
 
     @property
     def reaches_files(self) -> bool:
@@ -191,7 +207,7 @@ class Tables:
             raise SetupError(f"{name!r} is not a table name; use lower-case letters, digits and _")
         if name in self.elsewhere:
             table = self.elsewhere[name].table
-            return table.rstrip("/") if self.is_place(name) else ".".join(map(quote_name, table.split(".")))
+            return str(parse_place(table)) if self.is_place(name) else ".".join(map(quote_name, table.split(".")))
         if self.root is not None:
             return f"{self.root}/{name}"
         return f"{quote_name(str(self.catalog_name))}.{quote_name(str(self.schema_name))}.{quote_name(name)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from lookback.places import find_local_path
 from lookback.spark.platform.owner import become_owner
-from lookback.spark.platform.session import find_local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,325 @@
+"""Places of tables and files: folders of this machine and of object stores, which share one set of methods.
+
+A place is a `pathlib.Path` on this machine, else an `ObjectPath`, which has the methods of `Path` that Lookback calls. Spark
+reads tables of either by their text. Files that Lookback itself keeps, such as those of a checkpoint, are read and written
+by Arrow's file systems: a driver, an executor's Python and a process without Spark use the same ones, and Hadoop's need a
+JVM, which only the first has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+from lookback.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+    from pyspark.sql import SparkSession
+
+# Other names of the same store, as other tools write them.
+_ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss"}
+_STORES = ("s3a", "gs", "abfss", "hdfs", "wasb", "wasbs")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
+_HADOOP, _S3A = "spark.hadoop.", "fs.s3a."
+_NOT_FOUND = "NotFound"
+
+
+@dataclass(frozen=True)
+class ObjectPath:
+    """A file or folder of an object store, such as s3a://bucket/key.
+
+    settings: those of Hadoop, with which Spark reaches the store, such as fs.s3a.endpoint. They travel with the place to
+    executors, and are not shown.
+    """
+
+    scheme: str
+    store: str
+    key: str = ""
+    settings: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+
+    def __str__(self) -> str:
+        if not self.store:
+            return f"{self.scheme}:/{self.key}"
+        return f"{self.scheme}://{self.store}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return replace(self, key=f"{self.key}/{name}".lstrip("/"))
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return posixpath.basename(self.key)
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The folder that holds it."""
+        return replace(self, key=posixpath.dirname(self.key))
+
+    def with_name(self, name: str) -> ObjectPath:
+        """Returns the place of another name in the same folder."""
+        return self.parent / name
+
+    def exists(self) -> bool:
+        """Returns whether there is such a file, or any file below such a folder."""
+        return bool(self._find().type.name != _NOT_FOUND)
+
+    def is_dir(self) -> bool:
+        """Returns whether there is such a folder."""
+        return bool(self._find().type.name == "Directory")
+
+    def stat(self) -> Status:
+        """Returns when the file was written. Raises FileNotFoundError."""
+        found = self._find()
+        if found.type.name == _NOT_FOUND:
+            raise FileNotFoundError(f"{self} is not there")
+        return Status((found.mtime_ns or 0) / 1e9)
+
+    def read_bytes(self) -> bytes:
+        """Reads the file. Raises OSError."""
+        with self._files.open_input_stream(self._path) as file:
+            return bytes(file.read())
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """Reads the file as text. Raises OSError."""
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, content: bytes) -> None:
+        """Writes the file; it appears, or replaces another one, as a whole."""
+        with self._files.open_output_stream(self._path) as file:
+            file.write(content)
+
+    def write_text(self, text: str, encoding: str = "utf-8") -> None:
+        """Writes the file as `write_bytes` does."""
+        self.write_bytes(text.encode(encoding))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Removes the file. Raises FileNotFoundError if it is not there, unless that is fine."""
+        if self.exists():
+            self._files.delete_file(self._path)
+        elif not missing_ok:
+            raise FileNotFoundError(f"{self} is not there")
+
+    def mkdir(self, **_: object) -> None:
+        """Does nothing: a folder of an object store is there with its first file."""
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """Yields what is in the folder; nothing if there is no such folder."""
+        return self.glob("*")
+
+    def glob(self, pattern: str) -> Iterator[ObjectPath]:
+        """Yields the files and folders below this folder whose path there has as many parts as the pattern, and fits it."""
+        parts = pattern.split("/")
+        for each in self._list(recursive=len(parts) > 1):
+            names = PurePosixPath(each.path).relative_to(self._path).parts
+            if len(names) == len(parts) and all(map(fnmatchcase, names, parts)):
+                yield self / "/".join(names)
+
+    @property
+    def _path(self) -> str:
+        return f"{self.store}/{self.key}".strip("/")
+
+    @property
+    def _files(self) -> fs.FileSystem:
+        return _open_files(self.scheme, self.store, self.settings)
+
+    def _find(self) -> fs.FileInfo:
+        (found,) = self._files.get_file_info([self._path])
+        return found
+
+    def _list(self, *, recursive: bool) -> list[fs.FileInfo]:
+        from pyarrow import fs  # noqa: PLC0415 - a command that needs no files of a store need not wait for it
+
+        selected = fs.FileSelector(self._path, allow_not_found=True, recursive=recursive)
+        return list(self._files.get_file_info(selected))
+
+
+# What is on this machine is a `Path`.
+Place = Path | ObjectPath
+
+
+class Status(NamedTuple):
+    """When a file was last written, in seconds since 1970, as in os.stat_result."""
+
+    st_mtime: float
+
+
+def parse_place(text: str | Place) -> Place:
+    """Parses what people write for a folder or file: a path, file:/x, file:///x, s3a://bucket/x, abfss://..., gs://...
+
+    A path and a `file:` URI, in which %20 is a blank, become an absolute path; ~ is the user's home. s3:// and s3n:// mean
+    s3a://, as Spark calls it. Raises SetupError for what could be misread, such as s3a:/bucket, which looks like a folder
+    of this machine.
+    """
+    if isinstance(text, ObjectPath):
+        return text
+    if isinstance(text, Path):
+        return text.expanduser().resolve()
+    if not text or text != text.strip():
+        raise SetupError(f"a folder must not be empty or begin or end with a blank, got {text!r}")
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return _expand_user(text).resolve()
+    scheme, rest = match[1].lower(), match[2]
+    if scheme == "file":
+        return _parse_file(text, rest)
+    if scheme == "dbfs":
+        return ObjectPath(scheme, "", _normalize(text, rest))
+    scheme = _ALIASES.get(scheme, scheme)
+    if not rest.startswith("//"):
+        if scheme not in _STORES:
+            # A colon may be in the name of a folder.
+            return Path(text).expanduser().resolve()
+        raise SetupError(f"{text!r} is not a place; write {scheme}://{rest.lstrip('/') or 'bucket/folder'}")
+    store, _, key = rest[2:].partition("/")
+    if not store or store != store.strip():
+        raise SetupError(f"{text!r} names no bucket; write {scheme}://bucket/folder")
+    return ObjectPath(scheme, store, _normalize(text, key))
+
+
+def open_place(text: str | Place, spark: SparkSession) -> Place:
+    """Parses a place whose files are read and written as Spark does, with the settings that reach its object stores."""
+    place = parse_place(text)
+    if isinstance(place, Path):
+        return place
+    found = ((name.removeprefix(_HADOOP), value) for name, value in spark.conf.getAll.items())
+    return replace(place, settings=tuple(sorted(each for each in found if each[0].startswith("fs."))))
+
+
+def parse_source(text: str) -> str:
+    """Parses what people write for files to read, also a pattern such as in/*.csv. Returns it as Spark reads it.
+
+    URIs are read as by `parse_place`; a path without a scheme stays as it is, also a relative one.
+    """
+    match = _SCHEME.fullmatch(text)
+    scheme = "" if match is None else match[1].lower()
+    if scheme == "file" or _ALIASES.get(scheme, scheme) in _STORES:
+        return str(parse_place(text))
+    return str(_expand_user(text)) if text.startswith("~") else text
+
+
+def _expand_user(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise SetupError(f"{text!r} is not a place: {error}; write ./{text} for a folder of that name") from error
+
+
+def _parse_file(text: str, rest: str) -> Path:
+    host = re.match(r"//([^/]*)", rest)
+    path = rest if host is None else rest[host.end() :]
+    if host is not None and host[1] not in ("", "localhost"):
+        raise SetupError(f"{text!r} names host {host[1]!r}; a file URI has three slashes: file:///{host[1]}{path}")
+    if not path.startswith("/"):
+        raise SetupError(f"{text!r} is not a place; write file:///folder, or a path without file:")
+    return Path(unquote(path, errors="surrogateescape")).resolve()
+
+
+def _normalize(text: str, key: str) -> str:
+    parts = posixpath.normpath("/" + key.lstrip("/")).lstrip("/")
+    if ".." in key.split("/"):
+        raise SetupError(f"{text!r} has a part `..`, which object stores do not know; write the folder that you mean")
+    return parts
+
+
+def find_local_path(place: str | Place | None) -> Path | None:
+    """Returns the path of a place on this machine, or mounted as if it were; None for one elsewhere, such as a bucket."""
+    found = None if place is None else parse_place(place)
+    return found if isinstance(found, Path) else None
+
+
+def write_whole(place: Place, content: bytes) -> None:
+    """Writes a file that appears, or replaces another one, as a whole and survives a crash of the machine."""
+    if isinstance(place, ObjectPath):
+        place.write_bytes(content)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            # A crash of the machine must not leave an empty file of that name.
+            os.fsync(file.fileno())
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
+    # Makes the new name survive a crash too; volumes that are mounted may refuse.
+    with contextlib.suppress(OSError):
+        opened = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def remove_tree(place: Place) -> None:
+    """Removes a folder with all that is in it. Raises OSError."""
+    if isinstance(place, ObjectPath):
+        place._files.delete_dir(place._path)
+    else:
+        shutil.rmtree(place)
+
+
+def move_tree(place: Place, target: Place) -> None:
+    """Gives a folder another name. An object store copies its files, then removes them. Raises OSError."""
+    if isinstance(place, ObjectPath) and isinstance(target, ObjectPath):
+        for each in place._list(recursive=True):
+            if each.is_file:
+                below = PurePosixPath(each.path).relative_to(place._path)
+                place._files.copy_file(each.path, (target / str(below))._path)
+        remove_tree(place)
+    else:
+        Path(str(place)).rename(str(target))
+
+
+@lru_cache(maxsize=64)
+def _open_files(scheme: str, store: str, settings: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    """Opens the files of a store. Raises SetupError if Arrow knows no such store."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import fs  # noqa: PLC0415
+
+    try:
+        if scheme == "s3a":
+            options = read_s3_options(store, settings)
+            if not options.keys() & {"region", "endpoint_override"}:
+                options["region"] = fs.resolve_s3_region(store)
+            return fs.S3FileSystem(**options)
+        if scheme == "dbfs":
+            return fs.SubTreeFileSystem("/dbfs", fs.LocalFileSystem())
+        return fs.FileSystem.from_uri(f"{scheme}://{store}")[0]
+    except (pa.ArrowException, OSError, ImportError) as error:
+        raise SetupError(
+            f"files at {scheme}://{store} cannot be read or written: {error}. Checkpoints can be in s3a://, gs://, abfss:// "
+            "and folders of this machine"
+        ) from error
+
+
+def read_s3_options(bucket: str, settings: Iterable[tuple[str, str]]) -> dict[str, str | bool]:
+    """Translates Hadoop's settings of a bucket into Arrow's; without keys, those of the machine are used, as by Hadoop."""
+    own = f"{_S3A}bucket.{bucket}."
+    said = {name.removeprefix(_S3A): value for name, value in settings if name.startswith(_S3A)}
+    said |= {name.removeprefix(own): value for name, value in settings if name.startswith(own)}
+    names = {
+        "access_key": "access.key", "secret_key": "secret.key", "session_token": "session.token",
+        "region": "endpoint.region", "role_arn": "assumed.role.arn",
+    }  # fmt: skip
+    options: dict[str, str | bool] = {name: said[there] for name, there in names.items() if said.get(there)}
+    endpoint = said.get("endpoint", "")
+    if endpoint.startswith("http://") or said.get("connection.ssl.enabled", "").lower() == "false":
+        options["scheme"] = "http"
+    if endpoint:
+        options["endpoint_override"] = endpoint.rpartition("://")[2].rstrip("/")
+    if "Anonymous" in said.get("aws.credentials.provider", ""):
+        options["anonymous"] = True
+    return options
