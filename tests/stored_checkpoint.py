@@ -1,7 +1,6 @@
-"""Tables and a checkpoint as this release leaves them, in one small file, for later releases to go on with.
+"""Writes tables and a checkpoint into one small file, for another version of Spark to go on with.
 
-Run by hand when the layout of state has changed, or before a release: `python tests/stored_checkpoint.py`. With the name of
-a file it is written there, as `make test-runtimes` does for each Spark.
+`make test-runtimes` runs this with each Spark: `python tests/stored_checkpoint.py FILE`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 from lookback.spark.platform.session import get_spark
@@ -18,7 +16,6 @@ from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, relocate
 
-DATA = Path(__file__).parent / "data"
 EVENTS = make_events(150, seed=31)
 # The commits that were judged when the checkpoint was stored; later ones are judged by who goes on with it.
 JUDGED = 4
@@ -56,5 +53,5 @@ def _pack(root: Path, target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    made = store(Path(sys.argv[1]) if sys.argv[1:] else DATA / f"checkpoint-{version('lookback-rules')}.zip")
+    made = store(Path(sys.argv[1]))
     sys.stdout.write(f"{made}: {made.stat().st_size:,} bytes\n")

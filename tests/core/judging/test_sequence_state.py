@@ -393,30 +393,6 @@ def test_c4_a_step_that_takes_fewer_rows_again_finds_no_value_of_the_others() ->
     ]
 
 
-def test_c8_sequences_of_release_0_1_0_are_gone_on_with() -> None:
-    """Waits and matches had copies of their rows, and rows no numbers."""
-    steps = [
-        {"name": "a", "where": "n = 1"},
-        {"name": "silent", "absent": "n = 2 and ip = element_at(a.ip, -1)", "within": "5 minutes"},
-    ]
-    first = [row(1, 0, 1, "a"), row(2, 1, 1, "b"), row(3, 2, 1, "a")]
-    later = [row(4, 6.5, 0), row(5, 3, 2, "b"), row(6, 8, 0), row(7, 4, 2, "a"), row(8, 90, 0)]
-    for expiry in ("sliding", "fixed"):
-        found = []
-        for former in (False, True):
-            harness = lookback.Harness(STREAM)
-            harness.rule(rule(steps, "{a.ip} {a.count}", expiry=expiry))
-            harness.events(first)
-            if former:
-                (table,) = harness._state.tables.values()
-                ((key, _, value),) = table.items()
-                table.change(key, as_release_0_1_0_kept(value, expiry == "fixed"))
-            harness.events(later)
-            found.append([(a.event_id, a.revision, a.verdict, a.evidence, a.message) for a in harness.alerts])
-        assert found[0] == found[1]
-        assert {alert[2] for alert in found[0]} == {"raised", "retracted"}
-
-
 @pytest.mark.parametrize("expiry", ["sliding", "fixed"])
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("absent", [False, True])
@@ -506,18 +482,6 @@ def test_c8_keys_that_have_only_rows_keep_them_in_columns(expiry: str) -> None:
     in_columns = sum(len(page.columns) for page in pages if page.columns is not None)
     assert (in_text, in_columns) == ((1, 5_997) if expiry == "fixed" else (0, 6_000))
     assert table.rows == sum(len(value["rows"]) for value in table.values()) == 6_000
-
-
-def as_release_0_1_0_kept(value: dict[str, Any], fixed: bool) -> dict[str, Any]:
-    rows = [list(each)[:4] for each in value["rows"]]
-    waits = []
-    for began, number, _, _, version, complete, _ in value["waits"]:
-        taken = [each for each in value["rows"] if each[4] <= number]
-        waits.append(
-            [began, began + 5 * _MINUTE, list(taken[-1])[:4], [[list(t)[:4] for t in taken]], version, complete]
-        )
-    match = [[rows], 0, False] if fixed else None
-    return {"key": value["key"], "rows": [] if fixed else rows, "match": match, "waits": waits}
 
 
 @pytest.mark.parametrize(

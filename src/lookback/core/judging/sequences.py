@@ -7,7 +7,6 @@ absent events, a `KeyState`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,8 +67,7 @@ class Wait:
     It names the rows that the steps took by their sort keys and keeps none of them, so that state grows with the rows
     alone. time, number: of the row that began it. since: rows with a lower number did not count for it. begins: the sort
     key of the first row that each step took. version: of the alert that was raised; None before the wait is over.
-    is_complete: whether the steps could see all their events. taken: the rows themselves, per step, in state that release
-    0.1.0 left.
+    is_complete: whether the steps could see all their events.
     """
 
     time: int
@@ -78,7 +76,6 @@ class Wait:
     begins: list[SortKey]
     version: int | None
     is_complete: bool
-    taken: list[list[Row]] | None = None
 
     @property
     def first_time(self) -> int:
@@ -89,13 +86,12 @@ class Wait:
     @classmethod
     def from_value(cls, value: Sequence[Any]) -> Wait:
         """Reads what `to_value` wrote."""
-        time, number, since, begins, version, is_complete, taken = value
-        keys = [(at, each) for at, each in begins]
-        return cls(time, number, since, keys, version, is_complete, taken and [_read_rows(rows) for rows in taken])
+        time, number, since, begins, version, is_complete = value
+        return cls(time, number, since, [(at, each) for at, each in begins], version, is_complete)
 
     def to_value(self) -> list[Any]:
         """Returns lists and numbers, as a keyed table stores them."""
-        return [self.time, self.number, self.since, self.begins, self.version, self.is_complete, self.taken]
+        return [self.time, self.number, self.since, self.begins, self.version, self.is_complete]
 
 
 class FixedMatch(NamedTuple):
@@ -125,12 +121,10 @@ class KeyState:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> KeyState:
-        """Reads what `to_value` wrote, or release 0.1.0, or the rows of a key in columns."""
+        """Reads what `to_value` wrote, or the rows of a key in columns."""
         if "waits" not in value:
             rows = [Row(time, str(each), bits, values, number) for time, number, bits, each, *values in value["rows"]]
             return cls([], rows, next=max(row.number for row in rows) + 1)
-        if "next" not in value:
-            return _read_release_0_1_0(value)
         state = cls(value["key"], _read_rows(value["rows"]), _read_rows(value["held"]), value["next"], value["since"])
         state.match = FixedMatch(*value["match"]) if value["match"] else None
         for wait in map(Wait.from_value, value["waits"]):
@@ -171,17 +165,10 @@ class KeyState:
 
         own = {row.number for row in (*self.rows, *self.held) if (row.time, row.id) == (time, event_id)}
 
-        def is_gone(wait: Wait) -> bool:
-            beginning = wait.taken[-1][-1] if wait.taken else None
-            is_own = wait.number in own if beginning is None else beginning.id == event_id
-            return wait.time == time and is_own
-
         members = without_event(self.match_rows(within))
         self.rows, self.held = without_event(self.rows), without_event(self.held)
         for waits in (self.pending, self.raised):
-            waits[:] = [wait for wait in waits if not is_gone(wait)]
-            for wait in waits:
-                wait.taken = wait.taken and [without_event(rows) for rows in wait.taken]
+            waits[:] = [wait for wait in waits if wait.time != time or wait.number not in own]
         if self.match is not None:
             # The match goes on from the first row of step one that is left.
             begin = next((row.time for row in members if row.bits & 1), None)
@@ -216,37 +203,6 @@ def _read_rows(listed: Iterable[Sequence[Any]]) -> list[Row]:
 
 def _time(each: Row | Wait) -> int:
     return each.time
-
-
-def _read_release_0_1_0(value: Mapping[str, Any]) -> KeyState:
-    """Reads the state of release 0.1.0: rows had no numbers; a match and each wait had rows of their own, per step."""
-    steps = value["match"][0] if value["match"] else [[]]
-    first = steps[0][0] if steps[0] else None
-    counted = Counter(map(repr, value["rows"]))
-    of_match = [row for rows in steps for row in rows]
-    # A row that also begins a wait was kept in both places.
-    for row in of_match:
-        counted[repr(row)] -= 1
-    rows = [*of_match, *(row for row in value["rows"] if counted[repr(row)] > 0)]
-    rows.sort(key=lambda row: (row[0], row is not first))
-    numbered = [_number_row(row, number) for number, row in enumerate(rows)]
-    state = KeyState(value["key"], numbered, next=len(rows))
-    if first is not None:
-        number = next(at for at, row in enumerate(rows) if row is first)
-        state.match = FixedMatch(numbered[number].time, number)
-    numbers = {(row.time, row.id): row.number for row in numbered}
-    for time, _, row, taken, version, is_complete in value["waits"]:
-        listed = [[_number_row(each, numbers.get((each[0], each[1]), -1)) for each in rows] for rows in taken]
-        begins = [rows[0].sort_key for rows in listed if rows] or [(time, -1)]
-        wait = Wait(time, numbers.get((time, row[1]), -1), 0, begins, version, is_complete, listed)
-        if version is None or version >= 0:
-            insort(state.pending if version is None else state.raised, wait, key=sort_key)
-    return state
-
-
-def _number_row(row: Sequence[Any], number: int) -> Row:
-    time, event_id, bits, values = row
-    return Row(time, event_id, bits, values, number)
 
 
 def judge_sequences(rule_run: RuleRun) -> None:
@@ -939,8 +895,6 @@ class _KeyJudge:
 
     def _find_row(self, wait: Wait) -> Row:
         """Finds the row that began a wait."""
-        if wait.taken is not None:
-            return wait.taken[-1][-1]
         rows = self._find_rows(wait)
         return rows[bisect_left(rows, sort_key(wait), key=sort_key)]
 
@@ -950,8 +904,6 @@ class _KeyJudge:
 
     def _find_taken(self, wait: Wait) -> list[TakenRows]:
         """Finds the rows that each step took; no more than evidence needs where nothing else reads them."""
-        if wait.taken is not None:
-            return [TakenRows(rows) for rows in wait.taken]
         absent = self._absent
         only_evidence = not self._judge.step_names and (absent is None or absent.own)
         ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
@@ -970,7 +922,7 @@ class _KeyJudge:
 
     def _find_ranges(self, wait: Wait) -> list[Taken] | None:
         """Finds what `_find_taken` does, without a list of it; None where only a list can be had."""
-        if wait.taken is not None or wait.since < self._state.since or self._has_late(wait):
+        if wait.since < self._state.since or self._has_late(wait):
             return None
         return self._list_taken(wait.begins, wait)
 
