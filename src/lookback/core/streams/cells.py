@@ -17,7 +17,15 @@ import numpy as np
 import pandas as pd
 
 from lookback.core.values.columns import is_nan
-from lookback.core.values.notation import BLANKS, is_day, is_not_finite, is_number, parse_boolean, parse_datetime
+from lookback.core.values.notation import (
+    BLANKS,
+    find_integer,
+    is_day,
+    is_not_finite,
+    is_number,
+    parse_boolean,
+    parse_datetime,
+)
 from lookback.core.values.times import DAY_US, EPOCH, FIRST_TIME_US, LAST_TIME_US, parse_time
 from lookback.core.values.types import DataType
 
@@ -82,12 +90,12 @@ def _read_integer(type_: DataType, value: Any) -> int:
     if isinstance(value, bool):
         raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
-        text = value.strip(BLANKS)
-        if not is_number(text):
-            raise ValueError(_explain_not_whole(text))
-        if len(text) > _MAX_DIGITS:
+        digits = find_integer(value.strip(BLANKS))
+        if digits is None:
+            raise ValueError(_explain_not_whole(value))
+        if len(digits) > _MAX_DIGITS:
             raise ValueError(_explain_integer_range(type_))
-        value = Decimal(text)
+        value = int(digits)
     if isinstance(value, (int, float, Decimal)):
         if not _is_finite(value):
             raise ValueError("it is no number; give None for a missing value")

@@ -10,6 +10,8 @@ import re
 
 # Characters that may surround a value.
 BLANKS = " \t\r\n"
+# The digits after the point are zeros, as pandas writes whole numbers of a column in which some are missing.
+INTEGER = "([+-]?[0-9]+)([.]0*)?"
 NUMBER = "[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,6})?"
 NOT_FINITE = "(?i)([+-]?(inf|infinity)|nan)"
 TRUE, FALSE = "(?i)(true|t|yes|y|1([.]0*)?)", "(?i)(false|f|no|n|0([.]0*)?)"
@@ -25,8 +27,14 @@ BASIC_TIME = (
 )
 MAX_ZONE_MINUTES = 18 * 60
 
-_NOT_FINITE, _NUMBER, _TRUE, _FALSE = (re.compile(each) for each in (NOT_FINITE, NUMBER, TRUE, FALSE))
+_INTEGER, _NOT_FINITE, _NUMBER, _TRUE, _FALSE = map(re.compile, (INTEGER, NOT_FINITE, NUMBER, TRUE, FALSE))
 _DATE, _TIMES = re.compile(DATE), (re.compile(TIME), re.compile(BASIC_TIME))
+
+
+def find_integer(text: str) -> str | None:
+    """Returns the digits of an integer with its sign; None if the text is not one."""
+    match = _INTEGER.fullmatch(text)
+    return None if match is None else match[1]
 
 
 def is_number(text: str) -> bool:

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from lookback.core.values.notation import BASIC_TIME, BLANKS, DATE, FALSE, NOT_FINITE, NUMBER, TIME, TRUE
+from lookback.core.values.notation import BASIC_TIME, BLANKS, DATE, FALSE, INTEGER, NOT_FINITE, NUMBER, TIME, TRUE
 from lookback.core.values.times import DAY_US
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _write_reading(text: str, target: FieldType) -> str:
         )
         return f"if({_match(text, DATE)}, try_cast({text} as date), {midnight})"
     if target.is_integer:
-        whole = f"if({_write_digit_limit(text, 0)}, {_write_decimal(text, 'decimal(38,0)')}, null)"
-        return f"if({_match(text, '[+-]?[0-9]+')}, try_cast({text} as {target}), try_cast({whole} as {target}))"
+        # An empty text, which is no integer, if there is no match.
+        return f"try_cast(regexp_extract({text}, r'^{INTEGER}\\z', 1) as {target})"
     return _write_decimal(text, str(target)) if target.is_decimal else f"try_cast({text} as {target})"
 
 

@@ -454,7 +454,7 @@ def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> 
         entries = spark.read.text(f"{_escape(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
         entry = F.from_json(_LINE, "path string, timestamp long").alias("entry")
         taken = {normalize_slashes(row[0]): row[1] for row in entries.select(entry).select("entry.*").collect()}
-        files = spark.read.format("binaryFile").options(**source.path_options).load(source.path)
+        files = spark.read.format("binaryFile").options(**_select_filters(source)).load(source.path)
         changed = F.unix_millis("_metadata.file_modification_time").alias("changed")
         rows = files.select("_metadata.file_path", changed).collect() if taken else []
     except AnalysisException:
@@ -495,9 +495,14 @@ def _add_place(rows: DataFrame) -> DataFrame:
     return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 
-def _list_files(spark: SparkSession, source: Source) -> list[str]:
+def _select_filters(source: Source) -> dict[str, str]:
+    """Returns the options by which a reader finds the files of a source."""
     filters = {name: value for name, value in source.options.items() if name.lower() in _FILE_FILTERS}
-    reader = spark.read.options(**filters, **source.path_options)
+    return {**filters, **source.path_options}
+
+
+def _list_files(spark: SparkSession, source: Source) -> list[str]:
+    reader = spark.read.options(**_select_filters(source))
     try:
         return [normalize_slashes(name) for name in reader.text(source.path).inputFiles()]
     except AnalysisException as error:
