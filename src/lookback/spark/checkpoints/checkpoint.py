@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 _PLAN = "lookback.json"
 _REBUILD = "rebuild.json"
-_CLEANING = "cleaning.json"
 _READ = "read-{}.json"
 # The sources of the query in its order, which is also that of the lines of an offsets file after version and metadata, and
 # the table of lists, which the driver reads.
@@ -298,40 +295,6 @@ class Checkpoint:
         target = next(path for name in names if not (path := self.folder.with_name(name)).exists())
         move_tree(self.folder, target)
         return target
-
-    def ask_cleaning(self, commit: int) -> None:
-        """Asks the evaluation to remove older states once it has judged a commit of the events."""
-        self.write_json(_CLEANING, {"after": commit})
-
-    def is_cleaning_due(self) -> bool:
-        """Returns whether older states are to be removed now, since what was deleted has been judged."""
-        try:
-            after = int(json.loads((self.folder / _CLEANING).read_text())["after"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return False
-        judged = self.find_last_judged()
-        return judged is not None and judged >= after
-
-    def clean(self) -> bool:
-        """Removes all states but that after the last batch, which a stopped query has written whole, and ends the request.
-
-        Returns False, and changes nothing, if a part of the state was not written whole.
-        """
-        version = max(_list_batches(self.folder / "commits")) + 1
-        folders = [each for each in (self.folder / "state").glob("*/*") if each.name.isdigit()]
-        wholes = [folder / f"{version}.zip" for folder in folders]
-        if not all(each.exists() for each in wholes):
-            return False
-        for folder, whole in zip(folders, wholes, strict=True):
-            with zipfile.ZipFile(io.BytesIO(whole.read_bytes())) as archive:
-                needed = archive.read("metadata").decode()
-            for file in (*folder.glob("[0-9]*.*"), *folder.glob("*/*")):
-                number = _STATE.fullmatch(file.name)
-                is_old = int(number[1]) < version if number else file.parent != folder and file.name not in needed
-                if is_old and not file.is_dir():
-                    _unlink(file)
-        (self.folder / _CLEANING).unlink(missing_ok=True)
-        return True
 
     def require_fit(self, stream: Stream, shards: int | None) -> None:
         """Raises SetupError if the checkpoint belongs to another stream or has another number of shards.

@@ -129,12 +129,12 @@ class Redactor:
 
 
 def _compile(value: str) -> re.Pattern[str]:
-    pattern = re.escape(value)
+    pattern, is_short = re.escape(value), len(value) < _MIN_UNIQUE_CHARACTERS
     if re.fullmatch(r"-?\d+(\.\d+)?", value):
         # The same number with more digits, and no other.
-        zeros = "0*" if "." in value else r"(?:\.0+)?"
-        pattern = rf"(?<![\d.]){pattern}{zeros}(?!\d|\.\d)"
-    elif len(value) < _MIN_UNIQUE_CHARACTERS:
+        zeros, edge = "0*" if "." in value else r"(?:\.0+)?", r"\w" if is_short else r"\d"
+        pattern = rf"(?<![{edge}.]){pattern}{zeros}(?!{edge}|\.\d)"
+    elif is_short:
         pattern = rf"(?<!\w){pattern}(?!\w)"
     return re.compile(pattern, re.IGNORECASE)
 

@@ -70,11 +70,6 @@ _QUERY_SPEED = {
     # Changelogs are short: fewer snapshots, the same recovery.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
-# By these a batch writes the whole state, without what later writes have replaced.
-WHOLE_STATE = {
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
-    "spark.sql.streaming.stateStore.rocksdb.compactOnCommit": "true",
-}
 # Numbers in the range by which the cores of Spark Connect are counted.
 _MAX_CORES = 4_096
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -214,9 +209,7 @@ def _set_or_skip(spark: SparkSession, key: str, value: str) -> None:
 
 
 @contextlib.contextmanager
-def apply_query_settings(
-    spark: SparkSession, partitions: int | None, more: Mapping[str, str] | None = None
-) -> Iterator[None]:
+def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
     """Gives the session the settings of a stateful query until the end of the block, in which the query is started.
 
     A query copies the session's settings when it starts. So this is enough, it works in every kind of session, and no
@@ -227,9 +220,7 @@ def apply_query_settings(
         speed = {key: value for key, value in _QUERY_SPEED.items() if key not in before}
         frozen = {} if partitions is None else {_PARTITIONS: str(partitions)}
         wanted = {
-            key: value
-            for key, value in {**_QUERY_SETTINGS, **speed, **frozen, **(more or {})}.items()
-            if before.get(key) != value
+            key: value for key, value in {**_QUERY_SETTINGS, **speed, **frozen}.items() if before.get(key) != value
         }
         try:
             _apply_settings(spark, wanted)
