@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -22,6 +22,7 @@ from lookback.spark.ingest.kafka_faults import BrokersAway, explain_kafka_failur
 from lookback.spark.ingest.sources import Source
 from lookback.spark.ingest.topics import TopicIngest, is_reachable, read_checkpoint_topics
 from lookback.spark.platform.secrets import Secrets, find_plain_secrets
+from lookback.spark.tables.lakehouse import Tables
 
 FIELDS = {"id": "string", "at": "timestamp"}
 KAFKA = {"format": "kafka", "servers": "one:9092, two:9093", "topic": "payments"}
@@ -253,9 +254,9 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
     (offsets / "9").write_text('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":5}}')
     (offsets / "10").write_text('v1\n{"batchWatermarkMs":0}\n{"payments":{"0":5},"orders":{"0":7}}')
     (offsets / ".10.crc").write_bytes(b"crc")
-    assert read_checkpoint_topics(str(offsets.parent)) == {"payments", "orders"}
-    assert read_checkpoint_topics(str(tmp_path / "none")) == set()
-    run = TopicIngest(SimpleNamespace(root=str(tmp_path), spark=None), stream(**KAFKA), offsets.parent)  # type: ignore[arg-type]
+    assert read_checkpoint_topics(offsets.parent) == {"payments", "orders"}
+    assert read_checkpoint_topics(tmp_path / "none") == set()
+    run = TopicIngest(Tables.local(cast(Any, None), tmp_path), stream(**KAFKA), offsets.parent)
     with pytest.raises(
         SetupError, match=r"is of topic orders, and stream 'events' now reads payments\. Begin with another"
     ):
