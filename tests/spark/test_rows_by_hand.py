@@ -112,7 +112,7 @@ def test_no_row_of_a_person_stops_a_stream_its_rebuild_or_its_proof(ready: Table
     append(ready, [row for row in events if row["arrival"] == 3])
     evaluate(ready)
     expected = lookback.replay([LISTED], events, STREAM, lists={"known": ["a"]})
-    assert [row for row in stored_alerts(ready) if row[0] == "listed"] == replayed_alerts(expected)
+    assert [row for row in stored_alerts(ready) if row.rule_id == "listed"] == replayed_alerts(expected)
     assert ready.read("alerts").where("rule_id = 'after'").count()
     told = ready.read("rule_log").where("action = 'rejected' and rule_id = '*'").collect()
     assert "the stream has not written this row" in "".join(row["message"] for row in told)
