@@ -46,6 +46,7 @@ def make_chunk(rows: list[dict[str, Any]]) -> pa.RecordBatch:
         name: pa.array([Decimal(row[name]) if name == "amount" else row[name] for row in rows], TYPES[name])
         for name in sorted({"id", "at", *COVERAGE.fields})
     }
+    columns["position"] = pa.array([int(row["id"][1:]) for row in rows], pa.int64())
     columns["_kind"] = pa.array([INSERTED] * len(rows), pa.int8())
     columns["_commit_version"] = pa.array([row["arrival"] for row in rows], pa.int64())
     columns["_committed"] = pa.array([None] * len(rows), TIME)

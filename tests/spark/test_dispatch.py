@@ -50,6 +50,7 @@ def changes(count: int = 40, change: str = "insert") -> pa.RecordBatch:
         {
             "id": pa.array([f"e{n}" for n in range(count)]),
             "at": times,
+            "position": pa.array(range(count), pa.int64()),
             "customer": pa.array([n % 7 for n in range(count)], pa.int32()),
             "shop": pa.array([f"s{n % 3}" for n in range(count)]),
             "amount": pa.array([None if n % 4 == 0 else n for n in range(count)], pa.decimal128(18, 2)),
@@ -74,7 +75,7 @@ def test_an_event_that_no_rule_wants_is_not_sent_but_counts_for_the_watermark(tm
     coverage = coverage_of(rule("large", where="amount >= 30", **COUNT), rule("one", where="customer = 1", **COUNT))
     ids, columns, header = sent(coverage, tmp_path, changes())
     assert ids == {f"e{n}" for n in range(40) if (n >= 30 and n % 4) or n % 7 == 1}
-    assert columns == {"id", "at", "customer", "amount"}
+    assert columns == {"id", "at", "position", "customer", "amount"}
     last = int((START + dt.timedelta(seconds=39)).timestamp() * 1_000_000)
     assert (header["rows"], header["marks"]) == (40, [[1, last]])
     assert sent(coverage, tmp_path, changes(change="delete"))[0] == ids
@@ -123,7 +124,7 @@ def test_a_rule_without_where_wants_every_event_of_its_grouping_set(tmp_path: Pa
     ids, columns, _ = sent(coverage, tmp_path, changes())
     assert len(ids) == 40
     assert coverage.conditions(("customer",)) is None
-    assert columns == {"id", "at", "customer", "amount"}
+    assert columns == {"id", "at", "position", "customer", "amount"}
     assert sent(Coverage(), tmp_path, changes())[0] == set()
 
 
@@ -131,7 +132,7 @@ def test_the_plan_in_the_checkpoint_goes_before_that_of_the_query(tmp_path: Path
     first, wider = coverage_of(rule("large", where="amount >= 30", **COUNT)), coverage_of(rule("all", **COUNT))
     Checkpoint(tmp_path).write_plan(Plan(2, wider))
     ids, columns, header = sent(first, tmp_path, changes())
-    assert (len(ids), columns) == (40, {"id", "at", "customer"})
+    assert (len(ids), columns) == (40, {"id", "at", "position", "customer"})
     assert Coverage.from_dict(header["coverage"]) == wider
     # A field that the query does not read cannot be sent.
     batch = changes()
@@ -182,7 +183,7 @@ def judge_in_stream(folder: Path) -> list[str]:
     change = ("rule", json.dumps(vars(BURSTS[0])).encode())
     for row in blocks.to_pylist():
         pages: Any = _Pages()
-        shard = Shard(Declarations.of(STREAM), STREAMS, SHARDS, str(folder), row["shard"], pages, pages)
+        shard = Shard(Declarations.of(STREAM), STREAMS, SHARDS, folder, row["shard"], pages, pages)
         answers = shard.judge([pd.DataFrame([(row["kind"], row["payload"]), change], columns=["kind", "payload"])])
         packed = answers["payload"][answers["kind"] == ALERTS]
         found += [alert for payload in packed for alert in unpack_table(payload)["event_id"].to_pylist()]
@@ -239,9 +240,10 @@ def test_c10_6_the_account_of_a_proof_misses_events_that_no_shard_judges(monkeyp
 
 def test_an_updated_event_is_neither_a_new_one_nor_a_deleted_one(spark: SparkSession) -> None:
     kinds = ["insert", "delete", "update_preimage", "update_postimage"]
-    rows = [(kind, START, START, 1, kind) for kind in kinds]
+    rows = [(kind, START, None, START, 1, kind) for kind in kinds]
+    columns = "id string, at timestamp, position long"
     feed = spark.createDataFrame(
-        rows, "id string, at timestamp, _commit_timestamp timestamp, _commit_version long, _change_type string"
+        rows, f"{columns}, _commit_timestamp timestamp, _commit_version long, _change_type string"
     )
     found = {row["id"]: row[KIND] for row in select_changes(feed, Declarations.of(STREAM), ()).collect()}
     others = found.keys() - {"insert", "delete"}

@@ -79,8 +79,9 @@ MAX_SHARDS = 48
 _SETTINGS_LOCK = threading.RLock()
 # Marks a session of Lookback's own, and sessions cloned from it.
 _OWN_MARK = "spark.lookback.session"
-# The settings that the JVM must know before it runs.
+# The settings that the JVM must know before it runs. The first file that it opens decides which file system opens all others.
 _AT_LAUNCH = (
+    "spark.hadoop.fs.file.impl",
     "spark.master",
     "spark.app.name",
     "spark.driver.",
