@@ -16,7 +16,7 @@ from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import from_values
 from lookback.core.values.types import parse_type
-from lookback.spark.ingest.fields import BLOCK, FILE, RAW, READ_AS, REASON, ROW, cast_rows
+from lookback.spark.ingest.fields import BLOCK, FILE, RAW, READ_AS, REASON, ROW, UNIT, cast_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_the_harness_and_ingest_read_every_form_alike(spark: SparkSession) -> No
     rows = listed.select(
         F.col("n").cast("string").alias("id"), F.lit("2026-01-31T12:00:00Z").alias("at"),
         *[F.col("text").alias(name) for name in FIELDS],
-        *[F.lit("").alias(name) for name in (RAW, READ_AS, FILE)], *[F.lit(0).cast("bigint").alias(name) for name in (BLOCK, ROW)],
+        *[F.lit("").alias(name) for name in (RAW, READ_AS, FILE, UNIT)], *[F.lit(0).cast("bigint").alias(name) for name in (BLOCK, ROW)],
     )  # fmt: skip
     cast, reason = cast_rows(rows, stream, text=True, place="here"), F.coalesce(REASON, F.lit(""))
     usable = {name: ~reason.rlike(f"(^|; ){name}(: | is )") for name in FIELDS}
@@ -135,8 +135,8 @@ def test_an_expression_makes_no_time_of_today_from_a_time_of_day(spark: SparkSes
         }
     )
     rows = spark.createDataFrame(
-        [("a", "2026-01-31", "10:15", *["2026-01-31T12:00:00Z"] * 4, 0, 0)],
-        f"id string, day string, clock string, at string, {RAW} string, {READ_AS} string, {FILE} string, {BLOCK} long, {ROW} long",
+        [("a", "2026-01-31", "10:15", *["2026-01-31T12:00:00Z"] * 5, 0, 0)],
+        f"id string, day string, clock string, at string, {RAW} string, {READ_AS} string, {FILE} string, {UNIT} string, {BLOCK} long, {ROW} long",
     )
     (row,) = cast_rows(rows, stream, text=True, place="here").collect()
     assert [show(row[name]) for name in names] == [

@@ -102,7 +102,9 @@ def test_a_review_needs_an_alert_and_a_known_disposition(created: Tables, values
 
 def test_append_is_one_commit_that_carries_its_mark(tables: Tables):
     before = tables.version("rejected_events")
-    rows = tables.spark.createDataFrame([("s", "{}", "why", "f", NOW, None)], tables.read("rejected_events").schema)
+    rows = tables.spark.createDataFrame(
+        [("s", "{}", "why", "f", NOW, None, None)], tables.read("rejected_events").schema
+    )
 
     tables.append(rows, "rejected_events", "query-1:7")
 

@@ -244,7 +244,7 @@ def test_a_history_is_read_without_spark_in_a_time_that_grows_with_its_events(tm
         commits = np.arange(events) // 1_000 + 1
         times = pa.array(START + np.arange(events) * 1_000_000).cast(pa.timestamp("us", tz="UTC"))
         changes = pa.table({
-            "id": [f"e{number}" for number in range(events)], "at": times,
+            "id": [f"e{number}" for number in range(events)], "at": times, "position": np.arange(events),
             "customer": pa.array(np.arange(events) % 700, pa.int32()), "shop": ["a"] * events,
             "amount": pa.array([Decimal("1.00")] * events, pa.decimal128(18, 2)), "_change_type": ["insert"] * events,
             "_commit_version": commits, "_commit_timestamp": times,

@@ -195,7 +195,7 @@ def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_
     assert judge(3) > after_rename > 0
     before = stored_alerts(tables)
     there = tables.holding(stream)
-    assert before == replayed_alerts(replay_of_tables(there))
+    assert before == replayed_alerts(replay_of_tables(there, stream))
     with prove(tables, stream, streams) as proofs:
         assert all(each.holds for each in proofs.rows)
     with backtest(tables, stream, [Candidate({**counted, "rule_id": "tried"})], streams=streams) as tried:

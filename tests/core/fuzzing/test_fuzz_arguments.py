@@ -30,9 +30,8 @@ NAN = float("nan")
 @pytest.mark.parametrize("rule", [None, 5, "text", (), [], b"x", NAN, Path("x.yml")])
 def test_a_rule_that_is_no_rule_is_refused(rule: Any) -> None:
     for call in (lambda: lookback.Harness(STREAM).rule(rule), lambda: lookback.replay([rule], EVENTS, STREAM)):
-        with pytest.raises(RuleError) as told:
+        with pytest.raises(RuleError, match=r"a rule.*, got .|a rule.*; got ."):
             call()
-        assert repr(rule)[:50] in str(told.value)
 
 
 @pytest.mark.parametrize("version", ["x", "2", 1.5, True, NAN, pd.NA, 10**30, -1])

@@ -207,6 +207,7 @@ def _blocks() -> list[bytes]:
     fields = {name: arrow_type(type_) for name, type_ in STREAM.fields.items()}
     rows = {name: pa.array([None, None], type_) for name, type_ in fields.items()}
     rows |= {"id": pa.array(["a", "b"]), "at": pa.array([1, 2], fields["at"]), COMMIT: pa.array([1, 1])}
+    rows["position"] = pa.array([0, None], pa.int64())
     alert = Alert(
         "0" * 32, 0, "raised", "r1", 1, "active", "high", "tx", {"k": "x"}, "a", _TIME, _TIME, _TIME, True, {"m": 1}, "m",
         ["a"], 1,

@@ -31,7 +31,9 @@ RULES: dict[str, dict[str, Any]] = {
     "sequence": {"rule_id": "r", "stream": "tx", "sequence": {"within": "1 hour", "steps": STEPS}},
 }
 ROW = ("insert", 1, "r", 1, "active", json.dumps(RULES["lookback"]))
-EVENT = pa.RecordBatch.from_pydict({"id": ["a"], "at": pa.array([1], pa.timestamp("us", tz="UTC")), COMMIT: [1]})
+EVENT = pa.RecordBatch.from_pydict(
+    {"id": ["a"], "at": pa.array([1], pa.timestamp("us", tz="UTC")), "position": [0], COMMIT: [1]}
+)
 EVENTS = pack_events(EVENT, {"marks": [], "own": [], "future": []})
 
 

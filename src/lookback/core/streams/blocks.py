@@ -146,6 +146,8 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
             if name != COMMIT
         }
         commits: Int64s = _read_column(table, COMMIT, BIGINT).values
+        if lacking := set(stream.key_columns) - columns.keys():
+            raise KeyError(sorted(lacking))
         return Events.of(columns, commits, stream), header
 
 
