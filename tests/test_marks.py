@@ -22,7 +22,7 @@ def make_table(folder: Path, marks: list[str | None], first: int = 0) -> Any:
         lines = [{"add": {"path": '"commitInfo"'}}, {"commitInfo": info}]
         commit_file(folder, version).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return SimpleNamespace(
-        is_unwritten=lambda name: False, log_folder=lambda name: folder, version=lambda name: first + len(marks) - 1
+        may_have_rows=lambda name: True, log_folder=lambda name: folder, version=lambda name: first + len(marks) - 1
     )
 
 

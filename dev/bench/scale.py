@@ -205,6 +205,7 @@ def _make_batch(rows: int, batch: int) -> pa.RecordBatch:
     columns = {
         "id": pa.array(np.arange(first, first + rows)),
         "at": pa.array((first + np.arange(rows)) * 60_000_000 // rows, pa.timestamp("us", tz="UTC")),
+        "position": pa.array(np.arange(rows)),
         "k": pa.array(random.integers(0, 100_000, rows)),
         "n": pa.array(random.integers(0, 10_000, rows).astype(np.int32)),
         "amount": cents,

@@ -66,6 +66,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
                 "list": st.lists(st.integers(0, 9), max_size=2),
             }  # fmt: skip
             columns[name] = pa.array(draw(st.lists(values[name] | st.none(), min_size=every, max_size=every)), arrow)
+    columns["position"] = pa.array(draw(integers(64, every, nulls=True)), pa.int64())
     columns[COMMIT] = pa.array(draw(integers(64, every, nulls=False)), pa.int64())
     return pa.RecordBatch.from_pydict(columns).slice(skipped)
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
 from lookback.core.operations.health import (
-    PROBLEM,
     RECENT,
     Figures,
-    Finding,
     Sample,
     WarmUp,
     check_health,
@@ -177,17 +175,9 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
             "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
-    if stream.table and (misfit := tables.find_misfit(stream)):
+    if not stream.is_of_alerts and (misfit := tables.find_misfit(stream)):
         finding = make_misfit(misfit)
         return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": [asdict(finding)]}
-    has_own = not (stream.table or stream.is_of_alerts)
-    columns = set(tables.read(stream.name).columns)
-    if has_own and (lacking := [name for name in stream.fields if name not in columns]):
-        what = f"Table {tables.identifier(stream.name)} has no column {' and '.join(lacking)}: renamed or dropped."
-        remedy = "Give it back its name, or change the stream's declaration."
-        finding = Finding(PROBLEM, "columns", what, remedy)
-        health = f"{stream.name} does not fit its table."
-        return {**status, "healthy": False, "health": health, "findings": [asdict(finding)]}
 
     def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
         return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))
