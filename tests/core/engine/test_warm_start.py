@@ -108,7 +108,11 @@ def gather(
     """Makes the history of a rule of some of the keys, as the driver does: by a replay in which it stands paused."""
     stream = table.stream
     state, evaluator = new_state(stream), Evaluator(stream, part, parts)
-    commands = [(after, change) for after, change in before if change.rule_id == "*" and after <= through]
+    # A command after a number that no commit has is obeyed after the last commit before it.
+    obeyed = [
+        (after, change) for after, change in before if not any(through < commit <= after for commit in table.marks)
+    ]
+    commands = [(min(after, through), change) for after, change in obeyed if change.rule_id == "*"]
     changes = [(0, _change(0, rule, 1, "paused")), *commands]
     edges = sorted({0, *(after for after, _ in changes)})
     for start, end in zip(edges, [*edges[1:], through], strict=True):
