@@ -336,9 +336,9 @@ SHAPES = (
     Shape("the same, own conditions with a limit", 2_000, lambda: _judge_steps(
         2_000, {"name": "b", "where": "n = 0", "at_most": 3}), 600),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
-        4_000, "n = 0", "{a.count} and {b.count}"), 300),
+        4_000, "n = 0", "{a.count} and {b.count}"), 700),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(
-        4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 700),
+        4_000, "n = 0", "{a.count} and {b.count}", absent="n = 1"), 1_800),
     Shape("the same, a condition on earlier steps", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount > element_at(a.amount, 1) - 100000", "{a.count} and {b.count}", absent="n = 1"), 3_000),
     Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),

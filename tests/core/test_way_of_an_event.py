@@ -93,7 +93,7 @@ def walk(rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Way:
         ({**COUNT, "window": {"tumbling": "10 minutes"}}, 13, 56),
         ({**COUNT, "window": {"sliding": "10 minutes", "slide": "5 minutes"}}, 13, 60),
         ({**COUNT, "window": {"session": "5 minutes"}}, 13, 51),
-        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 15, 59),
+        ({**RULE, "sequence": {"within": "1 hour", "steps": STEPS}}, 16, 61),
     ],
     ids=["lookback", "tumbling", "sliding", "session", "sequence"],
 )

@@ -553,6 +553,9 @@ class Index:
         self._steps = steps
         self.rows = [TakenRows() for _ in range(steps.until + 1)]
         self.sort_keys: list[list[SortKey]] = [[] for _ in self.rows]
+        self._least = steps.steps[-1].step.at_least
+        specs = [each.step for each in steps.steps]
+        self._limits = [(number, step.at_most) for number, step in enumerate(specs) if step.at_most is not None]
         # What `_find_spans` last found.
         self._spans: list[tuple[int, int]] | None = None
         for row in rows:
@@ -596,24 +599,25 @@ class Index:
         For steps whose conditions read the event alone. The last row may satisfy the last step. begins_first: whether the match
         must begin with the first row of step one. Returns None if there is no such match.
         """
-        places, sort_keys = self.sort_keys[0], self.sort_keys[self._steps.last]
+        at, sort_keys, least = bisect_left(self.sort_keys[0], low), self.sort_keys[self._steps.last], self._least
         end = len(sort_keys) if sort_keys[-1] <= last else bisect_right(sort_keys, last)
-        has_limit = any(each.step.at_most is not None for each in self._steps.steps)
-        for at in range(bisect_left(places, low), bisect_right(places, last)):
+        while at < len(self.sort_keys[0]):
             if self._spans is None or self._spans[0][0] != at:
                 self._spans = self._find_spans(at)
             if self._spans is None or self._spans[-1][0] >= end:
                 # A later beginning reaches the last step no sooner.
                 return None
-            spans = [*self._spans[:-1], (self._spans[-1][0], end)]
-            counts = [after - before for before, after in spans]
-            steps = [each.step for each in self._steps.steps]
-            is_few = all(step.at_most is None or n <= step.at_most for step, n in zip(steps, counts, strict=True))
-            if is_few and counts[-1] >= steps[-1].at_least:
-                return [RowRange(rows, *span) for rows, span in zip(self.rows, spans, strict=False)]
-            if begins_first or not has_limit:
+            begin = self._spans[-1][0]
+            if end - begin >= least and (not self._limits or self._are_few([*self._spans[:-1], (begin, end)])):
+                before = [RowRange(rows, *span) for rows, span in zip(self.rows, self._spans[:-1], strict=False)]
+                return [*before, RowRange(self.rows[self._steps.last], begin, end)]
+            if begins_first or not self._limits:
                 return None
+            at += 1
         return None
+
+    def _are_few(self, spans: Sequence[tuple[int, int]]) -> bool:
+        return all(spans[number][1] - spans[number][0] <= most for number, most in self._limits)
 
     def _find_spans(self, at: int) -> list[tuple[int, int]] | None:
         """Finds the places that each step but the last takes, and where the last begins; None if some step is not reached.
