@@ -223,8 +223,7 @@ class Beginnings:
         """Finds the candidates that complete the steps, the first rows that each step took, and the failed candidates."""
         numbers = np.arange(len(self._found.at))
         matches, has_failed = self._settle(numbers, self._found.first[0])
-        is_complete = matches >= 0
-        at = self._places[self._found.at]
+        is_complete, at = matches >= 0, self.list_candidates()
         return at[is_complete], self._list_begins(matches[is_complete]), at[has_failed]
 
     def list_candidates(self) -> Int64s:
