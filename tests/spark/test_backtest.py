@@ -184,11 +184,13 @@ def test_c10_2_events_are_counted_by_the_log_as_by_reading_them(
 
     place = ready.identifier(STREAM.name)
 
+    columns = "(id, at, customer, shop, amount, ingested_at)"
+
     def insert(*events: tuple[str, str]) -> None:
         rows = ", ".join(
             f"('{name}', timestamp'2024-03-04 {at}Z', 1, 's', 1, current_timestamp())" for name, at in events
         )
-        ready.spark.sql(f"INSERT INTO {place} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}")
+        ready.spark.sql(f"INSERT INTO {place} BY NAME SELECT /*+ COALESCE(1) */ * FROM VALUES {rows} AS t{columns}")
 
     ready.spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:

@@ -19,7 +19,9 @@ import pytest
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest import files as module
+from lookback.spark.ingest.fields import REASON
 from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously
+from lookback.spark.ingest.sources import Files, Source
 from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation
@@ -221,9 +223,22 @@ def test_parquet_files_of_other_columns_and_types_and_broken_ones(tables: Tables
     assert sorted(told) == [
         "10-page.parquet", "5-object.parquet", "7-nanoseconds.parquet", "8-empty.parquet", "9-torn.parquet",
     ]  # fmt: skip
-    assert "at cannot become timestamp" in told["5-object.parquet"]
+    assert "at: '{1}' is not timestamp" in told["5-object.parquet"]
     assert "TIMESTAMP(NANOS" in told["7-nanoseconds.parquet"]
     assert told["9-torn.parquet"].startswith("the file cannot be read as parquet: ")
+
+
+@pytest.mark.parametrize("format_", ["csv", "json"])
+def test_a_file_that_vanished_is_not_read_as_an_empty_one(tables: Tables, tmp_path: Path, format_: str):
+    content = "id,at\na,2024-03-04T00:00:00Z\n" if format_ == "csv" else '{"id": "a", "at": "2024-03-04T00:00:00Z"}\n'
+    names = [f"file:{written(tmp_path / f'{name}.{format_}', content)}" for name in ("a", "b:c", "gone")]
+    (tmp_path / f"gone.{format_}").unlink()
+    source = Source.find(tables.spark, stream(), str(tmp_path), format_, {})
+    rows, count = Files(tables.spark, source, stream(), names).read_kept()
+    assert (count, [row[0] for row in rows.select(REASON).distinct().collect() if row[0]]) == (
+        3,
+        ["the file vanished before it was read"],
+    )
 
 
 def test_files_of_which_none_can_be_used_are_refused(tables: Tables, tmp_path: Path):

@@ -193,6 +193,8 @@ class Checkpoint:
         if not isinstance(file, Path):
             file.write_text(note)
             return
+        # The lists of a new checkpoint are read before Spark makes its folder.
+        self.folder.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(".draft")
         draft.write_text(note)
         draft.replace(file)

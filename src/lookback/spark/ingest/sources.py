@@ -73,7 +73,7 @@ _BATCH_LIMITS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
 _AUTO_LOADER = "cloudFiles."
 # A JSON number with more digits than a double keeps.
 _LONG_NUMBER = "[0-9][0-9.]{15}"
-_FILE_ERRORS = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
+_FILE_ERRORS = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PATH_NOT_FOUND|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
 _VANISHED = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|PATH_NOT_FOUND")
 
 
@@ -394,6 +394,9 @@ class Files:
             rows: DataFrame = reader.options(**self.source.path_options).load(self.source.path)
         else:
             rows = reader.options(**_NO_PATTERN).load([unquote(name) for name in names])
+            # Spark reads a missing file as an empty one if its path is not a pattern.
+            if len(rows.inputFiles()) < len(set(names)):
+                raise FileNotFoundError(f"PATH_NOT_FOUND: one of {len(names)} files vanished before it was read")
         return rows
 
     def _make_unreadable_rows(self, broken: Mapping[str, str]) -> DataFrame:
