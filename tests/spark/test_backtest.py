@@ -397,7 +397,8 @@ def test_c10_2_without_a_change_feed_events_come_in_the_order_of_their_stamps(re
         found = alerts_of(result)
         assert [row._replace(arrival=None) for row in expected] == found != []
         assert (result.events, result.commits) == (200, (1, 8))
-        (warning,) = result.warnings
+        warning, late = result.warnings
+        assert "7 events came too late" in late
         assert "begins at commit 6: events come in the order of ingested_at, arrival is NULL" in warning
     # A command after commit 7, which can be read: the seventh stamp.
     names = ("stream", "rule_id", "version", "action", "message", "batch_id", "arrival", "logged_at")

@@ -333,10 +333,15 @@ class Files:
                 yield from self._find_readable(names[half:], broken)
             elif "\ufffd" in unquote(names[0]):
                 broken[names[0]] = "the file's name is not UTF-8, so Spark cannot open it; rename the file"
-            elif _VANISHED.search(str(error)):
+            elif _VANISHED.search(str(error)) or self._has_vanished(names[0]):
                 broken[names[0]] = "the file vanished before it was read"
             else:
                 broken[names[0]] = f"the file cannot be read as {self.source.format}: {_find_cause(error)}"
+
+    def _has_vanished(self, name: str) -> bool:
+        """Returns whether the file is missing, which readers of Parquet report as a file without a schema."""
+        reader = self.spark.read.format("binaryFile").options(**_NO_PATTERN)
+        return not reader.load(unquote(name)).inputFiles()
 
     def _read_fitting(self, group: _FileGroup, broken: dict[str, str]) -> Iterator[DataFrame]:
         """Yields the checked rows of a group; adds its files to `broken` if their columns do not fit the stream."""
