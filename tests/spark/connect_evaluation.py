@@ -266,6 +266,7 @@ def reject(tables: Tables) -> None:
         [row], "stream string, raw string, reason string, source string, a string, b string"
     )
     frame = frame.selectExpr("stream", "raw", "reason", "source", f"timestamp'{at}' AS ingested_at", "b AS read_as")
+    frame = frame.withColumn("position", F.lit(None).cast("bigint"))
     tables.append(frame.select(*REJECTED_EVENTS.names).coalesce(1), "rejected_events")
 
 

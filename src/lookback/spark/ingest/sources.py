@@ -73,7 +73,9 @@ _BATCH_LIMITS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
 _AUTO_LOADER = "cloudFiles."
 # A JSON number with more digits than a double keeps.
 _LONG_NUMBER = "[0-9][0-9.]{15}"
-_FILE_ERRORS = re.compile(r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PATH_NOT_FOUND|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA")
+_FILE_ERRORS = re.compile(
+    r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PATH_NOT_FOUND|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA"
+)
 _VANISHED = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|PATH_NOT_FOUND")
 
 
