@@ -31,6 +31,9 @@ STATE = f"file:{FOLDER}/state/0/0/3.changelog"
          f"{FOLDER} is torn, damaged or missing ("),
         (f"File `{FOLDER}/state/0/_stateSchema/default/0_72ac` does not exist",
          f"{FOLDER}/state/0/_stateSchema/default/0_72ac is torn, damaged or missing ("),
+        (("Illegal character ((CTRL-CHAR, code 22)): only regular white space (\\r, \\n, \\t) is allowed between tokens\n"
+         " at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 2]"),
+         f"{FOLDER} is torn, damaged or missing ("),
         ("com.fasterxml.jackson.databind.exc.MismatchedInputException: No content to map due to end-of-input",
          "is torn, damaged or missing ("),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 1.",

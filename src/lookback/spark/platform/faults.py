@@ -19,7 +19,9 @@ _LOG = logging.getLogger("lookback")
 _TORN = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STREAMING_STATEFUL_OPERATOR_|STREAMING_CHECKPOINT_|STATE_STORE_\w+|STDS_\w+|STATE_REPARTITION_\w+"
     r"|Failed to read log file|ChecksumException|JsonEOFException|MismatchedInputException|Unexpected end-of-input"
-    r"|CONCURRENT_STREAM_LOG_UPDATE|CHECKPOINT_FILE_CHECKSUM|/state/\d+/_stateSchema/\S+ does not exist"
+    # Jackson names this setting whenever JSON, such as a file of a checkpoint, cannot be parsed.
+    r"|StreamReadFeature\.INCLUDE_SOURCE|CONCURRENT_STREAM_LOG_UPDATE|CHECKPOINT_FILE_CHECKSUM"
+    r"|/state/\d+/_stateSchema/\S+ does not exist"
 )
 _GONE = re.compile(
     r"FAILED_READ_FILE\.FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_LOG_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND"
