@@ -5,8 +5,8 @@ First it deletes rows that are older than the settings' retention, if there is o
 judge. VACUUM deletes files that were removed longer ago than the table keeps them; until then replays and questions about
 old alerts need them.
 
-States from before the last deletion of events are removed, since they have what was deleted: checkpoints that a rebuild has
-moved aside, and the state of a nightly proof, which then begins at the first commit again.
+States from before the last deletion of events are removed, since they have what was deleted: checkpoints that a rebuild
+has moved aside and that begin before it, and the state of a nightly proof, which then begins at the first commit again.
 """
 
 from __future__ import annotations
@@ -157,16 +157,16 @@ def _remove_old_states(tables: Tables, stream: Stream, checkpoint: Checkpoint) -
         return
     for name in _list_moved_aside(checkpoint):
         folder = checkpoint.folder.with_name(name)
-        if _find_last_write(folder) * 1_000_000 < last["at"]:
+        if _find_first_write(folder) * 1_000_000 < last["at"]:
             remove_tree(folder)
     for state in proof_folder(tables, stream).glob("[0-9]*"):
         if int(state.name) < last["version"]:
             remove_tree(state)
 
 
-def _find_last_write(folder: Place) -> float:
-    """Finds when a batch was last finished in a checkpoint, in seconds from the epoch."""
-    return max((file.stat().st_mtime for file in (folder / "commits").glob("*")), default=0.0)
+def _find_first_write(folder: Place) -> float:
+    """Finds when the oldest batch that a checkpoint still has was finished, in seconds from the epoch."""
+    return min((file.stat().st_mtime for file in (folder / "commits").glob("*")), default=0.0)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:

@@ -19,6 +19,8 @@ _LOG = logging.getLogger("lookback")
 _TORN = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STREAMING_STATEFUL_OPERATOR_|STREAMING_CHECKPOINT_|STATE_STORE_\w+|STDS_\w+|STATE_REPARTITION_\w+"
     r"|Failed to read log file|ChecksumException|JsonEOFException|MismatchedInputException|Unexpected end-of-input"
+    # RocksDB's words for a file of its own that has changed.
+    r"|block checksum mismatch|Bad table magic number"
     # Jackson names this setting whenever JSON, such as a file of a checkpoint, cannot be parsed.
     r"|StreamReadFeature\.INCLUDE_SOURCE|CONCURRENT_STREAM_LOG_UPDATE|CHECKPOINT_FILE_CHECKSUM"
     r"|/state/\d+/_stateSchema/\S+ does not exist"
