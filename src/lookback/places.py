@@ -238,8 +238,11 @@ def find_local_path(place: str | Place | None) -> Path | None:
     return found if isinstance(found, Path) else None
 
 
-def write_whole(place: Place, content: bytes) -> None:
-    """Writes a file that appears, or replaces another one, as a whole and survives a crash of the machine."""
+def write_whole(place: Place, content: bytes, *, durable: bool = True) -> None:
+    """Writes a file that appears, or replaces another one, as a whole, and makes its folder.
+
+    durable: whether the file survives a crash of the machine, for two calls of fsync.
+    """
     if isinstance(place, ObjectPath):
         place.write_bytes(content)
         return
@@ -248,12 +251,15 @@ def write_whole(place: Place, content: bytes) -> None:
     try:
         with draft.open("wb") as file:
             file.write(content)
-            file.flush()
-            # A crash of the machine must not leave an empty file of that name.
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                # A crash of the machine must not leave an empty file of that name.
+                os.fsync(file.fileno())
         draft.replace(place)
     finally:
         draft.unlink(missing_ok=True)
+    if not durable:
+        return
     # Makes the new name survive a crash too; volumes that are mounted may refuse.
     with contextlib.suppress(OSError):
         opened = os.open(place.parent, os.O_RDONLY)

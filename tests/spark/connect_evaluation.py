@@ -265,8 +265,8 @@ def reject(tables: Tables) -> None:
     frame = tables.spark.createDataFrame(
         [row], "stream string, raw string, reason string, source string, a string, b string"
     )
-    frame = frame.selectExpr("stream", "raw", "reason", "source", f"timestamp'{at}' AS ingested_at", "b AS read_as")
-    frame = frame.withColumn("position", F.lit(None).cast("bigint"))
+    times = f"timestamp'{at}' AS ingested_at", "b AS read_as", "cast(NULL AS bigint) AS position"
+    frame = frame.selectExpr("stream", "raw", "reason", "source", *times)
     tables.append(frame.select(*REJECTED_EVENTS.names).coalesce(1), "rejected_events")
 
 

@@ -183,7 +183,6 @@ def test_c10_2_events_are_counted_by_the_log_as_by_reading_them(
         return by_log
 
     place = ready.identifier(STREAM.name)
-
     columns = "(id, at, customer, shop, amount, ingested_at)"
 
     def insert(*events: tuple[str, str]) -> None:

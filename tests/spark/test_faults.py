@@ -33,6 +33,8 @@ STATE = f"file:{FOLDER}/state/0/0/3.changelog"
          f"{FOLDER}/state/0/_stateSchema/default/0_72ac is torn, damaged or missing ("),
         ("PySparkRuntimeError: Error getting value: block checksum mismatch: stored = 2977541261, computed = 486003668",
          f"{FOLDER} is torn, damaged or missing ("),
+        ("Bad table magic number: expected 9863518390377041911, found 0 in /tmp/spark/000008.sst",
+         f"{FOLDER} is torn, damaged or missing ("),
         (("Illegal character ((CTRL-CHAR, code 22)): only regular white space (\\r, \\n, \\t) is allowed between tokens\n"
          " at [Source: REDACTED (`StreamReadFeature.INCLUDE_SOURCE_IN_LOCATION` disabled); line: 1, column: 2]"),
          f"{FOLDER} is torn, damaged or missing ("),

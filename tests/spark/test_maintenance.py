@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from lookback.cli import main
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations import maintenance
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.maintenance import CheckpointHealth, TableUpkeep, check_checkpoint, maintain
@@ -158,6 +160,23 @@ def test_a_backlog_that_grows_as_old_as_the_history_is_told_in_time(
 
 class ConcurrentDeleteReadException(PySparkException):
     """As Delta's Python package has it, where it has one."""
+
+
+def test_a_checkpoint_moved_aside_goes_if_one_of_its_batches_is_older_than_a_deletion(ready: Tables) -> None:
+    append(ready, make_events(10, seed=3))
+    ready.spark.sql(f"DELETE FROM {ready.identifier(STREAM.name)} WHERE id = 'e1'")
+    checkpoint, now = Checkpoint(Path(checkpoint_folder(ready, STREAM))), time.time()
+    folders = {
+        name: checkpoint.folder.with_name(f"{checkpoint.folder.name}.2024010{day}T000000Z")
+        for day, name in enumerate(("before", "around", "after"), 1)
+    }
+    for name, times in {"before": (-60, -30), "around": (-30, 60), "after": (30, 60)}.items():
+        (folders[name] / "commits").mkdir(parents=True)
+        for batch, seconds in enumerate(times):
+            (folders[name] / "commits" / str(batch)).touch()
+            os.utime(folders[name] / "commits" / str(batch), (now + seconds, now + seconds))
+    maintenance._remove_old_states(ready, STREAM, checkpoint)
+    assert [name for name, folder in folders.items() if folder.exists()] == ["after"]
 
 
 @pytest.mark.parametrize(

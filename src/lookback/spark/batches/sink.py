@@ -148,7 +148,7 @@ class Sink:
 def is_written(tables: Tables, name: str, mark: str) -> bool:
     """Returns whether a commit of the table carries `mark` as its user metadata."""
     query, _, batch = mark.rpartition(":")
-    return int(batch) in _find_last_batches(tables, name, query)
+    return batch in map(str, _find_last_batches(tables, name, query))
 
 
 def find_last_written(tables: Tables, query: str) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
-from lookback.places import Place, move_tree, open_place
+from lookback.places import Place, move_tree, open_place, write_whole
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.platform.owner import become_owner
 
@@ -189,15 +189,8 @@ class Checkpoint:
 
         It need not survive a crash of the machine: without a note nothing is compared.
         """
-        file, note = self.folder / _READ.format(source), json.dumps([commit, stamp])
-        if not isinstance(file, Path):
-            file.write_text(note)
-            return
-        # The lists of a new checkpoint are read before Spark makes its folder.
-        self.folder.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".draft")
-        draft.write_text(note)
-        draft.replace(file)
+        note = json.dumps([commit, stamp]).encode()
+        write_whole(self.folder / _READ.format(source), note, durable=False)
 
     def read_noted(self, stream: Stream) -> dict[str, tuple[int, int]]:
         """Returns, by the name of a table, the commit and the time that `note_read` noted last, where it did."""
