@@ -321,7 +321,6 @@ def test_c11_3_a_first_evaluation_takes_all_lists_from_the_start_and_lost_files_
 def test_c11_3_files_that_no_state_needs_are_removed_and_the_others_come_again(
     ready: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listwatch, "_MOST_COMMITS", 1)
     publish(ready, LISTED)
     lists: list[tuple[dict[str, Any], int | None]] = []
     values: list[str | int] = ["a", "ü", "", "b", "c"]

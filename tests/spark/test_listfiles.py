@@ -130,6 +130,19 @@ def test_old_commits_go_with_the_pieces_that_only_they_need(tmp_path: Path) -> N
     assert files.find_damaged([139, 140, 149]) == [139]
 
 
+def test_a_value_that_was_removed_goes_with_the_older_commits(tmp_path: Path) -> None:
+    files = ListFiles(Parcels(tmp_path))
+    files.add(None, 1, rows_of(added("v1"), added("of a person")))
+    files.add(1, 2, rows_of(added("v2")))
+    files.add(2, 3, rows_of(added("of a person", -1)))
+    files.add(3, 4, rows_of(added("v3")))
+    assert any(b"of a person" in files.parcels.read(name) for name in files.parcels.list())
+    files.drop_before(3)
+    assert not any(b"of a person" in files.parcels.read(name) for name in files.parcels.list())
+    listfiles._KEPT.clear()
+    assert members(files.read(4, frozenset("a"))) == {"v1", "v2", "v3"}
+
+
 def test_lost_and_damaged_files_are_found(tmp_path: Path) -> None:
     files = ListFiles(Parcels(tmp_path))
     for commit in (1, 2, 3):

@@ -5,8 +5,9 @@
     <commit>.<n>.<id>.snapshot    the whole list after the commit
 
 A list is its last snapshot and the changes since. A commit adds one piece for each list that it changes, and one index. Too
-many changes become a snapshot, so a worker that begins reads few pieces, and a commit writes no more than a small multiple of
-what it changed.
+many changes become a snapshot, so a worker that begins reads few pieces, and a commit that adds values writes no more than a
+small multiple of what it adds. One that removes values writes a snapshot, which does not have them, as Delta itself writes the
+rest of a file anew: once the files before it are removed, no file has them.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ class ListFiles:
         extended = [*chain, piece]
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
-        if len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
+        removes = bool((rows.rows < 0).any())
+        if not removes and len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
             self.parcels.write(piece.name, pack_rows(rows))
             return extended
         before = self._read_list(name, chain, _Kept())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
@@ -33,26 +33,27 @@ _LOG = logging.getLogger("lookback")
 # Looking for a file costs nothing; asking a catalog for a table's version takes a job.
 _REMOTE_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
-# So many commits are kept before those that no state can need are removed.
-_MOST_COMMITS = 200
+# What was removed from a list stays in the checkpoint no longer than this, and than two batches.
+_REMOVE_SECONDS = 60.0
 
 
 class ListsWatch:
     """Looks for new commits of the table `lists`, and announces them to a stream; what rules name does not matter.
 
-    keeps_all: during a rebuild commands wait in the shards for their time, so no file is removed.
+    is_rebuilding: returns whether a rebuild goes on. Its commands wait in the shards for their time, so no file is removed.
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *, keeps_all: bool
-    ) -> None:
-        self._tables, self._stream, self._checkpoint, self._keeps_all = tables, stream, checkpoint, keeps_all
+        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint,
+        is_rebuilding: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._tables, self._stream, self._checkpoint, self._is_rebuilding = tables, stream, checkpoint, is_rebuilding
         self._rules = RulesTable(tables, streams)
         self._files = ListFiles.of(checkpoint)
         self._folder = tables.local_folder(TABLE)
         # The last commit that was looked at; None where there is no table.
         self._version: int | None = None
-        self._next_look = 0.0
+        self._next_look = self._next_removal = 0.0
         # By announced commit a version of the rules that has its row.
         self._announced: dict[int, int] = {}
 
@@ -73,7 +74,7 @@ class ListsWatch:
         # What the stream itself has said: in the table of rules others may have written such rows too.
         noted = self._files.read_announced()
         announced = sorted({*noted, *compute_at_once(self._read_obeyed, self._tables.root, lambda: self._tables)})
-        is_afresh = self._checkpoint.is_new and not self._keeps_all
+        is_afresh = self._checkpoint.is_new and not self._is_rebuilding()
         if announced and is_afresh and self._tables.version(TABLE) < announced[-1]:
             # An evaluation before this one has obeyed another table.
             announced = []
@@ -82,12 +83,16 @@ class ListsWatch:
             self._announced = {announced[-1]: self._tables.version("rules"), **noted}
             self._restore(announced)
         self._follow()
+        self.remove_old()
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
 
     def follow_if_due(self) -> None:
         """Announces new commits if a look is due; called often. A failure is logged, and tried again some seconds later."""
         if self._version is None or time.monotonic() < self._next_look:
             return
+        if time.monotonic() >= self._next_removal:
+            message = "stream=%s files of lists could not be removed, it will be tried again: %s"
+            succeeds(self.remove_old, message, self._stream)
         if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
             return
         if not succeeds(
@@ -150,14 +155,14 @@ class ListsWatch:
         if news:
             self._announced[max(news)] = self._tables.version("rules")
             self._files.note_announced(self._announced)
-            self._remove_old()
 
-    def _remove_old(self) -> None:
-        """Removes the files that no state can need: those before the lists by which the last finished batch began."""
-        if self._keeps_all or len(self._files.list_commits()) <= _MOST_COMMITS:
+    def remove_old(self) -> None:
+        """Removes the files that no state can need: those before the lists that the last finished batch knew."""
+        self._next_removal = time.monotonic() + _REMOVE_SECONDS
+        if len(self._announced) < 2 or self._is_rebuilding():
             return
-        read = self._checkpoint.find_reread_commits()[RULES]
-        passed = max((commit for commit, rules in self._announced.items() if rules < read), default=None)
-        if passed is not None:
+        following = self._checkpoint.find_next_commits()[RULES]
+        passed = max((commit for commit, rules in self._announced.items() if rules < following), default=None)
+        if passed is not None and passed > min(self._announced):
             self._files.drop_before(passed)
             self._announced = {commit: rules for commit, rules in self._announced.items() if commit >= passed}

@@ -52,7 +52,7 @@ from lookback.spark.platform.session import (
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.rebuild import UnwrittenRows
-from lookback.spark.stream.resume import Beginning, begin
+from lookback.spark.stream.resume import Beginning, begin, is_being_rebuilt
 from lookback.spark.stream.serverless import RemoteBatches
 from lookback.spark.tables.history import read_stamp
 
@@ -178,10 +178,8 @@ class Evaluation:
             self._quarantines = Quarantines(
                 self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._gate is not None
             )
-            self._lists = ListsWatch(
-                self.tables, self.stream, self.streams, self.checkpoint,
-                keeps_all=self._beginning.rebuild is not None,
-            )  # fmt: skip
+            is_rebuilding = partial(is_being_rebuilt, self.checkpoint, self._beginning.rebuild)
+            self._lists = ListsWatch(self.tables, self.stream, self.streams, self.checkpoint, is_rebuilding)
             # Over Spark Connect, another process writes the batches and knows what is warming.
             if self._historian is not None and not is_connect(self.tables.spark):
                 rules = RulesTable(self.tables, self.streams)
@@ -208,6 +206,8 @@ class Evaluation:
                 if self.reports:
                     note = partial(self._note_read, self.reports[-1].batch_id, is_last=True)
                     succeeds(note, "stream=%s what was read could not be noted: %s", self.stream)
+                message = "stream=%s files of lists could not be removed: %s"
+                succeeds(self._lists.remove_old, message, self.stream)
 
     def _must_go_on(self) -> bool:
         """Returns whether, though all is judged, a version still waits for its history: one that was not expected to."""

@@ -63,7 +63,7 @@ def begin(
             require_sources(tables, stream, checkpoint)
             _require_newest(tables, stream, checkpoint)
         return Beginning(
-            {} if plan is None else plan.starts, None if _is_caught_up(checkpoint, rebuild_plan) else rebuild_plan
+            {} if plan is None else plan.starts, rebuild_plan if is_being_rebuilt(checkpoint, rebuild_plan) else None
         )
     if rebuild_plan is None and not fresh and has_outputs(tables, stream):
         raise SetupError(
@@ -124,15 +124,15 @@ def _prepare_new_checkpoint(
         checkpoint.write_rebuild(plan.to_dict())
 
 
-def _is_caught_up(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
-    """Returns whether a rebuild has judged all commits again that had output, so that the rest is an ordinary evaluation.
+def is_being_rebuilt(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
+    """Returns whether a rebuild has commits with output to judge again; the rest is an ordinary evaluation.
 
-    False for a rebuild that could not read the first events, as windows may still begin before the events that it read.
+    One that could not read the first events never ends, as windows may still begin before the events that it read.
     """
     if rebuild is None or not rebuild.is_exact:
-        return False
+        return rebuild is not None
     judged = checkpoint.find_last_judged()
-    return judged is not None and judged >= (rebuild.through or 0)
+    return judged is None or judged < (rebuild.through or 0)
 
 
 def require_known_tables(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
