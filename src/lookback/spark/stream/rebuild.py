@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from lookback.spark.stream.evaluations import Term
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -45,9 +46,10 @@ _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
 class Rebuild:
     """The plan of a rebuild of state.
 
-    schedule: when the rules changed. written: the last arrival in each output table. restore: whether to write rows that a
-    table lacks although it has later ones; False if events were deleted on purpose, and their rows with them. deleted:
-    the arrival up to which the settings' retention has deleted rows of an output table; these are not written again.
+    schedule: when the rules changed. written: the arrival before which each output table has had all its rows. restore:
+    whether to write rows of these arrivals that a table lacks; False if events were deleted on purpose, and their rows with
+    them. deleted: the arrival up to which the settings' retention has deleted rows of an output table; these are not
+    written again.
     """
 
     schedule: Schedule
@@ -93,6 +95,8 @@ class Rebuild:
         declarations = declarations.then(Declared.now(stream, read_release(), last))
         schedule = Schedule.from_log(changes, logged, stream, streams, last, seed, declarations)
         deleted = find_deletions(logged)
+        if judged_through is not None and judged_through <= last_commit:
+            known = {name: max(known.get(name, -1), judged_through) for name in _IDENTITIES}
         return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
 
     @property
@@ -121,6 +125,7 @@ class UnwrittenRows:
     tables: Tables
     stream: str
     rebuild: Rebuild
+    _removed: dict[str, Counter[tuple[Any, ...]]] = field(default_factory=dict)
 
     def __call__(self, name: str, rows: pa.Table) -> pa.Table:
         """Returns the rows that the table of that name lacks: all of them beyond the last written arrival."""
@@ -130,9 +135,12 @@ class UnwrittenRows:
         if not len(rows) or (not arrivals.null_count and pc.min(arrivals).as_py() > through):
             return rows
         identity = _IDENTITIES[name] if self.rebuild.is_exact else _LASTING.get(name, _IDENTITIES[name])
-        known = self._count_known(name, identity, arrivals)
-        rebuild = self.rebuild
+        known, rebuild = self._count_known(name, identity, arrivals), self.rebuild
         last, deleted = rebuild.written.get(name, -1), rebuild.deleted.get(name, -1)
+        if not rebuild.restore:
+            if name not in self._removed:
+                self._removed[name] = self._count_removed(name, identity, last)
+            known |= self._removed[name]
         keys = zip(*(rows.column(column).to_pylist() for column in identity), strict=True)
         keep = []
         for key, row in zip(keys, self._list_rows(rows), strict=True):
@@ -143,7 +151,7 @@ class UnwrittenRows:
             failed = row.get("action") == "failed" and arrival <= through
             # Changes of rules are never deleted.
             gone = arrival <= deleted and (name != "rule_log" or row["action"] in NO_CHANGES)
-            keep.append(not again and not failed and not gone and (self.rebuild.restore or arrival >= last))
+            keep.append(not again and not failed and not gone and (rebuild.restore or arrival >= last))
         return rows.filter(pa.array(keep, pa.bool_()))
 
     @staticmethod
@@ -159,7 +167,24 @@ class UnwrittenRows:
         in_range = F.col("arrival").isNull() if arrivals.null_count else F.lit(False)
         if low is not None:
             in_range = in_range | F.col("arrival").between(low, high)
-        stored = self.tables.read(name).where((F.col("stream") == self.stream) & in_range).select(*columns).toArrow()
+        return self._count(self.tables.read(name).where(in_range), columns)
+
+    def _count_removed(self, name: str, columns: tuple[str, ...], last: int) -> Counter[tuple[Any, ...]]:
+        """Counts how often the table had each row from arrival `last` on, before rows were removed from it.
+
+        A privacy request removes rows of the last arrival too, of which a kill may have left some unwritten.
+        """
+        removals = self.tables.history(name).where(F.col("operation").isin(*_REMOVING)).select("version").collect()
+        counted = Counter[tuple[Any, ...]]()
+        for (version,) in removals:
+            # Where VACUUM has taken the files of then, more commits have come meanwhile, as a rule.
+            with suppress(*SPARK_ERRORS):
+                before = self.tables.read(name, version=version - 1)
+                counted |= self._count(before.where(F.coalesce("arrival", F.lit(-1)) >= last), columns)
+        return counted
+
+    def _count(self, rows: DataFrame, columns: tuple[str, ...]) -> Counter[tuple[Any, ...]]:
+        stored = rows.where(F.col("stream") == self.stream).select(*columns).toArrow()
         return Counter(zip(*(stored.column(column).to_pylist() for column in columns), strict=True))
 
 
