@@ -54,6 +54,8 @@ class ListsWatch:
         # The last commit that was looked at; None where there is no table.
         self._version: int | None = None
         self._next_look = self._next_removal = 0.0
+        # The commit before which this process has removed files.
+        self._kept_from = -1
         # By announced commit a version of the rules that has its row.
         self._announced: dict[int, int] = {}
 
@@ -159,10 +161,11 @@ class ListsWatch:
     def remove_old(self) -> None:
         """Removes the files that no state can need: those before the lists that the last finished batch knew."""
         self._next_removal = time.monotonic() + _REMOVE_SECONDS
-        if len(self._announced) < 2 or self._is_rebuilding():
+        if max(self._announced, default=-1) <= self._kept_from or self._is_rebuilding():
             return
         following = self._checkpoint.find_next_commits()[RULES]
         passed = max((commit for commit, rules in self._announced.items() if rules < following), default=None)
-        if passed is not None and passed > min(self._announced):
+        if passed is not None and passed > self._kept_from:
             self._files.drop_before(passed)
+            self._kept_from = passed
             self._announced = {commit: rules for commit, rules in self._announced.items() if commit >= passed}
