@@ -33,7 +33,6 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ExpressionError, LookbackError, SetupError
@@ -49,7 +48,7 @@ from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
 from lookback.spark.stream.rebuild import has_outputs
-from lookback.spark.tables.lakehouse import change_table, parse_file_retention, parse_log_retention
+from lookback.spark.tables.lakehouse import SPARK_ERRORS, change_table, parse_file_retention, parse_log_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -181,7 +180,7 @@ def forget(
             deleted, removed_at = request.delete()
             rows, commit = deleted, removed_at if removed_at is not None else commit
             redacted = redactions.make()
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise SetupError(
             f"the condition {condition.sql!r} cannot be computed for every row: {first_line(error):.300}. "
             "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
@@ -321,7 +320,7 @@ class _Request:
         while versions:
             try:
                 events = self._read_deleted(versions[0], versions[-1]).localCheckpoint()
-            except PySparkException:
+            except SPARK_ERRORS:
                 # The files of old changes are vacuumed away; newer ones may be there.
                 versions = versions[len(versions) // 2 + 1 :]
                 continue
