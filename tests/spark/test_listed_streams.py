@@ -16,7 +16,7 @@ from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.explaining.explanations import explain, explain_event
-from lookback.spark.following import listfeed, listwatch
+from lookback.spark.following import listfeed
 from lookback.spark.following.listfeed import read_commit_files
 from lookback.spark.lists import add_values, read_list_changes, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest

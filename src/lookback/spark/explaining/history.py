@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from pyspark.errors import PySparkException
-
 from lookback.core.engine.schedule import Schedule, obey
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.explaining.evidence import Activation, ListHistory
@@ -28,6 +26,7 @@ from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.evaluations import Term
 from lookback.spark.stream.rebuild import read_log, restore_rule_changes
 from lookback.spark.tables.history import find_first_readable
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -382,7 +381,7 @@ def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
     """Reads something of a table; raises ReviewError if its history is gone."""
     try:
         return read()
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise ReviewError(
             f"the history of table {name!r} cannot be read as it stood: {first_line(error):.300}. "
             "Commits and removed files are kept for delta.logRetentionDuration and delta.deletedFileRetentionDuration."

@@ -8,11 +8,10 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 _LOCK = "lock"
 # The operating system frees the locks of these files when the process ends, however it does.
-_held: list[IO[str]] = []
+_held: list[int] = []
 
 
 def make_scratch(parent: Path | None = None) -> Path:
@@ -38,7 +37,7 @@ def make_scratch(parent: Path | None = None) -> Path:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
             made = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-            _held.append((made / _LOCK).open("a", encoding="utf-8"))
+            _held.append(os.open(made / _LOCK, os.O_CREAT | os.O_WRONLY, 0o600))
             fcntl.flock(_held[-1], fcntl.LOCK_EX)
         return made
     except OSError:
