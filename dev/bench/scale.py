@@ -192,7 +192,7 @@ def _gather(answers: pa.Table) -> None:
     now = dt.datetime.now(dt.timezone.utc)
     alerts, late = sink._merge_alerts(answers, now), sink._merge_late(answers, STREAM)
     failures = sink._merge_failures(answers)
-    log = sink._make_log(answers, failures, STREAM.name, 1, now)
+    log = sink._make_log(answers, failures, STREAM.name, 1)
     sink._make_report(answers, 1, alerts, late, log, failures, 0.0, now, 0.0)
 
 

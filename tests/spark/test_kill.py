@@ -152,20 +152,19 @@ def test_c8_a_command_that_was_killed_is_made_again(ready: Tables, tmp_path: Pat
     alert = ready.read("alerts").select("alert_id").orderBy("alert_id").head()[0]  # type: ignore[index]
     command = ["--root", str(root), "--conf", str(conf), *(word.format(conf=conf, alert=alert) for word in words)]
     chance = random.Random(name)
-    for _ in range(2):
-        before = set(root.rglob("*"))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lookback.cli", *command],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 300
-        while process.poll() is None and set(root.rglob("*")) <= before:
-            assert time.monotonic() < deadline, "it has written nothing"
-            time.sleep(0.005)
-        # Its first file is there: a table is half written, or its commit follows.
-        time.sleep(chance.choice([0, 0.05, 0.3]))
-        with contextlib.suppress(ProcessLookupError):
-            kill(process)
+    before = set(root.rglob("*"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lookback.cli", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 300
+    while process.poll() is None and set(root.rglob("*")) <= before:
+        assert time.monotonic() < deadline, "it has written nothing"
+        time.sleep(0.005)
+    # Its first file is there: a table is half written, or its commit follows.
+    time.sleep(chance.choice([0, 0.05, 0.3]))
+    with contextlib.suppress(ProcessLookupError):
+        kill(process)
     ready.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
     assert main(command) == 0
     table, query = COMMANDS[name][1]

@@ -26,6 +26,7 @@ from lookback.core.values.times import to_utc
 from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 from lookback.spark.checkpoints.histories import Waiting, merge_waiting
 from lookback.spark.tables.appends import append_directly
+from lookback.spark.tables.history import choose_log_time
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
@@ -104,18 +105,22 @@ class Sink:
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
     _whole: set[str] = field(default_factory=set, init=False)
+    # No row of rule_log has this time yet, nor a later one; None before the first is written.
+    _next_time: dt.datetime | None = field(default=None, init=False)
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
 
         Only the first batch after a start can be a repeated one; for it each table's history is searched.
         """
-        started = dt.datetime.now(dt.timezone.utc)
-        mark = f"{self.query_id}:{batch_id}"
+        mark, failures = f"{self.query_id}:{batch_id}", _merge_failures(answers)
+        log = _make_log(answers, failures, self.stream.name, batch_id)
+        started = self._choose_time(log.num_rows)
+        # By its time the rows of a batch keep the order in which they were obeyed.
+        times = [started + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
+        log = log.append_column("logged_at", pa.array(times, _TIME))
         alerts = _merge_alerts(answers, started)
         late = _merge_late(answers, self.stream)
-        failures = _merge_failures(answers)
-        log = _make_log(answers, failures, self.stream.name, batch_id, started)
         if self.missing is not None:
             alerts, late, log = (
                 self.missing(name, rows)
@@ -132,6 +137,16 @@ class Sink:
         )
         _LOG.info("stream=%s %s", self.stream.name, report)
         return report
+
+    def _choose_time(self, rows: int) -> dt.datetime:
+        """Chooses the time of a batch, which orders its `rows` rows of rule_log after all before them."""
+        if self._next_time is None and rows:
+            self._next_time = choose_log_time(self.tables, self.stream.name)
+        time = dt.datetime.now(dt.timezone.utc)
+        if self._next_time is not None:
+            time = max(time, self._next_time)
+            self._next_time = time + dt.timedelta(microseconds=rows)
+        return time
 
     def _append(self, rows: pa.Table, name: str, mark: str) -> None:
         if append_directly(self.tables, rows, name, mark):
@@ -225,9 +240,8 @@ def _read_rows(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
     return [row for payload in _list_payloads(answers, kind) for row in json.loads(payload)]
 
 
-def _make_log(
-    answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int, logged_at: dt.datetime
-) -> pa.Table:
+def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int) -> pa.Table:
+    """Makes the rows of rule_log, in the order in which they were obeyed, without their times."""
     # Equal commands of one batch have a row each, while several shards may send the same note.
     rows = _read_rows(answers, LOG)
     notes = {json.dumps(row): row for row in _read_rows(answers, NOTES)}.values()
@@ -242,10 +256,7 @@ def _make_log(
         for failure in failures
     ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
-    log = log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
-    # By its time the rows of a batch keep the order in which they were obeyed.
-    times = [logged_at + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
-    return log.append_column("logged_at", pa.array(times, _TIME))
+    return log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
 
 
 def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:

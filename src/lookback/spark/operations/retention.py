@@ -32,6 +32,7 @@ from lookback.core.operations.notifications import SETTLED
 from lookback.core.streams import metrics
 from lookback.spark.operations.notify import CLOCK_SKEW_SECONDS
 from lookback.spark.review import count_older
+from lookback.spark.tables.history import choose_log_time
 from lookback.spark.tables.lakehouse import retry_on_conflict
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def delete_old(tables: Tables, name: str, age: dt.timedelta) -> Deletion:
 def _log_deletions(tables: Tables, name: str, old: DataFrame, limit: dt.datetime) -> int:
     """Writes into rule_log, for each stream, the last commit of the rows to be deleted. Returns the number of rows."""
     streams = old.groupBy("stream").agg(F.count("*").alias("rows"), F.max("arrival").alias("arrival")).collect()
-    now = dt.datetime.now(dt.timezone.utc)
     log = []
     for row in streams:
+        now = choose_log_time(tables, row["stream"])
         through = f"from before {limit:%Y-%m-%dT%H:%M:%SZ}, through commit {row['arrival']}"
         message = f"{row['rows']:,} rows of {name} {through}, are deleted by the settings' retention"
         log.append((row["stream"], None, None, DELETED[name], message, None, row["arrival"], now))

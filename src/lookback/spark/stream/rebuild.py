@@ -23,6 +23,7 @@ from lookback.spark.checkpoints.checkpoint import EVENTS, RULES
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.stream.declared import read_declarations, read_release
 from lookback.spark.stream.evaluations import Term
+from lookback.spark.tables.history import choose_log_time
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def log_new_beginning(tables: Tables, stream: Stream) -> None:
     known = [find_last_arrival(tables, name, stream) for name in _IDENTITIES]
     last = max((each for each in known if each is not None), default=-1)
     message = "an evaluation begins at the first commit with a new checkpoint (--fresh); what was written before is of another"
-    now = dt.datetime.now(dt.timezone.utc)
+    now = choose_log_time(tables, stream.name)
     row = LogRow(stream.name, None, None, "begun_afresh", message, None if last < 0 else last)
     tables.append_rows([(row.stream, None, None, row.action, row.message, None, row.arrival, now)], "rule_log")
 

@@ -5,6 +5,7 @@ Logs are cleaned, files are vacuumed, change feeds are switched on late.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -43,6 +44,21 @@ def find_first_readable(tables: Tables, name: str) -> int:
     if folder is None:
         return first
     return max([first, *(commit + 1 for commit in find_commits_without_files(folder, first))])
+
+
+def choose_log_time(tables: Tables, stream: str) -> dt.datetime:
+    """Returns the time for new rows of rule_log: now, or after the stream's last row where the clock was set back since.
+
+    Readers take the order in which rules were obeyed from these times.
+    """
+    now = dt.datetime.now(dt.timezone.utc)
+    if not tables.may_have_rows("rule_log"):
+        return now
+    own = F.col("stream") == stream
+    ((last,),) = tables.query(
+        "rule_log", lambda rows: rows.where(own).agg(F.unix_micros(F.max("logged_at")).alias("last"))
+    )
+    return now if last is None else max(now, to_utc(last + 1))
 
 
 def find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
