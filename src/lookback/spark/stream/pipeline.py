@@ -39,7 +39,7 @@ from lookback.spark.following.listwatch import ListsWatch
 from lookback.spark.following.quarantine import Quarantines
 from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.following.warmups import Historian, WarmUps
-from lookback.spark.platform.faults import explain_failure, succeeds
+from lookback.spark.platform.faults import explain_failure, explain_full_disk, succeeds
 from lookback.spark.platform.owner import become_owner
 from lookback.spark.platform.session import (
     apply_query_settings,
@@ -165,6 +165,14 @@ class Evaluation:
 
         Raises the error that the query failed with.
         """
+        try:
+            self._run()
+        except OSError as error:
+            if (full := explain_full_disk(error)) is None:
+                raise
+            raise full from error
+
+    def _run(self) -> None:
         self._require_compute()
         self.tables.require_fields(self.stream)
         with become_owner(
