@@ -13,7 +13,17 @@ import pytest
 from lookback.core.errors import LookbackError
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
-from payins import RULES, STREAM, STREAMS, append, make_events, publish, replay_of_tables, replayed_alerts, stored_alerts
+from payins import (
+    RULES,
+    STREAM,
+    STREAMS,
+    append,
+    make_events,
+    publish,
+    replay_of_tables,
+    replayed_alerts,
+    stored_alerts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
