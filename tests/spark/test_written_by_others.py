@@ -166,6 +166,35 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
         spark.sql("DROP TABLE default.pay_ins")
 
 
+@pytest.mark.long
+def test_columns_that_nobody_declared_may_be_renamed_and_dropped_while_the_stream_runs(
+    tables: Tables, spark: SparkSession, tmp_path: Path
+) -> None:
+    place = tmp_path / "mapped"
+    mapped = f"{PROPERTIES}, delta.columnMapping.mode = 'name'"
+    spark.sql(
+        f"CREATE TABLE delta.`{place}` ({COLUMNS}, more string, less string) USING delta TBLPROPERTIES ({mapped})"
+    )
+    stream = elsewhere(place)
+    tables.create(stream)
+    publish(tables, [rule("counted", when="n >= 1", message="")])
+    evaluation = Evaluation(
+        tables, stream, {stream.name: stream}, checkpoint_folder(tables, stream), every="1 second"
+    ).start()
+    try:
+        for arrival, change in enumerate(("RENAME COLUMN less TO least", "DROP COLUMN least", ""), 1):
+            write(spark, place, [row for row in make_events(100, seed=3) if row["arrival"] == arrival])
+            commit = tables.holding(stream).version(stream.name)
+            evaluation.wait_until(lambda report, last=commit: (report.arrival or 0) >= last, timeout=120)  # type: ignore[misc]
+            if change:
+                spark.sql(f"ALTER TABLE delta.`{place}` {change}")
+    finally:
+        evaluation.stop()
+    stored = stored_alerts(tables)
+    assert stored
+    assert stored == replayed_alerts(replay_of_tables(tables.holding(stream), stream))
+
+
 def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_one_is_named_with_what_to_do(
     tables: Tables, spark: SparkSession, tmp_path: Path
 ) -> None:
