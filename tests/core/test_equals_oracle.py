@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases
 from hypothesis import given
-from state_layout import small_runs, state_pages, write_as_before_runs
+from state_layout import small_runs, state_pages
 
 from lookback.core.engine import evaluation
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
@@ -23,7 +23,7 @@ from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.state import keyruns, pieces
 from lookback.core.state import shard as state_module
-from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
+from lookback.core.state.shard import MANIFEST, ShardState, decode_text
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key
 from lookback.core.streams.blocks import merge_alerts, pack_alerts
@@ -682,51 +682,3 @@ def test_c4_an_updated_session_takes_back_what_it_wrote_of_other_measures() -> N
         (0, "raised"), (1, "retracted"),
     ]  # fmt: skip
     assert_engine_equals_oracle(case)
-
-
-@pytest.mark.parametrize("kind", ["revise", "tumbling", "sliding", "early", "session", "early session"])
-def test_c8_what_release_0_1_0_remembered_is_gone_on_with(kind: str) -> None:
-    """There rules of all kinds had one table, and what they suppress did not name the fields of a key."""
-    stream, store, state = STREAMS["plain"], DictStore(), new_state(STREAMS["plain"])
-    document = {"rule_id": "r1", "stream": "tx", "group_by": ["k"], "suppress": "2 microseconds", **EVERY_KIND[kind]}
-    events, _ = read_events(
-        [
-            {"id": f"e{at:02}", "at": at - 7 * (at % 5 == 4), "k": "y" if at == 11 else "x", "arrival": 1 + at // 2}
-            for at in range(20)
-        ],
-        stream,
-        1,
-    )
-    marks = find_marks(events, events.commits)
-    alerts = []
-    for former in (False, True):
-        store, state, found = DictStore(), new_state(stream), []
-        for start, end in ((0, 6), (6, 8), (8, 20)):
-            state.begin(store)
-            change = [RuleChange("insert", 0, "r1", 1, "active", json.dumps(document))] if not start else []
-            part = {commit: high for commit, high in marks.items() if start < commit <= end}
-            here = events.take((events.commits > start) & (events.commits <= end))
-            found += Evaluator(stream).process(state, Batch(here, None, part, change)).alerts
-            state.save()
-            if former:
-                as_release_0_1_0_left_it(state, store)
-            state = new_state(stream)
-            assert state.load(store)
-        alerts.append([plain(alert) for alert in found])
-    assert alerts[0] == alerts[1]
-    assert any(row[1] for row in alerts[0]) == (kind != "session")
-
-
-def as_release_0_1_0_left_it(state: ShardState, store: DictStore) -> None:
-    write_as_before_runs(state, store)
-    (rule,) = [rule for _, rule in state.book.in_force()]
-    name, former = rule.memory, rule.former_memory
-    for page in [page for page in store.pages if page.startswith(f"keys:{name}:")]:
-        store.pages[page.replace(name, former)] = store.pages.pop(page)
-    manifest = json.loads(decode_text(store.pages[MANIFEST], ""))
-    notes, buckets = manifest["tables"].pop(name)
-    notes.pop("document", None)
-    manifest["tables"][former] = [notes, buckets]
-    store.pages[MANIFEST] = encode_text(json.dumps(manifest))
-    suppressed = json.loads(decode_text(store.pages["suppressed"], ""))
-    store.pages["suppressed"] = encode_text(json.dumps([row[:4] for row in suppressed]))

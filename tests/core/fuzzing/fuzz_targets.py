@@ -203,7 +203,6 @@ def page(data: bytes) -> None:
             lists.find_until(name, from_values(STRING, ["10.0.0.1"]))
         Lists.from_bytes(lists.to_bytes())
     for record in (
-        [{}, [[0, 1]]],
         [{}, 1, [[1, 0, 1, 1, 0, 0, 1, 0, 0, [1]]]],
         [{}, 1, [[1, 5, 1, 1, 0, 0, 1, 0, 0, []]]],
     ):
@@ -216,8 +215,8 @@ def page(data: bytes) -> None:
 
 
 def state(texts: list[str]) -> None:
-    """Any texts as manifest, rules and suppressed of a shard."""
-    names = ("manifest", "rules", "suppressed")
+    """Any texts as manifest and rules of a shard."""
+    names = ("manifest", "rules")
     pages = {name: encode_page([_text(text)]) for name, text in zip(names, texts, strict=False)}
     loaded = ShardState(RuleBook(STREAM, {STREAM.name: STREAM}))
     with contextlib.suppress(StateError):

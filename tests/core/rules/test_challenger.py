@@ -11,7 +11,6 @@ import pytest
 import lookback
 from lookback.core.rules.roles import find_roles, write_quarantined
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.rules.versions import Entry
 from lookback.core.rules.wording import list_changes
 from lookback.core.streams.declaration import Stream
 
@@ -224,36 +223,6 @@ def test_c10_7_quarantine_of_a_broken_version_leaves_the_other(monkeypatch: pyte
     assert book.broken == {("r", 2)}
     harness.events(events(2, start=1))
     assert shown(harness)[2:] == [("1", 1, "active", "raised")]
-
-
-def test_a_shadow_of_an_earlier_release_goes_on_with_its_state() -> None:
-    harness = lookback.Harness(TX)
-    harness.rule(document(2, suppress="30 seconds", reset_on_alert=True), "shadow")
-    harness.events(events(1, 2))
-    state = harness._state
-    # As an earlier release wrote it: entries without a lane, raised alerts under the rule's name.
-    rows = [{k: v for k, v in each.items() if k != "lane"} for each in json.loads(state.book.to_json())]
-    raised = next(name for name in state.tables if name.startswith("raised:"))
-    items = list(state.tables[raised].items())
-    state.drop_table(raised)
-    for key, wake, at in items:
-        state.raised("r", ["card"]).put(key, at, wake)
-    state.book.load(json.dumps(rows))
-    assert state.book.former_shadows == ["r"]
-    harness.events(events(3, 4, start=2))
-    harness.rule(document(1), "active")
-    harness.events(events(5, start=4))
-    assert shown(harness) == [
-        ("1", 1, "shadow", "raised"), ("3", 1, "shadow", "suppressed"), ("4", 2, "active", "raised"),
-    ]  # fmt: skip
-
-
-def test_entries_without_a_challenger_are_stored_as_ever() -> None:
-    book = RuleBook(TX, STREAMS)
-    book.apply([ACTIVE], None)
-    (stored,) = json.loads(book.to_json())
-    assert set(stored) == {"rule_id", "version", "status", "document", "stream", "highest"}
-    assert Entry(**stored) == book.entries["r"]
 
 
 def test_c10_7_the_rows_of_the_table_show_the_roles() -> None:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_layout import small_runs, state_pages, table_pages, write_as_before_runs, write_buckets
+from state_layout import small_runs, state_pages, table_pages
 
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state import keyed
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.manifest import TableRecord
@@ -27,7 +26,6 @@ from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Keys
-from lookback.core.values.pages import decode_page
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, STRING, array
 
@@ -124,20 +122,15 @@ def as_keys(listed: list[Key]) -> Keys:
 @settings(max_examples=max(300, settings().max_examples))
 @given(
     st.lists(STEPS, max_size=60),
-    st.lists(st.tuples(KEYS, st.integers(0, 9), WAKES), max_size=8, unique_by=lambda entry: entry[0]),
     st.sampled_from([0, 400, 10**9]),
     st.booleans(),
 )
-def test_a_table_is_the_dict_that_it_stands_for(
-    steps: list[tuple[Any, ...]], former: list[tuple[Key, int, int]], cached: int, is_large: bool
-) -> None:
-    """former: what an earlier release left in buckets. is_large: new keys are few beside those of an old run."""
+def test_a_table_is_the_dict_that_it_stands_for(steps: list[tuple[Any, ...]], cached: int, is_large: bool) -> None:
+    """is_large: new keys are few beside those of an old run."""
     with small_runs():
         store, cache = CountingStore(), Cache(cached)
-        buckets = write_buckets(store, "t", [(key, wake, [value]) for key, value, wake in former])
-        record = TableRecord.from_json([{"note": 1}, buckets])
-        table = KeyedTable.from_record("t", record, store, cache)
-        truth: dict[Key, tuple[int, Any]] = {key: (wake, [value]) for key, value, wake in former}
+        table = KeyedTable("t", {"note": 1}, store, cache)
+        truth = dict[Key, tuple[int, Any]]()
         for low in range(100, 164) if is_large else ():
             table.put((low, 0), [low], 8)
             truth[low, 0] = (8, [low])
@@ -490,63 +483,14 @@ def test_a_key_that_an_alert_emptied_stays_empty_in_later_batches() -> None:
     assert Counter(dict(verdict[1])["card"] for verdict in shard.verdicts) == expected
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_state_of_before_there_were_runs_is_gone_on_with(kind: str) -> None:
-    rng, found = np.random.default_rng(1), []
-    batches = [rng.choice(300, 100, replace=False).tolist() for _ in range(12)]
-    for former in (False, True):
-        shard = _Shard(kind)
-        for number, batch in enumerate(batches):
-            shard.judge(batch)
-            if former and number in (2, 3):
-                write_as_before_runs(shard.state, shard.store)
-                assert "suppressed" in shard.store
-            shard.reopen()
-            assert (former and number in (2, 3)) or set(shard.store) == state_pages(shard.state)
-        found.append(shard.verdicts)
-    assert found[0] == found[1]
-    assert len({verdict[0] for verdict in found[0]}) == (2 if kind == "suppress" else 1)
-
-
 @pytest.mark.parametrize("kind", [*RULES, "revise"])
-@pytest.mark.parametrize("former", [False, True])
-def test_keys_that_do_not_come_again_are_forgotten(kind: str, *, former: bool) -> None:
+def test_keys_that_do_not_come_again_are_forgotten(kind: str) -> None:
     shard = _Shard(kind)
     for _ in range(2):
         shard.judge(list(range(3_000)))
     assert shard.state.estimate_counts().remembered == 3_000 * (2 if kind == "revise" else 1)
-    if former:
-        write_as_before_runs(shard.state, shard.store)
-        shard.reopen()
     for hours in (1_000, 2_000, 3_000, 4_000):
         shard.judge([-1, -1], hours)
     assert shard.state.estimate_counts().remembered <= 3
     assert set(shard.store) == state_pages(shard.state)
     assert sum(map(len, shard.store.values())) < 4_000
-
-
-def test_a_large_table_of_buckets_becomes_runs_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "_LEAST_ROWS", 500)
-    store = CountingStore()
-    items = [((at, 0), 100 + at, [at]) for at in range(10_000)]
-    buckets = write_buckets(store, "t", items)
-    table = KeyedTable.from_record("t", TableRecord.from_json([{}, buckets]), store, Cache())
-    assert table.rows == 10_000
-    truth = {key: value for key, _, value in items}
-    most = 0
-    for batch in range(80):
-        before = store.rows
-        for at in range(batch * 100, batch * 100 + 100):
-            table.put((at, 0), None if at % 2 else [-at], 50_000)
-            truth.pop((at, 0))
-            if not at % 2:
-                truth[at, 0] = [-at]
-        table.save()
-        most = max(most, store.rows - before)
-        table = reopened(table, store, Cache())
-        assert table.rows == len(truth)
-        assert set(store) == table_pages(table)
-    assert most < 2_500
-    assert not [name for name in store if name.startswith("keys:")]
-    assert {key: value for key, _, value in table.items()} == truth
-    assert all(decode_page(page, name) for name, page in store.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,9 @@ from lookback.core.aggregation.sharedruns import (
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging import measuring as measuring_module
-from lookback.core.judging.segment import Segment
-from lookback.core.rules.compiled import Feature
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state import shard as state_module
-from lookback.core.state.shard import ShardState, decode_text
+from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
@@ -271,46 +268,6 @@ def test_c3_1_a_deleted_event_leaves_nothing_of_dropped_features_either() -> Non
     shard.judge([row(10)], gone=[row(3)])
     assert "name 3" not in shard.stored_texts()
     assert shard.alerts[-1].measures["m"] == 9
-
-
-_KEEP_ROWS = Segment.keep_rows
-
-
-def keep_by_feature(segment: Segment, feature: Feature) -> None:
-    """Keeps rows as earlier releases did, each feature its own."""
-    _KEEP_ROWS(segment, replace(feature, row_set=""))
-
-
-def test_c8_rows_that_an_earlier_release_kept_by_feature_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = [
-        {"rule_id": "a", "window": "20 microseconds", "measures": {"m": "sum(n)", "d": "count(distinct name)"}},
-        {"rule_id": "b", "window": "9 microseconds", "where": "n > 1", "measures": {"m": "avg(n)", "c": "count(n)"}},
-        {"rule_id": "c", "window": {"tumbling": "8 microseconds"}, "measures": {"m": "max(n)"}},
-    ]
-    batches = [
-        [row(4 * batch + at, (batch * 4 + at) % 3, f"k{at % 2}", f"name {at % 3}") for at in range(4)]
-        for batch in range(12)
-    ]
-    found = []
-    for former in (0, 5):
-        shard = Shard()
-        for number, rows in enumerate(batches):
-            with monkeypatch.context() as patch:
-                if number < former:
-                    patch.setattr(Segment, "keep_rows", keep_by_feature)
-                shard.judge(rows, *(rules if number == 0 else []))
-            assert bool(shard.state.row_sets) == (number >= former)
-        assert not any(feature.runs for feature in shard.state.features.values())
-        found.append([(each.alert_id, each.measures, each.window_complete) for each in shard.alerts])
-    assert found[0] == found[1]
-    assert len(found[0]) > 60
-
-
-def test_c8_an_earlier_release_refuses_shared_rows() -> None:
-    shard = Shard()
-    shard.judge([row(1)], {"window": "1 hour", "measures": {"m": "sum(n)"}})
-    # It reads this figure, and would see no rows but those of a feature alone.
-    assert "stretches" not in json.loads(decode_text(shard.state.manifest, ""))
 
 
 def shared_run(rows: list[tuple[int, int, int, tuple[bool, bool]]]) -> tuple[SharedRun, dict[str, Place]]:

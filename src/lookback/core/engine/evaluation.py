@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -31,9 +30,8 @@ from lookback.core.judging.lookbacks import delete_judged, forget_other_versions
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.segment import RuleRun, Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
-from lookback.core.judging.sessions import SessionMemory, delete_from_sessions, forget_measures, judge_sessions
-from lookback.core.judging.tiled import TiledJudge, adopt_keys
-from lookback.core.judging.verdicts import Memory, are_memories
+from lookback.core.judging.sessions import delete_from_sessions, forget_measures, judge_sessions
+from lookback.core.judging.tiled import TiledJudge
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import Coverage, find_coverage
@@ -64,13 +62,6 @@ DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask, List
     LOOKBACK: delete_judged,
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
-}
-# Whether a value of the table in which release 0.1.0 kept memories of all kinds of rules belongs to a rule of a kind.
-IS_OWN: dict[str, Callable[[Any], bool]] = {
-    LOOKBACK: lambda value: isinstance(value, dict),
-    TUMBLING: partial(are_memories, kind=Memory),
-    SLIDING: partial(are_memories, kind=Memory),
-    SESSION: partial(are_memories, kind=SessionMemory),
 }
 _Rules = Sequence[tuple[Entry, CompiledRule]]
 # A long batch is judged in parts, which bounds what the judges hold beside the events: up to 850 bytes an event with 20
@@ -308,7 +299,6 @@ class Evaluator:
         # Before time passes: a version that came into force just now may keep rows for longer.
         _open_features(state, rules)
         if state.last_commit is not None and (before is None or before < after):
-            _adopt_memories(state, rules)
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
             events = empty_events(self.stream, {name for _, rule in rules for name in rule.fields})
@@ -611,26 +601,10 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
 
 
 def _open_memories(state: ShardState, rules: _Rules) -> None:
-    """Readies the tables that remember verdicts: of release 0.1.0, and of rules whose version has changed."""
-    _adopt_memories(state, rules)
+    """Readies the tables of judged events of rules whose version has changed."""
     for entry, rule in rules:
         if rule.spec.late == "revise":
             forget_other_versions(state, entry, rule)
-
-
-def _adopt_memories(state: ShardState, rules: _Rules) -> None:
-    """Moves the memories that earlier releases left to the tables where this one has them.
-
-    Release 0.1.0 had one table for all kinds of rules, and none for keys with open windows. While a rule had one version in
-    force, raised alerts had one name whatever its status.
-    """
-    if state.book.former_shadows:
-        state.adopt_raised_in_shadow()
-    for _, rule in rules:
-        if rule.memory:
-            state.adopt(rule.former_memory, rule.memory, IS_OWN[rule.spec.kind])
-        if rule.presence is not None and rule.presence.feature_id in state.tables:
-            adopt_keys(state, rule, rule.presence)
 
 
 # Steps of a batch -----------------------------------------------------------------------------------------------------

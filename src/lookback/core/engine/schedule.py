@@ -164,13 +164,12 @@ class Schedule:
         if document["seed"] is not None:
             high, raised = document["seed"]
             seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
-        # An earlier release wrote none.
         refused, warming = (
-            frozenset((int(commit), rule_id, version) for commit, rule_id, version in document.get(name, []))
+            frozenset((int(commit), rule_id, version) for commit, rule_id, version in document[name])
             for name in ("refused", "warming")
         )
-        warmed = [Warmed(*each) for each in document.get("warmed", [])]
-        declared = [(None if after is None else int(after), str(text)) for after, text in document.get("declared", [])]
+        warmed = [Warmed(*each) for each in document["warmed"]]
+        declared = [(None if after is None else int(after), str(text)) for after, text in document["declared"]]
         return cls(
             None if through is None else int(through), arrivals, seed, refused, declared, warmed=warmed, warming=warming
         )

@@ -179,13 +179,12 @@ class History:
                 runs.append(Run.decode(content[at : at + length], place) if length else None)
                 at += length
             rows = []
-            # A piece that an earlier release made has none.
-            for length in header.get("of_table", ()):
+            for length in header["of_table"]:
                 rows.append(Rows.decode(content[at : at + length], place))
                 at += length
             keys = [((int(low), int(high)), int(wake), value) for (low, high), wake, value in header["open_keys"]]
             floors, sinces, closed = (list(header[name]) for name in ("floors", "sinces", "closed"))
-            return cls(floors, sinces, closed, runs, keys, rows, dict(header.get("notes", {})))
+            return cls(floors, sinces, closed, runs, keys, rows, dict(header["notes"]))
         except (struct.error, ValueError, TypeError, LookupError) as error:
             raise StateError(
                 f"{place}: a piece of history is damaged ({error}); start the evaluation again, which makes it anew"

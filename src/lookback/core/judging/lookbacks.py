@@ -264,8 +264,7 @@ def _judged_value(events: Sequence[_JudgedEvent]) -> dict[str, Any]:
 def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -> None:
     """Forgets the events that another version of a rule with `late: revise`, or another document of it, has judged."""
     table, mark = state.table(rule.memory), {"version": entry.version, "document": rule.fingerprint}
-    # Release 0.1.0 did not note the document.
-    if table.notes not in (mark, {"version": entry.version}):
+    if table.notes != mark:
         state.drop_table(rule.memory)
         table = state.table(rule.memory)
     table.notes.update(mark)

@@ -20,9 +20,8 @@ import numpy as np
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.segment import Order, RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts, memories_value, read_memories
-from lookback.core.rules.compiled import CompiledRule, Feature
+from lookback.core.rules.compiled import Feature
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK
 from lookback.core.values.columns import Column, Mask, to_text, to_texts
 from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, list_ranges, number_keys
@@ -59,15 +58,6 @@ class TiledJudge:
         """Keeps the keys with open windows and forgets the others, once all rules of the segment are judged."""
         for _, open_keys in sorted(self._open_keys.items()):
             open_keys.finish()
-
-
-def adopt_keys(state: ShardState, rule: CompiledRule, presence: Feature) -> None:
-    """Moves the keys that an earlier release kept for each presence feature to the table of the grouping."""
-    table = state.table(rule.open_keys)
-    for key, _, value in state.table(presence.feature_id).items():
-        if table.find_wake(key) < value["until"]:
-            table.put(key, value, value["until"])
-    state.drop_table(presence.feature_id)
 
 
 class _OpenKeys:

@@ -78,11 +78,6 @@ def memories_value(memories: Mapping[int, NamedTuple]) -> list[list[Any]]:
     return [[start, memories[start]] for start in sorted(memories)]
 
 
-def are_memories(value: Any, kind: type[NamedTuple]) -> bool:
-    """Returns whether `memories_value` wrote a value, with memories of that kind."""
-    return isinstance(value, list) and all(len(memory) == len(kind._fields) for _, memory in value)
-
-
 def _digest(texts: Mapping[str, str | None]) -> str:
     """Returns 128 bits, as hex digits, that tell the measures of two rows apart."""
     return hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()[:32]

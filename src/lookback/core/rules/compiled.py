@@ -271,11 +271,6 @@ class CompiledRule:
         return f"{prefix}{self._owner}" if prefix else ""
 
     @cached_property
-    def former_memory(self) -> str:
-        """The name that `memory` has in state of release 0.1.0, where all kinds of rules shared one table."""
-        return f"said-{self._owner}"
-
-    @cached_property
     def _owner(self) -> str:
         return _digest([*_name_owner(self.spec.rule_id, self.lane), self.group_by])
 

@@ -70,9 +70,9 @@ class Coverage:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Coverage:
-        """Reads what `to_dict` wrote, or an earlier version, which sent every event by every grouping set."""
-        wants = document["wants"] if "wants" in document else [(each, None) for each in document["grouping_sets"]]
-        return cls(frozenset((tuple(group_by), where) for group_by, where in wants), frozenset(document["fields"]))
+        """Reads what `to_dict` wrote."""
+        wants = frozenset((tuple(group_by), where) for group_by, where in document["wants"])
+        return cls(wants, frozenset(document["fields"]))
 
 
 def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:

@@ -158,8 +158,6 @@ class RuleBook:
 
     def __post_init__(self) -> None:
         self._json: str | None = None
-        # Rules in shadow whose state an earlier release wrote, when both roles had one name there.
-        self.former_shadows: list[str] = []
         self._counts = self._count_in_force()
         self._needs_history: Callable[[CompiledRule], bool] = lambda _: False
         self._knows_lists: Callable[[int], bool] = lambda _: True
@@ -325,7 +323,7 @@ class RuleBook:
 
     def load(self, text: str) -> None:
         """Reads the entries that `to_json` wrote."""
-        self.entries, self.challengers, self.former_shadows = {}, {}, []
+        self.entries, self.challengers = {}, {}
         rows = json.loads(text)
         self.warming = WarmingVersions(Warming.from_row(row) for row in rows if WARMING in row)
         for row in rows:
@@ -335,8 +333,6 @@ class RuleBook:
             # A challenger is written after the version beside it.
             held = self.challengers if entry.rule_id in self.entries else self.entries
             held[entry.rule_id] = entry
-            if entry.status == SHADOW and "lane" not in row:
-                self.former_shadows.append(entry.rule_id)
         self._json, self._counts, self.broken = text, self._count_in_force(), self._list_broken()
         self._only_warming = {rule_id for rule_id, _ in self.warming if rule_id not in self.entries}
 

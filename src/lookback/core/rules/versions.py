@@ -22,8 +22,6 @@ WITH_HISTORY = "with the history of its windows"
 WITHOUT_HISTORY = "without history: it could not be made"
 # Fields of a piece of history that are numbers; the others are texts.
 _NUMBERS = {"version", "through", "piece", "pieces"}
-# Fields of an entry that are written only where they are not as they begin.
-_NEWER = {"broken", "lane", "ended", "is_unseen"}
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,7 @@ class Entry:
 
     def to_row(self) -> dict[str, Any]:
         """Returns the columns of the version, for JSON."""
-        # Without what is as it always was before a version could break, and before a rule could have two versions in force.
-        kept = {"lane"} if self.status == SHADOW else set[str]()
-        columns = {name: value for name, value in vars(self).items() if name != "role"}
-        return {name: value for name, value in columns.items() if name not in _NEWER or value or name in kept}
+        return {name: value for name, value in vars(self).items() if name != "role"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ import numpy as np
 
 from lookback.core.errors import StateError
 from lookback.core.state.keyruns import (
-    UNCOUNTED,
     Key,
     KeyRun,
     Page,
@@ -62,7 +61,7 @@ class _Entry:
     """A key's wake and its value; value None: forgotten, or never put. text: the value as JSON until it is decoded.
 
     run: the run that has the newest row of the key, None if there is none. rows: the count of that row; characters:
-    the length of its text; uncounted: its text, if it has no count.
+    the length of its text.
     """
 
     wake: int = NEVER_DUE
@@ -71,7 +70,6 @@ class _Entry:
     run: KeyRun | None = None
     rows: int = 0
     characters: int = 0
-    uncounted: str | None = None
 
     @property
     def exists(self) -> bool:
@@ -116,8 +114,6 @@ class KeyedTable:
         self._former: dict[Key, _Entry] = {}
         # A heap of the wakes of changed entries; some of them are outdated.
         self._wakes: list[tuple[int, Key]] = []
-        # Runs with values that no count was written for, which were replaced since.
-        self._uncounted: list[tuple[KeyRun, Key, str]] = []
 
     def use_store(self, store: Store | None) -> None:
         """Reads and writes pages in another store from now on."""
@@ -187,8 +183,6 @@ class KeyedTable:
                 entry = changed or read or former
                 if entry is not None and entry.run is not None:
                     _find_successor(entry.run).rows -= entry.rows
-                    if entry.uncounted is not None:
-                        self._uncounted.append((entry.run, key, entry.uncounted))
         if len(rows):
             self._add_run(rows)
             self._merge_runs(len(rows))
@@ -313,8 +307,6 @@ class KeyedTable:
     def save(self, count: Callable[[Any], int] = lambda _: 1) -> None:
         """Writes the keys that changed, and merges runs. count: returns the number of rows of a value."""
         touched = {**self._read, **self._changed}
-        for replaced, key, text in self._uncounted:
-            _find_successor(replaced).rows -= count(self._decode_text(key, text))
         if self._changed:
             self._write_changed(count)
             self._merge_runs(len(self._changed))
@@ -322,7 +314,6 @@ class KeyedTable:
             self._keep_decoded(touched)
         self._pages.save()
         self._changed, self._read, self._wakes = {}, {}, []
-        self._uncounted = []
 
     def clear(self) -> list[str]:
         """Forgets all keys and returns the names of their pages, which the caller must remove."""
@@ -330,7 +321,6 @@ class KeyedTable:
             self._drop_run(run)
         names, self._runs, self._pages.removed = self._pages.removed, [], []
         self._changed, self._read, self._former, self._wakes = {}, {}, {}, []
-        self._uncounted = []
         self.cache.forget(self)
         return names
 
@@ -371,13 +361,12 @@ class KeyedTable:
         if run is None or rows is None:
             return _Entry()
         wake, text, count = rows.wakes.item(at), rows.texts[at], rows.counts.item(at)
-        uncounted = text if count == UNCOUNTED else None
         value = None if text else rows.value(at)
         if not (text or value) or wake <= run.horizon:
-            return _Entry(NEVER_DUE, None, None, run, max(0, count), 0, uncounted)
+            return _Entry(NEVER_DUE, None, None, run, max(0, count))
         if value:
             return _Entry(wake, value, None, run, count, count * _CHARACTERS_PER_ROW)
-        return _Entry(wake, None, text, run, max(0, count), len(text), uncounted)
+        return _Entry(wake, None, text, run, count, len(text))
 
     def _locate(self, key: Key) -> tuple[KeyRun | None, Rows | None, int]:
         """Finds the newest row of a key: its run, the rows of its page, and its position there."""
@@ -522,12 +511,10 @@ class KeyedTable:
         for key in sorted(self._changed):
             entry = self._changed[key]
             if entry.run is not None:
-                former = entry.rows if entry.uncounted is None else count(self._decode_text(key, entry.uncounted))
-                _find_successor(entry.run).rows -= former
+                _find_successor(entry.run).rows -= entry.rows
             value = self._decode_value(key, entry)
             text = None if value is None else _encode_json(value)
-            entry.uncounted, entry.characters = None, len(text or "")
-            entry.rows = 0 if value is None else count(value)
+            entry.characters, entry.rows = len(text or ""), 0 if value is None else count(value)
             listed.append((key, entry.wake, text, entry.rows))
         run = self._add_run(Rows.from_entries(listed))
         for entry in self._changed.values():
@@ -583,9 +570,9 @@ class KeyedTable:
                 return
 
     def _is_fold_due(self) -> bool:
-        """Returns whether all runs should be merged: there are many newer keys, or the oldest are those of an earlier release."""
-        if not self._runs or self._runs[0].has_buckets:
-            return bool(self._runs)
+        """Returns whether all runs should be merged: there are many newer keys."""
+        if not self._runs:
+            return False
         newer = sum(run.keys for run in self._runs[1:])
         return newer > 0 and newer >= _FOLDED_SHARE * self._runs[0].keys
 

@@ -29,12 +29,10 @@ _KEYS_PER_PAGE = 512
 _MAX_DEPTH = 12
 # The manifest holds the wakes of at most 2**_INLINE_DEPTH pages of a run; those of more pages have a page of their own.
 _INLINE_DEPTH = 4
-# The run whose pages an earlier release wrote as buckets.
-_BUCKETS_RUN = -1
 # A longer value goes on in the next row of its page.
 _MAX_ROW_CHARACTERS = 2**26
-# In place of a number of counted rows: an earlier release did not write it; the key is forgotten.
-UNCOUNTED, _FORGOTTEN = -1, -2
+# In place of a number of counted rows: the key is forgotten.
+_FORGOTTEN = -1
 # The memory of a row of a page, without the characters of its value.
 _ROW_BYTES = 220
 
@@ -56,7 +54,7 @@ class Rows:
     """Rows of distinct keys, sorted by key; all arrays have shape (rows,).
 
     low, high: the halves of the key; wakes: the watermark at which it is due; counts: how many rows of state its value
-    has, UNCOUNTED if that is not known. A forgotten key has a row too, which overrides those of older runs. texts: the
+    has. A forgotten key has a row too, which overrides those of older runs. texts: the
     values as JSON; empty for a key whose value is in `columns`, the rows of such keys one after another. lengths: how many
     rows each key has there; None if there are no columns.
     """
@@ -186,14 +184,13 @@ class Rows:
 
     @classmethod
     def decode(cls, page: bytes, place: str) -> Rows:
-        """Decodes a page that `encode` wrote, or the page of a bucket of an earlier release. Raises StateError."""
+        """Decodes a page that `encode` wrote. Raises StateError."""
         decoded = decode_page(page, place)
         arrays = [array for array in decoded[:5] if array is not None]
         kinds = "".join(array.dtype.kind for array in arrays)
-        if kinds not in ("iiiO", "iiiOi") or len({len(array) for array in arrays}) != 1:
+        if kinds != "iiiOi" or len({len(array) for array in arrays}) != 1:
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
-        low, high, wakes, texts = arrays[:4]
-        counts = arrays[4] if len(arrays) > 4 else np.full(len(low), UNCOUNTED)
+        low, high, wakes, texts, counts = arrays
         if len(texts) and not isinstance(texts[0], str):
             raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
         continued = np.flatnonzero((low[1:] == low[:-1]) & (high[1:] == high[:-1])) + 1
@@ -257,18 +254,13 @@ class KeyRun:
         return self.pages
 
     @property
-    def has_buckets(self) -> bool:
-        """True if its pages are the buckets of an earlier release."""
-        return self.number == _BUCKETS_RUN
-
-    @property
     def has_index(self) -> bool:
         """True if the wakes of its pages have a page of their own."""
-        return self.depth > _INLINE_DEPTH and not self.sources and not self.has_buckets
+        return self.depth > _INLINE_DEPTH and not self.sources
 
     def name_page(self, table: str, number: int) -> str:
         """Returns the name of a page in the store."""
-        return f"keys:{table}:{number}" if self.has_buckets else f"table:{table}:{self.number}:{number}"
+        return f"table:{table}:{self.number}:{number}"
 
     def name_index(self, table: str) -> str:
         """Returns the name of the page of the wakes."""

@@ -33,7 +33,6 @@ from lookback.core.aggregation.sharedruns import (
 )
 from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
-from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.deferred import Deferred
 from lookback.core.state.keyed import KeyedTable
@@ -45,7 +44,6 @@ from lookback.core.state.manifest import (
     RowSetRecord,
     RunRecord,
     SharedRunRecord,
-    SuppressedRecord,
 )
 from lookback.core.state.pieces import FindFile, Pieces, Store
 from lookback.core.values.cache import SHARED_CACHE, ArrayFile, Cache
@@ -55,7 +53,7 @@ from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import align_down
 
-MANIFEST, _RULES, _SUPPRESSED = "manifest", "rules", "suppressed"
+MANIFEST, _RULES = "manifest", "rules"
 # Prefixes of the names of keyed tables: the times of raised alerts of a rule, and the resets of a feature.
 _RAISED, _RESETS, _DISCARDED = "raised:", "resets:", "discarded:"
 # So many runs of one size class are merged into one run of the next class, which is four times as large.
@@ -129,8 +127,8 @@ class StoredRun:
 class FeatureState:
     """The state of one feature: its rows, and how far they reach. State that belongs to one rule is in a keyed table.
 
-    runs: the rows, sorted, from oldest to newest, of a feature that shares none: they can be combined or emptied, or an
-    earlier release wrote them. Other rows are in `ShardState.row_sets`.
+    runs: the rows, sorted, from oldest to newest, that the feature shares with no other: they can be combined or emptied,
+    or they are history. Other rows are in `ShardState.row_sets`.
 
     floor: an event below it counts in no window; None before the first commit. since: the highest event time when
     the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
@@ -200,7 +198,7 @@ class FeatureState:
         if self.buckets is not None:
             combining = CombiningRecord(self.closed, self.buckets.resolution, self.buckets.lag, self.buckets.function)
         runs = [stored.to_record() for stored in self.runs]
-        return FeatureRecord(self.floor, self.since, self.width, runs, [], combining)
+        return FeatureRecord(self.floor, self.since, self.width, runs, combining)
 
     @property
     def reach(self) -> int | None:
@@ -270,8 +268,6 @@ class ShardState:
         self._searched = ""
         self._removed: list[str] = []
         self._saved_rules = ""
-        # Whether the store still has the page of suppressed keys that an earlier release wrote.
-        self._has_suppressed = False
         self._pieces: dict[str, int] = {}
         self.manifest = b""
 
@@ -483,16 +479,13 @@ class ShardState:
 
     def reset(self, feature_id: str, keys: Iterable[Key]) -> None:
         """Empties the windows of these keys: rows of earlier segments no longer count."""
-        self._put_resets(feature_id, ((key, self.segments) for key in keys))
-
-    def _put_resets(self, feature_id: str, resets: Iterable[tuple[Key, int]]) -> None:
         feature = self.features[feature_id]
-        for key, segment in resets:
+        for key in keys:
             if feature.resets is None:
                 feature.resets = self.table(f"{_RESETS}{feature_id}")
             # A reset is forgotten by the segments of runs, in place of a watermark.
-            feature.resets.put(key, segment, segment)
-            feature.resets.notes["last"] = max(segment, feature.last_reset)
+            feature.resets.put(key, self.segments, self.segments)
+            feature.resets.notes["last"] = self.segments
 
     def raised(self, role: str, group_by: Sequence[str], keep: tuple[int, int] | None = None) -> KeyedTable:
         """Returns the table of the time of each key's last raised alert, created if there is none.
@@ -504,18 +497,6 @@ class ShardState:
         if keep is not None:
             _keep_raised(table, *keep)
         return table
-
-    def adopt_raised_in_shadow(self) -> None:
-        """Moves the raised alerts of rules in shadow, which earlier releases kept under the name of the active role."""
-        for rule_id in self.book.former_shadows:
-            for name in [name for name in self.tables if name.startswith(_RAISED)]:
-                owner, *group_by = json.loads(name.removeprefix(_RAISED))
-                if owner == rule_id:
-                    table = self.raised(name_role(rule_id, SHADOW), group_by)
-                    for key, wake, raised_at in list(self.tables[name].items()):
-                        table.put(key, raised_at, wake)
-                    self.drop_table(name)
-        self.book.former_shadows.clear()
 
     def _forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
         """Forgets raised alerts that can suppress no others, and those of rules that suppress none."""
@@ -717,16 +698,6 @@ class ShardState:
         for name in [name for name in self.tables if name.startswith((JUDGED, OPEN_KEYS, _RAISED))]:
             self.drop_table(name)
 
-    def adopt(self, former: str, name: str, is_own: Callable[[Any], bool]) -> None:
-        """Moves a rule's own values out of the table that release 0.1.0 shared between all kinds of rules."""
-        if former in self.tables:
-            own, old = self.table(name), self.tables[former]
-            own.notes.update(old.notes)
-            for key, wake, value in old.items():
-                if is_own(value):
-                    own.put(key, value, wake)
-            self.drop_table(former)
-
     def _drop_due(self, name: str, watermark: int | None) -> None:
         """Drops the keys of a table whose wake is at or below the watermark, and the table with its last key."""
         table = self.tables[name]
@@ -816,9 +787,6 @@ class ShardState:
             self.hold(stored)
         self.deferred.save()
         self._saved_rules = _put_if_changed(store, _RULES, self.book.to_json(), self._saved_rules)
-        if self._has_suppressed:
-            store.remove(_SUPPRESSED)
-            self._has_suppressed = False
         self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
         self._removed = []
@@ -868,22 +836,8 @@ class ShardState:
         self.deferred = Deferred(manifest.deferred)
         self._saved_rules = decode_text(store.get(_RULES), _RULES)
         self.book.load(self._saved_rules)
-        for feature_id, record in manifest.features.items():
-            self.features[feature_id].resets = self.tables.get(f"{_RESETS}{feature_id}")
-            self._put_resets(feature_id, (((reset.low, reset.high), reset.segment) for reset in record.resets))
-        self._has_suppressed = manifest.has_suppressed
-        if manifest.has_suppressed:
-            self._load_suppressed(decode_text(store.get(_SUPPRESSED), _SUPPRESSED))
-
-    def _load_suppressed(self, text: str) -> None:
-        """Reads the page in which earlier releases kept the times of raised alerts."""
-        # Release 0.1.0 did not keep the fields of a key; they are those of the version in force.
-        group_by_in_force = {entry.rule_id: rule.group_by for entry, rule in self.book.in_force()}
-        for row in json.loads(text):
-            record = SuppressedRecord(*row)
-            rule_id, fields = record.rule_id, record.group_by
-            group_by = group_by_in_force.get(rule_id, ()) if fields is None else tuple(fields)
-            self.raised(rule_id, group_by).put((record.low, record.high), record.alerted_at)
+        for feature_id, feature in self.features.items():
+            feature.resets = self.tables.get(f"{_RESETS}{feature_id}")
 
     def runs_in_memory(self) -> dict[str, StoredRun]:
         """Returns the runs that are in memory, by id."""
@@ -908,7 +862,6 @@ class ShardState:
             features={feature_id: feature.to_record() for feature_id, feature in self.features.items()},
             tables={name: table.to_record() for name, table in self.tables.items()},
             pieces={name: count for name, count in self._pieces.items() if name != MANIFEST},
-            has_suppressed=False,
             row_sets={name: _record_row_set(runs) for name, runs in self.row_sets.items() if runs},
             declared=self.declared,
             lists_commit=self.lists_commit,
@@ -1082,7 +1035,7 @@ def raised_wake(raised_at: int, span: int, allowed_lateness: int) -> int:
 
 
 def _keep_raised(table: KeyedTable, span: int, allowed_lateness: int) -> None:
-    """Keeps raised alerts for these spans, if they were kept for those of another version or by an earlier release."""
+    """Keeps raised alerts for these spans, if they were kept for those of another version."""
     spans = [span, allowed_lateness]
     if table.notes.get("spans") != spans:
         table.notes["spans"] = spans
