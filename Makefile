@@ -16,7 +16,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links release-check check fix clean java chromium
+.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -83,10 +83,6 @@ docs: $(INSTALLED) ## the Python API as HTML in build/reference, from the docstr
 
 links: $(INSTALLED) ## ask every address in the pages; needs a network and says so
 	@$(BIN)/python dev/tools/links.py --external
-
-release-check: $(INSTALLED) ## whether VERSION can be tagged: changelog, package, repository; prints the message of the tag
-	@test -n "$(VERSION)" || { echo "Which one? make release-check VERSION=0.2.0" >&2; exit 2; }
-	@$(BIN)/python dev/tools/release.py $(VERSION)
 
 check: $(INSTALLED) ## format, lint, types, import order, links, repository; changes no file
 	@$(BIN)/ruff format --check .
