@@ -49,7 +49,6 @@ ROWS = {"handbook": 1_754_155, "zipf": 2_000_000, "uniform": 2_000_000, "logins"
 _CUSTOMERS, _TERMINALS, _USERS = 100_000, 20_000, 200_000
 _LATE_SHARE, _VERY_LATE_SHARE, _MOST_LATE = 0.05, 0.01, 30 * MINUTE
 _WHOLE_SECONDS_SHARE = 0.1
-_HANDBOOK = REPOSITORY.parent / "shared" / "data" / "handbook_transactions.parquet"
 _SAMPLE = REPOSITORY / "conf" / "samples" / "transactions.parquet"
 # To be counted up when a generator changes: files and tables that older ones made are then made anew.
 GENERATOR = b"1"
@@ -137,9 +136,9 @@ def make(name: str, rows: int) -> Columns:
 
 
 def handbook(rows: int) -> Columns:
-    """Reads the first rows of the Handbook's transactions, or of the repeated sample if the whole file is missing."""
+    """Reads the first rows of the Handbook's transactions: of the file that LOOKBACK_HANDBOOK names, else of the repeated sample."""
     named = os.environ.get("LOOKBACK_HANDBOOK")
-    file = Path(named) if named else _HANDBOOK if _HANDBOOK.exists() else _SAMPLE
+    file = Path(named) if named else _SAMPLE
     table = pq.read_table(file, columns=["event_time", "transaction_id", "customer_id", "terminal_id", "amount_cents"])
     table = table.sort_by([("event_time", "ascending"), ("transaction_id", "ascending")])
     once = {name: _array(table.column(name)) for name in table.column_names if name != "transaction_id"}

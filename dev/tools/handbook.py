@@ -1,6 +1,6 @@
 """Measures the rules that ship on the Handbook's transactions, by the Handbook's own metrics: writes docs/handbook.md.
 
-`python -m dev.tools.handbook` takes the whole data set if it lies beside the repository, else the slice in it. The data and
+`python -m dev.tools.handbook --events FILE` takes the whole data set, and without a file the slice in the repository. The data and
 the metrics are those of "Reproducible Machine Learning for Credit Card Fraud Detection", chapter "Performance metrics".
 """
 
@@ -22,7 +22,6 @@ import lookback
 from lookback.config import load_rule_document, load_stream
 
 ROOT = Path(__file__).resolve().parents[2]
-FULL = ROOT.parent / "shared" / "data" / "handbook_transactions.parquet"
 SLICE = ROOT / "conf" / "samples" / "transactions.parquet"
 PAGE = ROOT / "docs" / "handbook.md"
 TOP_CARDS = 100
@@ -34,7 +33,7 @@ _BEGIN, _END = "<!-- figures begin -->", "<!-- figures end -->"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the figures into the page. Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=Path, default=FULL if FULL.exists() else SLICE, help="a Parquet file")
+    parser.add_argument("--events", type=Path, default=SLICE, help="a Parquet file")
     parser.add_argument("--to", type=Path, default=PAGE, help="the page whose table is replaced")
     options = parser.parse_args(arguments)
     events = read_events(options.events)

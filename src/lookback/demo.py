@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.batches.sink import BatchReport
 
-# The whole Handbook file, if it lies beside the repository; else the slice in the repository.
-_FULL = Path("../shared/data/handbook_transactions.parquet")
-_SLICE = Path("samples/transactions.parquet")
+_SAMPLE = Path("samples/transactions.parquet")
 _MARKER = ".lookback-demo"
 _RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
 _ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
@@ -68,7 +66,7 @@ def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str]
     events: a Parquet file of transactions. Returns the path of the picture. Raises SetupError.
     """
     started = time.monotonic()
-    source = events or (_FULL if _FULL.exists() else settings.conf / _SLICE)
+    source = events or settings.conf / _SAMPLE
     root = _make_fresh_folder(Path(settings.root))
     stream = settings.stream("transactions")
     say(f"Starting Spark; tables go to {root}")
