@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import getpass
 import json
-import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +19,9 @@ from lookback.spark.operations import maintenance
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
 from lookback.spark.operations.grants import Roles
 from lookback.spark.operations.maintenance import maintain
-from lookback.spark.review import record_review
 from lookback.spark.stream.pipeline import Evaluation
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, STATISTICS, Tables
-from lookback.spark.tables.schemas import ALERTS, COMMENTS, PRODUCT_TABLES, make_events_schema
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, make_events_schema
 from lookback.upkeep import forget as forgetting
 from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 
@@ -51,7 +48,7 @@ def comments(tables: Tables, name: str) -> dict[str, str | None]:
 
 
 @pytest.mark.long
-def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) -> None:
+def test_tables_get_the_comments_that_they_lack_once(tables: Tables) -> None:
     events = tables.identifier(STREAM.name)
     tables.spark.sql(
         f"create table {events} (id string not null, at timestamp not null, customer int, shop string, "
@@ -59,15 +56,12 @@ def test_tables_of_an_earlier_release_get_their_comments_once(tables: Tables) ->
     )
     rules = tables.identifier("rules")
     tables.spark.sql(f"alter table {rules} alter column status comment ''")
-    figures = f"'{STATISTICS}' = 'event_time,arrival'"
-    tables.spark.sql(f"alter table {tables.identifier('alerts')} set tblproperties ({figures})")
 
     first = done(tables, COMMENTED)
 
     assert first == {
         **dict.fromkeys(PRODUCT_TABLES, AS_IT_SHOULD_BE),
         "rules": "comments of 1 column",
-        "alerts": "figures of event_time, arrival, decided_at",
         STREAM.name: "comments of 7 columns, its comment",
     }
     assert comments(tables, STREAM.name) == {
@@ -219,54 +213,6 @@ def test_every_command_works_on_the_tables_of_a_catalog(
 def clustered(tables: Tables, name: str) -> list[str]:
     (detail,) = tables.spark.sql(f"describe detail {tables.identifier(name)}").collect()
     return list(detail["clusteringColumns"])
-
-
-def append_alert(tables: Tables, alert_id: str) -> None:
-    alert = {field.name: None for field in ALERTS} | {
-        "alert_id": alert_id, "revision": 0, "verdict": "raised", "rule_id": "r", "rule_version": 1, "mode": "active",
-        "severity": "low", "stream": STREAM.name, "arrival": 1,
-        **dict.fromkeys(("event_time", "window_start", "window_end", "decided_at"), dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)),
-    }  # fmt: skip
-    tables.append(tables.spark.createDataFrame([alert], ALERTS), "alerts")
-
-
-@pytest.mark.long
-def test_a_table_of_an_earlier_release_gets_its_new_columns_from_init_and_a_review_says_so(tables: Tables) -> None:
-    reviews = tables.identifier("reviews")
-    shutil.rmtree(f"{tables.root}/reviews")
-    tables.spark.sql(
-        f"create table {reviews} (alert_id string not null, disposition string not null, reviewer string, note string, "
-        "reviewed_at timestamp not null) using delta"
-    )
-    tables.spark.sql(f"insert into {reviews} values ('a', 'unclear', 'kim', '', current_timestamp())")
-    append_alert(tables, "b")
-    with pytest.raises(SetupError, match="has no column revision; `lookback init` or notebook 00_set_up adds it"):
-        record_review(tables, "b", "confirmed", "kim")
-
-    assert done(tables)["reviews"] == "added revision, comments of 6 columns, its comment"
-    assert done(tables)["reviews"] == AS_IT_SHOULD_BE
-
-    record_review(tables, "b", "confirmed", "kim")
-    kept = tables.read("reviews").orderBy("alert_id").select("alert_id", "revision").collect()
-    assert [tuple(row) for row in kept] == [("a", None), ("b", 0)]
-
-
-@pytest.mark.long
-def test_the_dispositions_that_reviews_of_an_earlier_release_take_are_widened_by_init(tables: Tables) -> None:
-    reviews = tables.identifier("reviews")
-    before = "disposition in ('confirmed', 'false_positive', 'unclear')"
-    tables.spark.sql(f"alter table {reviews} drop constraint disposition_known")
-    tables.spark.sql(f"alter table {reviews} add constraint disposition_known check ({before})")
-    append_alert(tables, "b")
-    with pytest.raises(
-        SetupError, match=r"refuses the disposition benign; `lookback init` or notebook 00_set_up lets it in"
-    ):
-        record_review(tables, "b", "benign", "kim")
-    assert done(tables)["reviews"] == "its check disposition_known"
-    assert done(tables)["reviews"] == AS_IT_SHOULD_BE
-    record_review(tables, "b", "benign", "kim")
-    with pytest.raises(SPARK_ERRORS, match="disposition_known"):
-        tables.spark.sql(f"insert into {reviews} select 'b', 'harmless', 0, 'kim', '', current_timestamp()")
 
 
 def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(tables: Tables) -> None:

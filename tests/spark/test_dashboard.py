@@ -86,7 +86,7 @@ def draw_alerts(chance: random.Random) -> list[dict[str, Any]]:
             **ALERT, "alert_id": f"{at:032d}", "rule_id": rule_id, "stream": stream,
             "mode": chance.choice(["active"] * 5 + ["shadow"]), "event_id": chance.choice([f"e{chance.randrange(30)}"] * 5 + [None]),
             "evidence": chance.choice([None, [], [f"e{chance.randrange(30)}" for _ in range(3)]]),
-            "severity": chance.choice(["info", "low", "medium", "high", "critical"]), "queue": chance.choice([None, True, True, False]),
+            "severity": chance.choice(["info", "low", "medium", "high", "critical"]), "queue": chance.choice([True, True, False]),
             "key": chance.choice([{}, {"customer": None}, {"customer": "1"}, {"customer": "1", "shop": "ü"}, {"shop": "'a"}]),
             "entity": entity, "entity_id": None if entity is None else chance.choice([None, "1", "2", "ü"]),
             "score": chance.choice([0, 10, 25, 100]), "event_time": ago(days=chance.choice([0, 1, 400]), seconds=at), "message": "",

@@ -130,14 +130,14 @@ def test_a_rule_without_where_wants_every_event_of_its_grouping_set(tmp_path: Pa
 
 def test_the_plan_in_the_checkpoint_goes_before_that_of_the_query(tmp_path: Path) -> None:
     first, wider = coverage_of(rule("large", where="amount >= 30", **COUNT)), coverage_of(rule("all", **COUNT))
-    Checkpoint(tmp_path).write_plan(Plan(2, wider))
+    Checkpoint(tmp_path).write_plan(Plan(2, wider, {}, {}, ""))
     ids, columns, header = sent(first, tmp_path, changes())
     assert (len(ids), columns) == (40, {"id", "at", "position", "customer"})
     assert Coverage.from_dict(header["coverage"]) == wider
     # A field that the query does not read cannot be sent.
     batch = changes()
     without = batch.select([name for name in batch.schema.names if name != "shop"])
-    Checkpoint(tmp_path).write_plan(Plan(2, coverage_of(rule("shops", group_by=["shop"], **COUNT))))
+    Checkpoint(tmp_path).write_plan(Plan(2, coverage_of(rule("shops", group_by=["shop"], **COUNT)), {}, {}, ""))
     assert Coverage.from_dict(sent(wider, tmp_path, without)[2]["coverage"]) == wider
     (tmp_path / "lookback.json").write_text("torn")
     assert Coverage.from_dict(sent(wider, tmp_path, batch)[2]["coverage"]) == wider
@@ -154,8 +154,6 @@ def test_coverage_covers_what_it_sends_and_no_more() -> None:
     assert (everything & large).wants == large.wants
     assert not (everything & shops).covers(shops)
     assert Coverage.from_dict((large | shops).to_dict()) == large | shops
-    earlier = {"grouping_sets": [["customer"], ["shop"]], "fields": ["customer", "shop"]}
-    assert Coverage.from_dict(earlier).wants == {(("customer",), None), (("shop",), None)}
     many = [rule(f"r{n}", where=f"amount > {n}", **COUNT) for n in range(MAX_CONDITIONS + 1)]
     assert coverage_of(*many).conditions(("customer",)) is None
     assert len(coverage_of(*many[1:]).conditions(("customer",)) or ()) == MAX_CONDITIONS

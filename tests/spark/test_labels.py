@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,9 +14,8 @@ import yaml
 from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.spark.labels import LabelReport, import_labels, read_labels
-from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
 from lookback.spark.tables.schemas import ALERTS, LABELS, REVIEWS
-from payins import STREAM, STREAMS, append
+from payins import STREAM, append
 from sample_alert import ALERT
 
 if TYPE_CHECKING:
@@ -122,18 +120,6 @@ def test_c10_4_plain_sql_may_insert_labels_and_the_time_of_the_insert_is_their_t
     assert before <= row["labelled_at"].astimezone(dt.timezone.utc) <= dt.datetime.now(dt.timezone.utc)
     with pytest.raises(Exception, match=r"DELTA_(NOT_NULL_CONSTRAINT_VIOLATED|INSERT_COLUMN_MISMATCH)"):
         ready.spark.sql(f"insert into {name} (stream, event_id) values ('{STREAM.name}', 7)")
-
-
-@pytest.mark.long
-def test_labels_of_an_older_root_are_those_of_its_reviews_until_init_makes_the_table(ready: Tables) -> None:
-    shutil.rmtree(f"{ready.root}/labels")
-    write(ready, "alerts", ALERTS, [alert("a1", event_id="e1")])
-    write(ready, "reviews", REVIEWS, [("a1", "confirmed", None, "kim", "", at(10))])
-    assert known(ready) == {"e1": (True, "confirmed", "review")}
-    assert {step.thing: step.done for step in set_up(ready, STREAMS)}[
-        f"table {ready.identifier('labels')}"
-    ] == "created"
-    assert {step.done for step in set_up(ready, STREAMS)} == {AS_IT_SHOULD_BE}
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ import pytest
 from lookback import notebook
 from lookback.cli import main
 from lookback.core.errors import ReviewError, SetupError
-from lookback.core.streams.alerts import QUEUE
 from lookback.core.streams.declaration import Stream
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.review import (
@@ -575,6 +574,7 @@ def alert_row(number: int, **changes: Any) -> dict[str, Any]:
         "mode": "active", "severity": "medium", "stream": "spends", "key": {}, "event_id": str(number),
         "event_time": time, "window_start": time, "window_end": time, "window_complete": True, "measures": {},
         "message": "", "evidence": [], "arrival": 1, "decided_at": dt.datetime.now(dt.timezone.utc),
+        "change": 1, "queue": True,
     }  # fmt: skip
     return {**row, **changes}
 
@@ -624,7 +624,7 @@ def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Table
     late = START + dt.timedelta(days=1)
     rows = [
         alert_row(1, queue=True), alert_row(2, queue=False), alert_row(3), alert_row(4, severity="info", queue=False),
-        alert_row(5, severity="info", queue=True), alert_row(6, severity="info"), alert_row(7, queue=False, mode="shadow"),
+        alert_row(5, severity="info", queue=True), alert_row(6, severity="info", queue=False), alert_row(7, queue=False, mode="shadow"),
         alert_row(8, queue=False), alert_row(8, queue=False, revision=1, verdict="retracted"), alert_row(9, queue=False),
         # The rule was a report at first, and is none now.
         alert_row(10, queue=False, rule_id="s"), alert_row(11, queue=True, rule_id="s", rule_version=2),
@@ -647,23 +647,6 @@ def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Table
     assert [int(json.loads(line)["alert_id"]) for line in capsys.readouterr().out.splitlines()] == [12, 10, 2, 6, 4]
     shown = notebook.show_reports(SimpleNamespace(tables=tables, stream=STREAM), days=120)  # type: ignore[arg-type]
     assert [int(each) for each in shown["alert_id"]] == [12, 10, 6, 4, 2]
-
-
-def test_alerts_of_an_earlier_release_are_no_reports_unless_their_severity_is_info(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-):
-    rows = [alert_row(1), alert_row(2, severity="info")]
-    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
-
-    def listed() -> list[list[int]]:
-        both = [open_queue(tables, reports=reports).collect() for reports in (False, True)]
-        return [[int(row["alert_id"]) for row in rows] for rows in both]
-
-    assert listed() == [[1], [2]]
-    # The table lacks the column until it is set up again.
-    read = type(tables).read
-    monkeypatch.setattr(type(tables), "read", lambda self, name: read(self, name).drop(QUEUE))
-    assert listed() == [[1], [2]]
 
 
 def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longer_the_last(tables: Tables):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +14,15 @@ import lookback
 from alert_rows import collect_alerts, list_alerts
 from lookback.config import load_stream
 from lookback.core.errors import SetupError
-from lookback.core.streams.alerts import FIELDS, LATER_COLUMNS, QUEUE
-from lookback.spark.batches import sink
+from lookback.core.streams.alerts import FIELDS
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.files import ingest
-from lookback.spark.operations.catalog import set_up
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.status import stream_status
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.snoozes import snooze
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.tables import appends
-from lookback.spark.tables.schemas import ALERTS
 from payins import START, STREAM, append, publish
 
 if TYPE_CHECKING:
@@ -199,69 +194,6 @@ def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_f
     evaluate(watched, OWN)
     # 20, and not 115.
     assert risks(watched) == []
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_c11_6_alerts_of_an_earlier_release_are_written_as_they_were_until_init_adds_what_rules_over_alerts_need(
-    watched: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_before(watched)
-    with pytest.raises(SetupError, match=r"lacks entity, entity_id, score, change, a change feed.*`lookback init`"):
-        evaluate(watched, OWN)
-    append(watched, [FIRST])
-    evaluate(watched, STREAM)
-    # Where Spark appends as well.
-    monkeypatch.setattr(sink, "append_directly", lambda *_: False)
-    append(watched, [SECOND])
-    evaluate(watched, STREAM)
-    monkeypatch.setattr(sink, "append_directly", appends.append_directly)
-    assert watched.read("alerts").count() == len(BEGUN)
-    written = watched.history("alerts", 2).select("operation").collect()
-    assert [row["operation"] for row in written] == ["WRITE", "STREAMING UPDATE"]
-    assert set(watched.read("alerts").columns) == set(ALERTS.names) - {*LATER_COLUMNS, QUEUE}
-    status = stream_status(watched, OWN)
-    assert (status["events"], status["rules"]) == (0, 1)
-    with prove(watched, STREAM, STREAMS) as proofs:
-        assert all(each.holds for each in proofs.rows)
-
-    done = {step.thing.rsplit("/", 1)[-1].strip("`"): step.done for step in set_up(watched, STREAMS)}
-    assert done["alerts"] == "added entity, entity_id, score, change, queue, its change feed, comments of 5 columns"
-    again = {step.thing.rsplit("/", 1)[-1].strip("`"): step.done for step in set_up(watched, STREAMS)}
-    assert again["alerts"] == "as it should be"
-    # What was written before is no event; what comes is.
-    evaluate(watched, OWN)
-    assert events_of(watched) == []
-    append(watched, [THIRD, {**SECOND, "id": "e4", "at": START + 180_000_000, "amount": "91.00", "arrival": 4}])
-    evaluate(watched, STREAM)
-    evaluate(watched, OWN)
-    assert Counter(events_of(watched)) == Counter(
-        [
-            *CEASED, ("each", "active", "suppressed", "customer", "1", 20), ("large", "active", "raised", "customer", "1", 15),
-            ("tried", "shadow", "raised", None, None, 10), ("hours", "active", "raised", "customer", "1", 50),
-        ]
-    )  # fmt: skip
-    # Rows of the release in between do not say whether they wait for a person.
-    watched.spark.sql(f"update {watched.identifier('alerts')} set queue = null where event_id = 'e4'")
-    with prove(watched, STREAM, STREAMS) as proofs:
-        assert all(each.holds for each in proofs.rows)
-
-
-def as_before(tables: Tables) -> None:
-    """Makes the table of alerts as the release before had it."""
-    shutil.rmtree(f"{tables.root}/alerts")
-    columns = ", ".join(
-        f'{field.name} {field.dataType.simpleString()}{"" if field.nullable else " not null"} comment "{field.metadata["comment"]}"'
-        for field in ALERTS
-        if field.name not in (*LATER_COLUMNS, QUEUE)
-    )
-    comment = tables.spark.sql(f"describe detail {tables.identifier('late_events')}").collect()[0]["description"]
-    assert comment
-    tables.spark.sql(
-        f"create table {tables.identifier('alerts')} ({columns}) using delta comment 'One alert per rule and triggering event or "
-        "window; its revisions are further rows' tblproperties ('delta.checkpointInterval' = '1000', "
-        "'delta.dataSkippingStatsColumns' = 'event_time,arrival,decided_at')"
-    )
 
 
 def test_c11_6_nothing_is_ingested_into_the_stream_of_alerts(ready: Tables, tmp_path: Path) -> None:

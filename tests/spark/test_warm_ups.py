@@ -89,7 +89,7 @@ class Historian:
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     monkeypatch.setattr(warmups, "_PAUSE_SECONDS", 0.0)
     made = Checkpoint(tmp_path / "checkpoint")
-    made.write_plan(checkpoints.Plan(2, Coverage()))
+    made.write_plan(checkpoints.Plan(2, Coverage(), {}, {}, ""))
     return made
 
 

@@ -109,13 +109,13 @@ class _Reader:
 
         Versions that the stream rejected and never obeyed are left out.
         """
-        # A table that an earlier release made may lack the column `evidence`, and only some versions' documents are read.
+        # Only some versions' documents are read.
         rows = self._query(
             "WITH refused AS (SELECT rule_id, version FROM (SELECT rule_id, version, bool_and(action = 'rejected') AS is_refused "
             f"FROM {self.tables.quote('rule_log')} WHERE stream = :stream AND action IN ({_DECISIONS}) GROUP BY rule_id, version) "
             "WHERE is_refused) SELECT rule_id, version, status, named AS evidence, CASE WHEN row_number() OVER (PARTITION BY rule_id, status, "
             "named ORDER BY coalesce(version, 0) DESC) = 1 THEN document END AS document FROM (SELECT rule_id, version, "
-            "status, document, CASE WHEN status = 'quarantined' THEN get_json_object(to_json(struct(*)), '$.evidence') END "
+            "status, document, CASE WHEN status = 'quarantined' THEN evidence END "
             f"AS named FROM {self.tables.quote('rules')} LEFT ANTI JOIN refused USING (rule_id, version) WHERE rule_id <> '*') "
             "ORDER BY rule_id, version",
             stream=self.tables.stream,

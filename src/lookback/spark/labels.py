@@ -76,8 +76,6 @@ def read_labels(
 def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mapping[str, Stream]) -> DataFrame:
     """Reads the labels that reviews until a moment give, with `rank` 0; an event may have several."""
     reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
-    if "revision" not in reviews.columns:
-        reviews = reviews.withColumn("revision", F.lit(None).cast("int"))
     last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
     reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
     evaluations = Evaluations.read(tables)
@@ -86,7 +84,7 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mappi
         "alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at", "stream",
         evaluations.number().alias(_EVALUATION),
     )  # fmt: skip
-    # Rows of an earlier release do not name the revision that was seen: it is the last by then.
+    # A row that others wrote may not name the revision that was seen: it is the last by then.
     seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
     # An evaluation that began after the review may have written the alert again, and not as it was seen.

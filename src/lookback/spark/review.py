@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import Window
 
-from lookback.core.errors import ReviewError, SetupError
-from lookback.core.rules.document import INFO, SEVERITIES
-from lookback.core.streams.alerts import DISPOSITIONS, QUEUE
+from lookback.core.errors import ReviewError
+from lookback.core.rules.document import SEVERITIES
+from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
 from lookback.spark.stream.evaluations import Evaluations
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, change_table, to_timestamp
+from lookback.spark.tables.lakehouse import change_table, to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -120,16 +120,9 @@ def _find_open(
     # Revisions are few and their columns are narrow; to find the last one by a window would sort every wide row.
     revised = revised.select(F.col("alert_id").alias("same"), order.alias("later"))
     is_superseded = (F.col("alert_id") == F.col("same")) & (order < F.col("later"))
-    is_report = _is_report(alerts)
-    wanted = alerts.where(_NEEDS_REVIEW).where(is_report if reports else ~is_report)
+    wanted = alerts.where(_NEEDS_REVIEW).where(~F.col("queue") if reports else F.col("queue"))
     last = wanted.join(revised, is_superseded, "left_anti")
     return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
-
-
-def _is_report(alerts: DataFrame) -> Column:
-    """Returns a condition: a row is a report. A table or row of an earlier release does not say, and no rule made one then."""
-    is_info = F.col("severity") == F.lit(INFO)
-    return ~F.coalesce(F.col(QUEUE), ~is_info) if QUEUE in alerts.columns else is_info
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
@@ -237,8 +230,7 @@ def record_review(
     disposition: confirmed, false_positive, benign (true but harmless) or unclear. reviewer: a name; None: the current
     user. note: the reasons. revision: the one that the person has seen; None: the last. A further review of the same
     alert is one more row, unless it repeats the reviewer's last one. Raises ReviewError if there is no such alert or
-    revision, the disposition is none of these, or the reviewer's name is empty, and SetupError if the table of an earlier
-    release lacks a column or refuses the disposition.
+    revision, the disposition is none of these, or the reviewer's name is empty.
     """
     from lookback.spark.explaining.explanations import find_revision, read_alert_rows
 
@@ -246,7 +238,7 @@ def record_review(
     reviewer = _choose_reviewer(tables, reviewer)
     rows = read_alert_rows(tables, alert_id)
     seen = find_revision(rows, alert_id, revision)
-    reviews = _read_reviews(tables)
+    reviews = tables.read("reviews")
     own = reviews.where((F.col("alert_id") == F.lit(alert_id)) & (F.col("reviewer") == F.lit(reviewer)))
     before = own.orderBy(F.col("reviewed_at").desc()).select("disposition", "revision", "note").head()
     is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
@@ -258,7 +250,7 @@ def record_review(
 
 @dataclass(frozen=True)
 class Review:
-    """A row of the table `reviews`. reviewed_at: aware; revision: None in rows of earlier releases."""
+    """A row of the table `reviews`. reviewed_at: aware; revision: None if a row that others wrote does not name it."""
 
     alert_id: str
     disposition: str
@@ -303,7 +295,7 @@ def record_reviews(
     """Records one decision about alerts as they were seen, in one commit, unless somebody has decided them since.
 
     disposition, reviewer, note: as for `record_review`. An alert with a review that was not seen is left as it is: whoever
-    has seen that one too may decide once more, and the last review counts. Raises ReviewError and SetupError likewise.
+    has seen that one too may decide once more, and the last review counts. Raises ReviewError likewise.
     """
     _check_disposition(disposition)
     reviewer = _choose_reviewer(tables, reviewer)
@@ -334,7 +326,7 @@ def withdraw_reviews(tables: Tables, reviewer: str, reviewed_at: dt.datetime) ->
 
 def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[Review]]:
     """Reads the reviews of some alerts. alert_ids: theirs. Returns the reviews by alert, each alert's in order of time."""
-    chosen = _select_ids(tables, _read_reviews(tables), list(alert_ids))
+    chosen = _select_ids(tables, tables.read("reviews"), list(alert_ids))
     time = F.unix_micros("reviewed_at").alias("time")
     rows = chosen.select("alert_id", "disposition", "revision", "reviewer", "note", time).collect()
     by_id: dict[str, list[Review]] = {}
@@ -421,29 +413,12 @@ def _choose_reviewer(tables: Tables, reviewer: str | None) -> str:
     return reviewer
 
 
-def _read_reviews(tables: Tables) -> DataFrame:
-    reviews = tables.read("reviews")
-    if "revision" not in reviews.columns:
-        raise SetupError(
-            f"table {tables.identifier('reviews')} has no column revision; `lookback init` or notebook 00_set_up adds it"
-        )
-    return reviews
-
-
 def _append_reviews(tables: Tables, reviews: Sequence[Review]) -> None:
     """Appends reviews in one commit."""
     rows = [
         (each.alert_id, each.disposition, each.revision, each.reviewer, each.note, each.reviewed_at) for each in reviews
     ]
-    try:
-        tables.append_rows(rows, "reviews")
-    except SPARK_ERRORS as error:
-        if "disposition_known" not in str(error):
-            raise
-        raise SetupError(
-            f"table {tables.identifier('reviews')} refuses the disposition {reviews[0].disposition}; `lookback init` or "
-            "notebook 00_set_up lets it in"
-        ) from None
+    tables.append_rows(rows, "reviews")
 
 
 def decisions(tables: Tables) -> DataFrame:

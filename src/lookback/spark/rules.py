@@ -326,7 +326,7 @@ class RulesTable:
 
     def _read_versions(self) -> list[Row]:
         """Reads all versions of rules; commands and rows without an id are left out."""
-        rows = self._show_refused_as_drafts(self.tables.query("rules", _select_columns))
+        rows = self._show_refused_as_drafts(self.tables.query("rules", lambda rows: rows.select(*RULES.names)))
         return [row for row in rows if row["rule_id"] not in (None, "*")]
 
     def read_versions(self, rule_id: str) -> list[RuleRow]:
@@ -442,7 +442,7 @@ class RulesTable:
 
     def _read_rows(self, rule_id: str) -> list[Row]:
         def read(tables: Tables) -> list[Row]:
-            rows = tables.query("rules", lambda rows: _select_columns(rows.where(F.col("rule_id") == rule_id)))
+            rows = tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id))
             return replace(self, tables=tables)._show_refused_as_drafts(rows)
 
         return compute_at_once(read, self.tables.root, lambda: self.tables)
@@ -560,12 +560,6 @@ def _is_sound(row: Row) -> bool:
     except LookbackError:
         return False
     return document.get("rule_id") == row["rule_id"] and isinstance(document.get("stream"), str)
-
-
-def _select_columns(rows: DataFrame) -> DataFrame:
-    """Selects the columns of the rules table; NULL where a table of an earlier release lacks one."""
-    missing = F.lit(None).cast("string")
-    return rows.select(*(F.col(name) if name in rows.columns else missing.alias(name) for name in RULES.names))
 
 
 def _is_objectionable(row: Row) -> bool:

@@ -108,4 +108,3 @@ def test_c3_the_ends_that_a_watermark_passes(after: int, until: int, ends: list[
     """
     window = TiledWindow(12, 5, 2)
     assert list(window.find_ends(after, until)) == ends
-    assert window.windows_per_time == 3

@@ -28,10 +28,6 @@ FIELDS: Mapping[str, DataType] = {
         "entity_id": "string", "score": "bigint",
     }.items()
 }  # fmt: skip
-# The columns of the table that events are made of; rows of earlier releases do not have them.
-LATER_COLUMNS = ("entity", "entity_id", "score", "change")
-# The column that says whether an alert waits for a person; it came after those.
-QUEUE = "queue"
 # What a privacy request writes in place of a value, into measures and texts of rows that stay.
 REMOVED = "[removed by a privacy request]"
 # What a row means for its alert: it stands from now on, it did before and does still, it does no longer.

@@ -58,11 +58,6 @@ class TiledWindow:
         """Returns the start of the last window that covers each of `times`; the one before starts `slide` earlier."""
         return (times - self.offset) // self.slide * self.slide + self.offset
 
-    @property
-    def windows_per_time(self) -> int:
-        """The most windows that cover a time."""
-        return -(-self.size // self.slide)
-
     def find_ends(self, after: int, until: int) -> range:
         """Returns the ends of windows in (after, until], ascending."""
         return range(self.last_start(after - self.size) + self.size + self.slide, until + 1, self.slide)

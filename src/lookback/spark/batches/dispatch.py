@@ -121,13 +121,7 @@ def select_rule_changes(changes: DataFrame) -> DataFrame:
     """
     kind = F.col("_change_type")
     change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
-    texts = (
-        # A table that an earlier release made lacks a column until `init` adds it.
-        F.substring(F.make_valid_utf8(name) if name in changes.columns else F.lit(None).cast("string"), 1, most).alias(
-            name
-        )
-        for name, most in _MOST_CHARACTERS.items()
-    )
+    texts = (F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MOST_CHARACTERS.items())
     commit = F.col(COMMIT).alias("commit")
     return changes.select(change.alias("change"), commit, "version", *texts)
 

@@ -104,7 +104,6 @@ class Sink:
     query_id: str
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
-    _whole: set[str] = field(default_factory=set, init=False)
     # No row of rule_log has this time yet, nor a later one; None before the first is written.
     _next_time: dt.datetime | None = field(default=None, init=False)
 
@@ -149,15 +148,8 @@ class Sink:
         return time
 
     def _append(self, rows: pa.Table, name: str, mark: str) -> None:
-        if append_directly(self.tables, rows, name, mark):
-            return
-        # A table of an earlier release lacks columns until it is set up again; once it has all, it keeps them.
-        if name not in self._whole:
-            existing = set(self.tables.read(name).columns)
-            here = [each for each in rows.column_names if each in existing]
-            self._whole |= {name} if len(here) == rows.num_columns else set()
-            rows = rows.select(here)
-        self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
+        if not append_directly(self.tables, rows, name, mark):
+            self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:

@@ -58,10 +58,10 @@ class Plan:
 
     shards: the number of parts that the keys are divided into, fixed by the first batch. coverage: the events and fields
     that dispatch sends, enough for the rules in force, even those whose rows were deleted since. declared: the part of the
-    stream's declaration that state depends on; empty in checkpoints of earlier releases. starts: the first commit that
-    is read of each source. spark: the version of Spark that plans the query; empty in checkpoints of earlier releases.
+    stream's declaration that state depends on. starts: the first commit that
+    is read of each source. spark: the version of Spark that plans the query.
     gates: what an enforced gate asks of active rows, by the commit of the rules from which on it does (see `RuleChange`).
-    settings: the rows of the `Declarations` by which the query judges; none in checkpoints of earlier releases.
+    settings: the rows of the `Declarations` by which the query judges.
     """
 
     shards: int
@@ -245,24 +245,21 @@ class Checkpoint:
         try:
             document = json.loads(file.read_text())
             shards, coverage = int(document["shards"]), Coverage.from_dict(document)
-            starts = {str(name): int(start) for name, start in document.get("starts", {}).items()}
-            gates = {int(commit): str(asked) for commit, asked in document.get("gates", {}).items()}
-            settings = tuple(
-                (None if after is None else int(after), str(text)) for after, text in document.get("settings", [])
-            )
-            declared, spark = dict(document.get("declared", {})), str(document.get("spark", ""))
+            starts = {str(name): int(start) for name, start in document["starts"].items()}
+            gates = {int(commit): str(asked) for commit, asked in document["gates"].items()}
+            settings = tuple((None if after is None else int(after), str(text)) for after, text in document["settings"])
+            declared, spark = dict(document["declared"]), str(document["spark"])
             return Plan(shards, coverage, declared, starts, spark, gates, settings)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 
     def write_plan(self, plan: Plan) -> None:
         """Stores the plan; called before the query starts."""
-        document = {"shards": plan.shards, **plan.coverage.to_dict()}
-        more: dict[str, Any] = {"declared": dict(plan.declared), "starts": dict(plan.starts), "spark": plan.spark}
-        more["gates"] = dict(plan.gates)
-        if plan.settings:
-            more["settings"] = [list(row) for row in plan.settings]
-        self.write_json(_PLAN, {**document, **more})
+        document = {
+            "shards": plan.shards, **plan.coverage.to_dict(), "declared": dict(plan.declared), "starts": dict(plan.starts),
+            "spark": plan.spark, "gates": dict(plan.gates), "settings": [list(row) for row in plan.settings],
+        }  # fmt: skip
+        self.write_json(_PLAN, document)
 
     def read_rebuild(self) -> dict[str, Any] | None:
         """Returns the document that `write_rebuild` stored; None if this checkpoint's state is not rebuilt.

@@ -114,7 +114,7 @@ def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> Dat
 
 @dataclass(frozen=True)
 class RejectedRows:
-    """A stream's rows in rejected_events. A table of an earlier release has no column `read_as`."""
+    """A stream's rows in rejected_events."""
 
     tables: Tables
     stream: Stream
@@ -138,7 +138,7 @@ class RejectedRows:
             rows = rows.join(known, same, "left_anti")
             if rows.isEmpty():
                 return
-        self.tables.append(rows.coalesce(1).select(*self.tables.read(_TABLE).columns), _TABLE, mark)
+        self.tables.append(rows.coalesce(1), _TABLE, mark)
 
     def read(self) -> DataFrame:
         """Reads the stream's rows, the newest first."""
@@ -150,9 +150,7 @@ class RejectedRows:
 
     def check_kept(self, options: Mapping[str, str]) -> list[DataFrame]:
         """Checks the rows again whose text was kept, grouped by how they were read. Reads no file."""
-        kept = (
-            self._read_with_reading().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
-        )
+        kept = self._read_stream().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
         return [
             _parse_rows(
                 kept.where(F.col(_GROUP).eqNullSafe(F.lit(row[_GROUP]))),
@@ -168,7 +166,7 @@ class RejectedRows:
         options: the reader's, over those that the rows were read with.
         """
         parts = self.check_kept(options)
-        rows = self._read_with_reading()
+        rows = self._read_stream()
         files = rows.where("raw is null and source is not null and read_as is not null")
         files = files.where(~is_record(F.col("source")))
         names: list[str] = []
@@ -190,11 +188,6 @@ class RejectedRows:
 
         # Rows of other streams come meanwhile.
         change_table(self.tables, _TABLE, act)
-
-    def _read_with_reading(self) -> DataFrame:
-        rows, later = self._read_stream(), {"read_as": "string", "position": "bigint"}
-        lacking = {name: F.lit(None).cast(type_) for name, type_ in later.items() if name not in rows.columns}
-        return rows.withColumns(lacking) if lacking else rows
 
     def _read_stream(self) -> DataFrame:
         return self.tables.read(_TABLE).where(F.col("stream") == self.stream.name)

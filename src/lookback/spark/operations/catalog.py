@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
 from lookback.spark.operations.grants import Grant, Roles, TablePlace, list_grants
-from lookback.spark.tables.lakehouse import CHECKS, CONSTRAINT, STATISTICS, quote_name, quote_text
+from lookback.spark.tables.lakehouse import quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def set_up(
 ) -> list[SetUpStep]:
     """Creates the missing parts of a place, and returns a step for each part.
 
-    Everywhere: the product's tables and those of the streams, columns that tables of an earlier release lack, comments.
+    Everywhere: the product's tables and those of the streams, and comments.
     In a catalog: the schema, and the layout of files. In Unity Catalog: the volumes of the folders `checkpoints` and
     `landing` (if they are of the same schema), primary keys, which nothing enforces, and the grants of `roles`. A grant
     that the caller has no right to give is a step with `to_do`.
@@ -176,44 +176,9 @@ class _Setup:
 
     def _update_table(self, table: _Table, is_new: bool) -> SetUpStep:
         detail = self._tables.describe(table.name).asDict()
-        done = ["created"] if is_new else self._add_columns(table) + self._set_checks(table, detail)
-        done += self._switch_feed_on(table, detail)
-        done += self._set_comments(table, detail) + self._set_statistics(table, detail)
-        done += self._set_clustering(table, detail) + self._add_key(table)
+        done = ["created"] if is_new else []
+        done += self._set_comments(table, detail) + self._set_clustering(table, detail) + self._add_key(table)
         return SetUpStep(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
-
-    def _add_columns(self, table: _Table) -> list[str]:
-        """Adds the columns that a product's table of an earlier release lacks; they are NULL in existing rows."""
-        if table.name not in PRODUCT_TABLES:
-            return []
-        existing = set(self._tables.read(table.name).columns)
-        missing = [field for field in table.schema if field.name not in existing]
-        if not missing:
-            return []
-        columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
-        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} ADD COLUMNS ({columns})")
-        return [f"added {', '.join(field.name for field in missing)}"]
-
-    def _set_checks(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
-        """Widens the checks of a table of an earlier release to the values that this one writes."""
-        name, done = self._tables.identifier(table.name), []
-        for check, condition in CHECKS.get(table.name, {}).items():
-            before = detail["properties"].get(f"{CONSTRAINT}{check}")
-            # A check that was altered has a blank between all of its words.
-            if before is not None and "".join(before.split()) != "".join(condition.split()):
-                self._tables.spark.sql(f"ALTER TABLE {name} DROP CONSTRAINT {quote_name(check)}")
-                self._tables.spark.sql(f"ALTER TABLE {name} ADD CONSTRAINT {quote_name(check)} CHECK ({condition})")
-                done.append(f"its check {check}")
-        return done
-
-    def _switch_feed_on(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
-        """Switches on the change feed of a product's table of an earlier release, if rules look at its rows."""
-        lacking = self._tables.find_lacking_properties(table.name, detail["properties"] or {})
-        if not lacking:
-            return []
-        settings = ", ".join(f"{quote_text(key)} = {quote_text(value)}" for key, value in lacking.items())
-        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({settings})")
-        return ["its change feed"]
 
     def _set_comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []
@@ -231,15 +196,6 @@ class _Setup:
             self._tables.spark.sql(f"COMMENT ON TABLE {name} IS {quote_text(table.comment)}")
             done.append("its comment")
         return done
-
-    def _set_statistics(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
-        """Makes Delta keep the figures by which readers skip files; existing files keep the figures that they have."""
-        columns = self._tables.choose_statistics(table.name)
-        if columns is None or detail["properties"].get(STATISTICS) == columns:
-            return []
-        setting = f"{quote_text(STATISTICS)} = {quote_text(columns)}"
-        self._tables.spark.sql(f"ALTER TABLE {self._tables.identifier(table.name)} SET TBLPROPERTIES ({setting})")
-        return [f"figures of {columns.replace(',', ', ')}"]
 
     def _set_clustering(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         column = self._tables.choose_clustering(table.name, table.event_time)

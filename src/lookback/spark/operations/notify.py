@@ -126,12 +126,8 @@ class Notifier:
     _pauses: dict[str, _Pause] = field(default_factory=dict)
     # By receiver and stream: alerts decided before this time are settled, or older than the receiver.
     _starts: dict[tuple[str, str], float] = field(default_factory=dict)
-    # False for the table of an earlier release, which lacks the column of the stream.
-    _has_stream: bool = True
     # Alerts decided before this time are settled.
     _floor: float | None = None
-    # False for the tables of an earlier release.
-    _has_snoozes: bool = False
     # The versions of alerts and snoozes at the last pass, and the time of the next pass even if they stay the same.
     _seen: tuple[int, int] | None = None
     _due: float = 0.0
@@ -147,7 +143,7 @@ class Notifier:
             self._find_starts()
             while not stop.is_set():
                 require_alone()
-                version = self.tables.version("alerts"), self.tables.version(SNOOZES) if self._has_snoozes else 0
+                version = self.tables.version("alerts"), self.tables.version(SNOOZES)
                 if version != self._seen or self.clock() >= self._due:
                     counts = self.send()
                     self._seen = version
@@ -194,8 +190,6 @@ class Notifier:
         """Finds the time from which on each receiver gets the alerts of each stream; stores that of new receivers."""
         if self._starts:
             return self._starts
-        self._has_stream = "stream" in self.tables.read(TABLE).columns
-        self._has_snoozes = self.tables.exists(SNOOZES)
         pairs = [(receiver.name, stream) for receiver in self.senders for stream in self.streams]
         recent = F.col("sent_at") >= F.lit(_to_time(self.clock() - _RECENT_MARK_SECONDS))
         marks = self._read_settled(self._read_notes().where(recent))
@@ -217,21 +211,19 @@ class Notifier:
 
     def _read_settled(self, notes: DataFrame) -> dict[tuple[str, str], float]:
         """Reads the last `settled` mark by receiver and stream."""
-        if not self._has_stream:
-            return {}
         marks = notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream").agg(F.max("sent_at").alias("at"))
         return {(row["receiver"], row["stream"]): _to_seconds(row["at"]) for row in marks.collect()}
 
     def _make_due_marks(self, floor: float) -> list[dict[str, Any]]:
         """Makes the marks that are due, as alerts decided before `floor` are settled."""
-        due = [pair for pair, start in self._starts.items() if self._has_stream and floor - start >= _MARK_SECONDS]
+        due = [pair for pair, start in self._starts.items() if floor - start >= _MARK_SECONDS]
         self._starts.update(dict.fromkeys(due, floor))
         return [_make_mark(receiver, SETTLED, floor, stream) for receiver, stream in due]
 
     def _append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
             frame = self.tables.spark.createDataFrame([dict(row) for row in rows], NOTIFICATIONS).coalesce(1)
-            self.tables.append(frame if self._has_stream else frame.drop("stream"), TABLE)
+            self.tables.append(frame, TABLE)
 
     def _read_notes(self) -> DataFrame:
         names = [receiver.name for receiver in self.senders]
@@ -268,7 +260,7 @@ class Notifier:
                 receiver, {stream: starts[receiver.name, stream] for stream in self.streams}
             )
         names = F.explode(F.array(*(F.lit(receiver.name) for receiver in self.senders)))
-        snoozes = read_snoozes(self.tables, ended_after=_to_time(floor)) if self._has_snoozes else []
+        snoozes = read_snoozes(self.tables, ended_after=_to_time(floor))
         if snoozes:
             alerts = self._add_open(alerts)
         pairs = alerts.withColumn("receiver", names).where(is_candidate)

@@ -121,11 +121,9 @@ def _select_log_rows(_: Tables, limit: dt.datetime) -> Column:
 def _select_notifications(tables: Tables, limit: dt.datetime) -> Column | None:
     """Selects rows on alerts that are at least a day older than the last mark of their receiver and stream.
 
-    Rows of an earlier release do not name their alert's stream, and stay; so do all marks, which are few.
+    All marks stay, which are few.
     """
     notes = tables.read("notifications")
-    if "stream" not in notes.columns:
-        return None
     settled = notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream").agg(F.max("sent_at").alias("at"))
     marks = {(row["receiver"], row["stream"]): row["at"].astimezone(dt.timezone.utc) for row in settled.collect()}
     ranges = []

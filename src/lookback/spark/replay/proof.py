@@ -24,7 +24,7 @@ from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.rules.versions import WITH_STATE
-from lookback.core.streams.alerts import ACTION_STRENGTHS, LATER_COLUMNS, QUEUE, REMOVED
+from lookback.core.streams.alerts import ACTION_STRENGTHS, REMOVED
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
@@ -46,7 +46,6 @@ from lookback.spark.stream.rebuild import (
 )
 from lookback.spark.tables.history import find_first_readable
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
-from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -227,7 +226,7 @@ class _Start:
 
         Alerts of the saved state's last commit are among them if a command raised them after the proof that saved it.
         """
-        if self.saved is None or self.saved.decided_at is None:
+        if self.saved is None:
             return between, between
         is_before = F.col("arrival") == self.saved.through
         return between | (is_before & (F.unix_micros("decided_at") > self.saved.decided_at)), between | is_before
@@ -258,7 +257,7 @@ class _Unreached:
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     """Makes the result of a proof without new commits."""
     columns = (F.lit("").alias("side"), F.lit(0).alias("times"), *ALERTS_SCHEMA.names)
-    return Proofs([Proof(None, 0, 0, 0, 0)], commits, _read_recorded(tables).where("false").select(*columns))
+    return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
@@ -277,38 +276,12 @@ def _compare_alerts(
 ) -> tuple[DataFrame, dict[str, int]]:
     """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
     of_recorded, of_replayed = conditions
-    recorded, earlier = _read_recorded(tables).where((F.col("stream") == stream.name) & of_recorded), dict[str, int]()
+    recorded, earlier = tables.read("alerts").where((F.col("stream") == stream.name) & of_recorded), dict[str, int]()
     if begun_at is not None:
         older = recorded.where(F.col("decided_at") < F.lit(begun_at)).groupBy("rule_id").count()
         earlier = {row["rule_id"]: int(row["count"]) for row in older.collect()}
         recorded = recorded.where(F.col("decided_at") >= F.lit(begun_at))
-    replayed = _blank_later_columns(answers.read_alerts().where(of_replayed), recorded)
-    return _compare(recorded, replayed, ALERTS_SCHEMA.names), earlier
-
-
-def _read_recorded(tables: Tables) -> DataFrame:
-    """Reads the table of alerts, also one of an earlier release, with all columns."""
-    rows = tables.read("alerts")
-    missing = [name for name in (*LATER_COLUMNS, QUEUE) if name not in rows.columns]
-    if not missing:
-        return rows
-    return rows.withColumns({name: F.lit(None).cast(ALERTS[name].dataType) for name in missing})
-
-
-def _blank_later_columns(replayed: DataFrame, recorded: DataFrame) -> DataFrame:
-    """Blanks the columns that the recorded rows of an earlier release do not have, so that the others are compared."""
-    marks = {name: f"_lacks_{name}" for name in ("change", QUEUE)}
-    older = recorded.where(F.col("change").isNull() | F.col(QUEUE).isNull())
-    if older.isEmpty():
-        return replayed
-    lacking = older.groupBy(*_ROW_KEY).agg(
-        *(F.bool_or(F.col(name).isNull()).alias(mark) for name, mark in marks.items())
-    )
-    rows = replayed.join(lacking, list(_ROW_KEY), "left")
-    # Those of rules over alerts came together, with `change`.
-    lacks = {name: marks.get(name, marks["change"]) for name in (*LATER_COLUMNS, QUEUE)}
-    blanked = {name: F.when(~F.coalesce(mark, F.lit(False)), F.col(name)) for name, mark in lacks.items()}
-    return rows.withColumns(blanked).drop(*marks.values())
+    return _compare(recorded, answers.read_alerts().where(of_replayed), ALERTS_SCHEMA.names), earlier
 
 
 def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:

@@ -28,16 +28,16 @@ class SavedState:
     reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit. warmed: the
     versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on. changed:
     the commit of the last change of the rules that it has; None for none. decided_at: when the last alert of its last commit
-    that was compared was decided, in microseconds; 0 without any, None if an earlier release wrote the state.
+    that was compared was decided, in microseconds; 0 without any.
     """
 
     folder: Place
     through: int
     shards: int
-    reach: Mapping[str, int | None] | None = None
-    warmed: frozenset[str] = frozenset()
-    changed: int | None = None
-    decided_at: int | None = None
+    reach: Mapping[str, int | None] | None
+    warmed: frozenset[str]
+    changed: int | None
+    decided_at: int
 
     @classmethod
     def find(cls, place: Place, declarations: Declarations, begun_at: object = None) -> SavedState | None:
@@ -50,10 +50,9 @@ class SavedState:
         for folder in sorted(folders, key=str, reverse=True):
             try:
                 document = json.loads((folder / _DOCUMENT).read_text(encoding="utf-8"))
-                warmed = frozenset(map(str, document.get("warmed", [])))
+                warmed, decided_at = frozenset(map(str, document["warmed"])), int(document["decided_at"])
                 through, shards = int(document["through"]), int(document["shards"])
-                changed, decided_at = document.get("changed"), document.get("decided_at")
-                state = cls(folder, through, shards, document.get("reach"), warmed, changed, decided_at)
+                state = cls(folder, through, shards, document["reach"], warmed, document["changed"], decided_at)
             except (OSError, ValueError, LookupError, TypeError):
                 continue  # the write was cut off
             if document.get("fits") == _describe_fit(declarations, state.through, begun_at):

@@ -109,8 +109,7 @@ def _read_commands(
         return []
     own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
     rows, commands = Term(begun_at).select(tables.read("rule_log").where(own), "logged_at"), []
-    # Rows that an earlier release wrote in one batch have the same time; versions then order the commits of lists.
-    for row in rows.orderBy("logged_at", "batch_id", "version").collect():
+    for row in rows.orderBy("logged_at", "batch_id").collect():
         after = history.find_place(tables, row["arrival"], row["logged_at"])
         if row["action"] == LIST_CHANGED:
             commands.append(_place_lists(stream, row["version"], after))

@@ -46,7 +46,7 @@ def read_declared(
 def read_declarations(
     tables: Tables, stream: Stream, since: dt.datetime | None = None, until: dt.datetime | None = None
 ) -> Declarations:
-    """Reads by which declarations a stream was judged; without rows in rule_log, as by earlier releases, by that of today.
+    """Reads by which declarations a stream was judged; without rows in rule_log, by that of today.
 
     since, until: see `read_declared`.
     """

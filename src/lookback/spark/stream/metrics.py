@@ -209,9 +209,7 @@ class Metrics:
             ended_well = ended and not self._failed
             if row["batches"] or row["lag_commits"] or row["seconds"] >= idle_seconds or ended_well:
                 frame = self._tables.spark.createDataFrame([row], METRICS).coalesce(1)
-                # A table of an earlier release lacks columns until it is set up again.
-                existing = set(self._tables.read(TABLE).columns)
-                self._tables.append(frame.select(*(name for name in METRICS.names if name in existing)), TABLE)
+                self._tables.append(frame, TABLE)
                 self._sums, self._covered_since, self._has_warned = Sums(last=self._sums.last), until, False
         except Exception as error:  # noqa: BLE001 - whatever is wrong with metrics, judging goes on
             if not self._has_warned:

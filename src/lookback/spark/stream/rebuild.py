@@ -115,7 +115,7 @@ class Rebuild:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:
         """Reads the result of `to_dict`."""
-        schedule, deleted = Schedule.from_dict(document["schedule"]), dict(document.get("deleted", {}))
+        schedule, deleted = Schedule.from_dict(document["schedule"]), dict(document["deleted"])
         return cls(schedule, dict(document["written"]), bool(document["restore"]), deleted)
 
 

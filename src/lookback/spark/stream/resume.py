@@ -75,7 +75,7 @@ def begin(
     if rebuild_plan is None and plan is None and has_outputs(tables, stream):
         log_new_beginning(tables, stream)
     # A first start that was cut short has stored them already.
-    starts = plan.starts if plan is not None and plan.starts else _find_starts(tables, stream)
+    starts = plan.starts if plan is not None else _find_starts(tables, stream)
     _warn_about_starts(tables, stream, starts)
     _warn_about_ignored_rows(tables, stream)
     return Beginning(starts, rebuild_plan)

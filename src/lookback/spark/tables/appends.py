@@ -43,7 +43,7 @@ def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str = "", *
     """Appends `rows` to one of the product's tables in one file and one commit, some 150 ms sooner than a Spark job.
 
     mark: QUERY_ID:BATCH_ID of a stream, which the commit carries as its user metadata; "" for anybody else. Columns are matched
-    by name; missing ones are NULL. Columns that a table of an earlier release lacks are left out. read_at: the last commit of
+    by name; missing ones are NULL. read_at: the last commit of
     the table by which the rows were made; None if they do not depend on it.
     Returns False, with nothing committed, if Spark must append the rows: on Databricks, over Spark Connect, to tables
     elsewhere, and to a table that somebody altered so that it asks more of its writers than a plain file. Raises TableChanged
@@ -62,7 +62,6 @@ def append_directly(tables: Tables, rows: pa.Table, name: str, mark: str = "", *
         )
         metadata = json.loads(transaction.metadata().json())["metaData"]
         protocol = json.loads(transaction.protocol().json())["protocol"]
-        rows = _select_existing(rows, metadata, name)
         if not (_asks_nothing_more(metadata, protocol) and _fits(rows, metadata, name)):
             return False
         if read_at is not None:
@@ -127,24 +126,13 @@ def _asks_nothing_more(metadata: Mapping[str, Any], protocol: Mapping[str, Any])
     return is_plain and not has_checks and not metadata.get("partitionColumns")
 
 
-def _select_existing(rows: pa.Table, metadata: Mapping[str, Any], name: str) -> pa.Table:
-    """Leaves out the columns that a table of an earlier release lacks until `init` adds them."""
-    existing = set(StructType.fromJson(json.loads(metadata["schemaString"])).names)
-    return rows.select(
-        [each for each in rows.column_names if each in existing or not PRODUCT_TABLES[name][each].nullable]
-    )
-
-
 def _fits(rows: pa.Table, metadata: Mapping[str, Any], name: str) -> bool:
     """Returns whether the table's columns are those of the product, beside others that may be NULL."""
     there = {field.name: field for field in StructType.fromJson(json.loads(metadata["schemaString"]))}
     ours = {field.name: field for field in PRODUCT_TABLES[name]}
     return (
         all(set(field.metadata) <= {"comment"} for field in there.values())
-        and all(
-            field.nullable if column not in there else there[column].dataType == field.dataType
-            for column, field in ours.items()
-        )
+        and all(column in there and there[column].dataType == field.dataType for column, field in ours.items())
         and all(column in ours for column in rows.column_names)
         and all(
             field.nullable or (column in rows.column_names and not rows.column(column).null_count)

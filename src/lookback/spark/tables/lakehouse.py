@@ -76,8 +76,7 @@ _FIRST_DAY, _LAST_DAY = "0001-01-02", "9999-12-31"
 _OTHER_CATALOGS = ("spark_catalog", "hive_metastore")
 # Checked with every row that is written, so only where people write and a wrong value would be lost.
 _KNOWN = ", ".join(f"'{disposition}'" for disposition in DISPOSITIONS)
-CHECKS = {"reviews": {"disposition_known": f"disposition in ({_KNOWN})"}}
-CONSTRAINT = "delta.constraints."
+_CHECKS = {"reviews": {"delta.constraints.disposition_known": f"disposition in ({_KNOWN})"}}
 # The rules and lists that were in force at a time must stay readable for as long as alerts are questioned.
 _QUESTIONED = ("rules", "lists")
 
@@ -373,7 +372,7 @@ class Tables:
         if stream.table:
             self.holding(stream)._require_written_by_others(stream, events)
         elif stream.is_of_alerts:
-            return  # `init` adds what the table of an earlier release lacks
+            return
         elif self.exists(stream.name):
             self._require_columns(stream.name, events)
         else:
@@ -390,8 +389,6 @@ class Tables:
             self.create(stream)
         else:
             self._require_tables(stream)
-        if stream.is_of_alerts:
-            self._require_alert_events()
 
     def _require_tables(self, stream: Stream) -> None:
         self.require_table("rules")
@@ -422,21 +419,6 @@ class Tables:
             return None
         return event_time or ("event_time" if name == "alerts" else None)
 
-    def choose_statistics(self, name: str) -> str | None:
-        """Returns the columns of a product's table for which Delta keeps statistics of each file; None: its first 32."""
-        return _STATISTICS_COLUMNS.get(name)
-
-    def find_lacking_properties(self, name: str, properties: Mapping[str, str]) -> dict[str, str]:
-        """Finds what the table of alerts of an earlier release lacks so that its rows can be events; none of other tables.
-
-        properties: those that it has; how long it is kept is left as it is where somebody has said so.
-        """
-        if name != alerts.TABLE:
-            return {}
-        feed = {key: value for key, value in _CHANGE_FEED.items() if properties.get(key, "").lower() != value}
-        kept = {key: value for key, value in _make_retention(DEFAULT_HISTORY).items() if key not in properties}
-        return {**feed, **kept} if feed else {}
-
     def _create(
         self, name: str, schema: StructType, properties: Mapping[str, str], comment: str, event_time: str | None = None
     ) -> None:
@@ -464,19 +446,6 @@ class Tables:
                 f"table {place} of stream {stream.name!r} lacks {' and '.join(map(_PURPOSES.__getitem__, lacking))}. "
                 f"Switch it on: ALTER TABLE {place} SET TBLPROPERTIES ({', '.join(f'{name} = true' for name in lacking)}). "
                 "Rows that are written from then on are judged"
-            )
-
-    def _require_alert_events(self) -> None:
-        """Raises SetupError if the table of alerts is one of an earlier release, of whose rows no events can be made."""
-        lacking = [name for name in alerts.LATER_COLUMNS if name not in self.read(alerts.TABLE).columns]
-        properties = dict(self.describe(alerts.TABLE)["properties"] or {})
-        lacking += [
-            _PURPOSES[name] for name, value in _CHANGE_FEED.items() if properties.get(name, "").lower() != value
-        ]
-        if lacking:
-            raise SetupError(
-                f"table {self.identifier(alerts.TABLE)} is of an earlier release and lacks {', '.join(lacking)}; `lookback init` or "
-                "the job set_up adds them. Alerts that are written from then on are events of the stream"
             )
 
     def require_fields(self, stream: Stream) -> None:
@@ -642,10 +611,6 @@ def _select_alert_events(rows: DataFrame) -> DataFrame:
     An event is a row with which an alert begins or ceases to stand. Alerts of rules over alerts are none, so that no rule
     raises itself.
     """
-    missing = [name for name in alerts.LATER_COLUMNS if name not in rows.columns]
-    if missing:
-        # A table of an earlier release has no event.
-        rows = rows.withColumns({name: F.lit(None) for name in missing})
     is_event = (F.col("change") != alerts.GOES_ON) & (F.col("stream") != alerts.TABLE)
     # All rows of a batch have one time, and are judged in the order of their ids: what ceases to stand comes first, so that
     # for no moment more stands than does in truth.
@@ -702,7 +667,6 @@ def _render_column(field: StructField, default: str | None = None) -> str:
 
 
 def _choose_properties(name: str) -> dict[str, str]:
-    checks = {f"{CONSTRAINT}{check}": condition for check, condition in CHECKS.get(name, {}).items()}
     defaults = {"delta.feature.allowColumnDefaults": "supported"} if name in DEFAULTS else {}
     if name in _QUESTIONED:
         return {**_CHANGE_FEED, **_OFTEN_WRITTEN, **_make_retention("3650 days"), **defaults}
@@ -713,7 +677,7 @@ def _choose_properties(name: str) -> dict[str, str]:
         # The alerts are events too, for rules over alerts.
         feed = {**_CHANGE_FEED, **_make_retention(DEFAULT_HISTORY)} if name == alerts.TABLE else {}
         return {**feed, **_WRITTEN_EVERY_BATCH, STATISTICS: _STATISTICS_COLUMNS[name]}
-    return {**_OFTEN_WRITTEN, **checks, **defaults}
+    return {**_OFTEN_WRITTEN, **_CHECKS.get(name, {}), **defaults}
 
 
 def _make_retention(history: str) -> dict[str, str]:

@@ -115,14 +115,14 @@ ALERTS = StructType(
         _make_column(
             "change",
             IntegerType(),
-            "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before. NULL in rows "
-            "of earlier releases",
+            "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before",
+            required=True,
         ),
         _make_column(
             "queue",
             BooleanType(),
-            "false: a report, by the rule, which waits for nobody and is not in the queue. NULL in rows of earlier releases, which "
-            "are in it",
+            "false: a report, by the rule, which waits for nobody and is not in the queue",
+            required=True,
         ),
     ]
 )
@@ -225,9 +225,7 @@ NOTIFICATIONS = StructType(
         _make_column("attempts", IntegerType(), "How often it was tried until then"),
         _make_column("error", _STRING, "Why it failed"),
         _make_column("sent_at", _TIME, "When it was tried", required=True),
-        _make_column(
-            "stream", _STRING, "The alert's stream; NULL where a receiver began, and in rows of earlier releases"
-        ),
+        _make_column("stream", _STRING, "The alert's stream; NULL where a receiver began"),
     ]
 )
 
@@ -256,7 +254,7 @@ def _make_metrics_column(column: metrics.MetricColumn) -> StructField:
 
 
 _COUNTS = StructType([StructField(name, _LONG) for name in ("evaluated", "matched", "suppressed", "failed")])
-# The columns that rules read, the counts of each rule, a column of a later release, and the stamp of every events table.
+# The columns that rules read, the counts of each rule, what is remembered, and the stamp of every events table.
 METRICS = StructType(
     [
         *map(_make_metrics_column, metrics.COLUMNS),
