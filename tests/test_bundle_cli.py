@@ -20,7 +20,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from lookback.remote.bundle import read_bundle
 from test_bundle import ASKED, JOBS, ROOT, TARGETS
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
@@ -244,27 +243,3 @@ def test_bundle_is_deployed_with_all_that_its_jobs_name(bundle: Path, target: st
             "jobs": {"CAN_VIEW"},
             "dashboards": {"CAN_READ"},
         }
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_lookback_remote_reads_the_summary_of_the_cli(
-    bundle: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(bundle / ".databricks", ignore_errors=True)
-    with workspace(target) as place:
-        variables = environment(bundle, place, target)
-        for name in os.environ.keys() - variables:
-            monkeypatch.delenv(name)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        before = read_bundle(bundle, target, None, 300)
-        databricks(bundle, place, target, "deploy")
-        after = read_bundle(bundle, target, None, 300)
-    assert {job.job_id for job in before.jobs.values()} == {None}
-    assert (after.target, set(after.jobs), set(before.jobs)) == (target, set(JOBS), set(JOBS))
-    assert {job.job_id: job.name for job in after.jobs.values()} == {
-        number: job["name"] for number, job in place.jobs.items()
-    }
-    schema = {"dev": "lookback_ann", "staging": "lookback_staging", "prod": "lookback"}[target]
-    assert before.get_job("evaluate").parameters["schema"] == schema
-    assert after.get_job("evaluate").parameters["root"] == f"/Volumes/main/{schema}/checkpoints"

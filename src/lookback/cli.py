@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookback.commands import alerts, backtests, labels, lists, remote, rules, streams, upkeep
+from lookback.commands import alerts, backtests, labels, lists, rules, streams, upkeep
 from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, make_adder
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
@@ -73,9 +73,8 @@ def _make_parser() -> argparse.ArgumentParser:
     labels.add_commands(command, places)
     lists.add_commands(command, places)
     backtests.add_commands(command)
-    remote.add_commands(commands, places)
     demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
-    demo.add_argument("--events", help="Parquet file of transactions (default: the largest at hand)")
+    demo.add_argument("--events", help="Parquet file of transactions (default: the sample in conf/samples)")
     return parser
 
 

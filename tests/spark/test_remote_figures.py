@@ -1,4 +1,4 @@
-"""The queries that `lookback remote status` sends to a warehouse, run by Spark on local tables."""
+"""The queries that `lookback status --warehouse` sends to a warehouse, run by Spark on local tables."""
 
 from __future__ import annotations
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lookback.commands.options import FOUND_PROBLEMS, AddCommand, answer, load_settings, open_tables, wants_json
 from lookback.core.errors import SetupError
+from lookback.core.operations.health import WarmUp, describe_warm_up
 from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.values.texts import escape_unprintable
 from lookback.views.terminal import format_json, print_health, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.config import Settings
     from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.tables.lakehouse import Tables
 
@@ -26,6 +29,11 @@ def add_commands(command: AddCommand) -> None:
     command("init", _init, "create the tables of all declared streams; add comments that are missing")
     status = command("status", _show_status, "show figures of each stream, and whether it is healthy")
     status.add_argument("--check", action="store_true", help="end with 1 if a stream is not healthy, for a monitor")
+    status.add_argument(
+        "--warehouse",
+        metavar="ID",
+        help="read the tables of --catalog and --schema over this SQL warehouse, without Spark",
+    )
     status.add_argument(
         "--tell", action="store_true", help="send findings to the receivers of CONF/notifiers.yml that want them"
     )
@@ -64,12 +72,13 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _show_status(options: argparse.Namespace) -> int:
-    from lookback.core.operations.health import WarmUp, describe_warm_up
     from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
     from lookback.spark.operations.status import stream_status
 
     settings = load_settings(options)
     streams = settings.streams()
+    if options.warehouse:
+        return _report_health(options, settings, _read_remote_status(settings, options.warehouse, streams))
 
     def compute(tables: Tables) -> list[dict[str, Any]]:
         reaches = tables.reaches_files
@@ -81,9 +90,7 @@ def _show_status(options: argparse.Namespace) -> int:
         ]
 
     rows = answer(settings, compute, *streams.values())
-    if wants_json(options):
-        print_json(rows)
-    else:
+    if not wants_json(options):
         columns = (
             "stream",
             "events",
@@ -98,9 +105,30 @@ def _show_status(options: argparse.Namespace) -> int:
         )
         print_table(rows, columns)
         print("alerts, open, rejected: of the last 90 days\n")
+    return _report_health(options, settings, rows)
+
+
+def _read_remote_status(settings: Settings, warehouse: str, streams: Iterable[str]) -> list[dict[str, Any]]:
+    if importlib.util.find_spec("databricks.sdk") is None:
+        raise SetupError("--warehouse needs databricks-sdk: pip install 'lookback-rules[remote]'")
+    if not (settings.catalog and settings.schema):
+        raise SetupError("--warehouse reads the tables of a catalog; name it by --catalog and --schema")
+    from lookback.remote.figures import StreamTables, describe_stream, prepare_queries
+    from lookback.remote.workspace import open_workspace
+
+    execute, now = prepare_queries(open_workspace(), warehouse), dt.datetime.now(dt.timezone.utc)
+    places = (StreamTables.in_schema(settings.catalog, settings.schema, stream) for stream in streams)
+    return [describe_stream(place, execute, now) for place in places]
+
+
+def _report_health(options: argparse.Namespace, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Prints whether streams are healthy, or all figures with --json; sends what is not. Returns the exit code."""
+    if wants_json(options):
+        print_json(rows)
+    else:
         for row in rows:
             print_health(row)
-            for each in row["warming"]:
+            for each in row.get("warming", ()):
                 print(escape_unprintable(f"warming: {describe_warm_up(WarmUp(**each))}"))
     unhealthy = [row for row in rows if not row["healthy"]]
     is_unsent = options.tell and not _send_notices(settings.conf, unhealthy)

@@ -1,4 +1,1 @@
-"""Starts, stops and checks the jobs that the bundle has deployed to a Databricks workspace, and reads their stream's health.
-
-The Databricks CLI says which jobs a bundle has, the SDK asks the workspace about them. Neither Spark nor tables are used.
-"""
+"""Reads the health of streams from the tables of a Databricks workspace, over a SQL warehouse and without Spark."""

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from databricks.sdk.service.sql import (
@@ -21,7 +21,7 @@ from databricks.sdk.service.sql import (
 
 from lookback.core.errors import LookbackError, RemoteError, SetupError
 from lookback.core.operations.backlog import Commit, measure_backlog
-from lookback.core.operations.health import RECENT, Figures, Sample
+from lookback.core.operations.health import RECENT, Figures, Sample, check_health, describe_health, is_healthy
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
 from lookback.core.rules.rulebook import ACTIONS
@@ -195,6 +195,17 @@ class _Reader:
 
     def _query(self, text: str, **values: str) -> Sequence[Row]:
         return self.execute(Query(text, values))
+
+
+def describe_stream(tables: StreamTables, execute: Execute, now: dt.datetime) -> dict[str, Any]:
+    """Returns the figures of a stream and whether it is healthy, by the names of `lookback status`."""
+    figures = read_figures(tables, execute, now)
+    findings = check_health(figures)
+    return {
+        "stream": figures.stream, "commits": figures.committed, "judged": figures.judged, "lag_commits": figures.waiting,
+        "lag_seconds": round(figures.lag, 3), "rules": figures.rules, "healthy": is_healthy(findings),
+        "health": describe_health(figures, findings), "findings": [asdict(finding) for finding in findings],
+    }  # fmt: skip
 
 
 def prepare_queries(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
 
 import requests
 from databricks.sdk import WorkspaceClient
@@ -23,166 +20,61 @@ from databricks.sdk.errors import (
     Unauthenticated,
 )
 from databricks.sdk.errors.base import DatabricksError
-from databricks.sdk.service.jobs import BaseRun, Job, JobSettings
 
 from lookback.core.errors import RemoteError, SetupError
-from lookback.remote.bundle import FILE, LOG_IN, Bundle, read_bundle, shorten_error
+from lookback.core.values.texts import collapse_spaces
 
 # The SDK repeats a request that got no answer, 429 or 503, after a growing pause or the one that the workspace names,
 # until all its tries together took RETRY_SECONDS.
 REQUEST_SECONDS = 30.0
 RETRY_SECONDS = 120.0
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class User:
-    """The user who is logged in. name: e-mail address, or application id of a service principal."""
-
-    name: str
-    groups: frozenset[str]
-
-
-@dataclass(frozen=True)
-class DeployedJob:
-    """A job of the bundle as the workspace has it."""
-
-    key: str
-    name: str
-    job: Job
-
-    @property
-    def job_id(self) -> int:
-        """The job's number in the workspace."""
-        assert self.job.job_id is not None
-        return self.job.job_id
-
-    @property
-    def settings(self) -> JobSettings:
-        """The job's definition."""
-        return self.job.settings or JobSettings()
-
-    @property
-    def is_continuous(self) -> bool:
-        """True if the workspace starts the job again when it ends."""
-        return self.settings.continuous is not None
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        """The values that runs have by default."""
-        return {each.name: each.default for each in self.settings.parameters or []}
-
-    @property
-    def notebooks(self) -> set[str]:
-        """The paths of the notebooks that the tasks run."""
-        return {task.notebook_task.notebook_path for task in self.settings.tasks or [] if task.notebook_task}
+_LOG_IN = (
+    "log in with `databricks auth login --profile NAME` and set DATABRICKS_CONFIG_PROFILE, or set DATABRICKS_HOST and "
+    "DATABRICKS_TOKEN in the environment"
+)
+_MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class RemoteWorkspace:
-    """The workspace that a target of the bundle is deployed to. Every call may raise RemoteError."""
+    """A workspace and the user who is logged in to it: an e-mail address, or the application id of a service principal."""
 
     client: WorkspaceClient
-    user: User
-    bundle: Bundle
+    user: str
 
     @property
     def host(self) -> str:
         """The workspace's URL."""
         return _get_host(self.client)
 
-    @property
-    def deploy_command(self) -> str:
-        """The command that deploys the bundle."""
-        return f"`databricks bundle deploy --target {self.bundle.target}`"
-
-    def find_jobs(self, key: str) -> list[DeployedJob]:
-        """Returns the deployed job, and others of its name after it; none if it is not deployed or not visible."""
-        wanted = self.bundle.get_job(key)
-        with explain_errors(self.host, f"job {wanted.name!r}"):
-            ids = [wanted.job_id, *(job.job_id for job in self.client.jobs.list(name=wanted.name))]
-        jobs = [self._find_job(job_id, wanted.name) for job_id in dict.fromkeys(ids) if job_id is not None]
-        return [DeployedJob(key, wanted.name, job) for job in jobs if job is not None]
-
-    def get_job(self, key: str) -> DeployedJob:
-        """Returns the one job of that key. Raises RemoteError if there is none, or more than one of its name."""
-        jobs = self.find_jobs(key)
-        if not jobs:
-            raise RemoteError(
-                f"{self.host} has no job {self.bundle.get_job(key).name!r} that you may see: "
-                f"{self.deploy_command}, or ask for CAN_VIEW on it"
-            )
-        if len(jobs) > 1:
-            ids = ", ".join(str(each.job_id) for each in jobs)
-            raise RemoteError(f"{self.host} has {len(jobs)} jobs {jobs[0].name!r} ({ids}); delete the old ones")
-        return jobs[0]
-
-    def list_active_runs(self, job: DeployedJob) -> list[BaseRun]:
-        """Returns the runs that wait, run or are being ended, newest first."""
-        with explain_errors(self.host, f"the runs of {job.name!r}"):
-            return list(self.client.jobs.list_runs(job_id=job.job_id, active_only=True))
-
-    def request(self, subject: str, call: Callable[[], _T]) -> tuple[_T | None, str]:
-        """Returns the answer of a call; or None and the reason, if its subject is missing or not visible."""
-        try:
-            with explain_errors(self.host, subject):
-                return call(), ""
-        except RemoteError as error:
-            if isinstance(error.__cause__, NotFound):
-                return None, "is not there"
-            if isinstance(error.__cause__, PermissionDenied):
-                return None, f"may not be seen by you: {_describe_error(error.__cause__)}"
-            raise
-
-    def _find_job(self, job_id: int, name: str) -> Job | None:
-        # The bundle's state still names a job that somebody has deleted by hand.
-        return self.request(f"job {name!r}", lambda: self.client.jobs.get(job_id))[0]
-
 
 def open_workspace(
-    folder: str | Path,
-    target: str | None = None,
-    profile: str | None = None,
-    *,
-    request_seconds: float = REQUEST_SECONDS,
-    retry_seconds: float = RETRY_SECONDS,
+    *, request_seconds: float = REQUEST_SECONDS, retry_seconds: float = RETRY_SECONDS
 ) -> RemoteWorkspace:
-    """Logs in and reads the bundle of a folder. The Databricks CLI may take `retry_seconds` for the bundle.
+    """Logs in to the workspace that the environment names, as every Databricks tool does.
 
-    profile: one of ~/.databrickscfg; without it the environment says where to log in, as with every Databricks tool.
-    Raises SetupError if host, credentials, the CLI or the bundle are not as needed.
+    Raises SetupError if no workspace or no credentials are configured, and RemoteError if the workspace refuses them.
     """
-    client = connect(profile, request_seconds, retry_seconds)
-    host = _get_host(client)
-    with explain_errors(host, "who is logged in"):
-        me = client.current_user.me()
-    user = User(me.user_name or "", frozenset(group.display for group in me.groups or [] if group.display))
-    bundle = read_bundle(folder, target, profile, retry_seconds)
-    # The numbers of the bundle's jobs mean other jobs in another workspace.
-    if bundle.host and urlsplit(f"//{bundle.host.rpartition('//')[2]}").netloc != urlsplit(host).netloc:
-        raise SetupError(f"{FILE} names the workspace {bundle.host}, and you are logged in to {host}: {LOG_IN}")
-    return RemoteWorkspace(client, user, bundle)
+    client = connect(request_seconds, retry_seconds)
+    with explain_errors(_get_host(client), "who is logged in"):
+        return RemoteWorkspace(client, client.current_user.me().user_name or "")
 
 
-def connect(profile: str | None, request_seconds: float, retry_seconds: float) -> WorkspaceClient:
-    """Makes a client, whose credentials the workspace has not yet checked."""
+def connect(request_seconds: float, retry_seconds: float) -> WorkspaceClient:
+    """Makes a client; the workspace has not checked its credentials yet."""
     # The SDK warns where a workspace does not describe itself, which nothing here needs.
     logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
     try:
         config = Config(
-            profile=profile, product="lookback",
-            http_timeout_seconds=request_seconds,
+            product="lookback", http_timeout_seconds=request_seconds,
             # Whole seconds; the SDK takes 0 for its own five minutes.
             retry_timeout_seconds=max(1, math.ceil(retry_seconds)),
         )  # fmt: skip
         if not config.host:
-            raise SetupError(f"no workspace is named: {LOG_IN}")
+            raise SetupError(f"no workspace is named: {_LOG_IN}")
         return WorkspaceClient(config=config)
     except ValueError as error:
-        place = f"profile {profile!r}: " if profile else ""
-        raise SetupError(
-            f"{place}there are no credentials for a workspace ({_describe_error(error)}): {LOG_IN}"
-        ) from error
+        raise SetupError(f"there are no credentials for a workspace ({_describe_error(error)}): {_LOG_IN}") from error
 
 
 def _get_host(client: WorkspaceClient) -> str:
@@ -205,7 +97,7 @@ def explain_errors(host: str, subject: str) -> Iterator[None]:
     except OSError as error:
         # A program that fetches the token, such as the Databricks CLI, has failed.
         raise RemoteError(
-            f"{host}: {subject}: there is no valid log-in ({_describe_error(error)}): {LOG_IN}"
+            f"{host}: {subject}: there is no valid log-in ({_describe_error(error)}): {_LOG_IN}"
         ) from error
 
 
@@ -216,13 +108,13 @@ def _explain_error(error: BaseException) -> str:
     if isinstance(error, TemporarilyUnavailable):
         return "is not available for now (503); try again in some minutes"
     if isinstance(error, requests.Timeout):
-        return "no answer in time; try again, or allow more with --timeout"
+        return "no answer in time; try again"
     if isinstance(error, requests.ConnectionError):
         return "cannot be reached; is the host right, and do network, VPN and proxy let you there?"
     if isinstance(error, Unauthenticated):
-        return f"the credentials are not accepted (401: {text}); they may have run out: {LOG_IN}"
+        return f"the credentials are not accepted (401: {text}); they may have run out: {_LOG_IN}"
     if isinstance(error, PermissionDenied):
-        return f"not allowed (403: {text}); ask for it, or use another --profile"
+        return f"not allowed (403: {text}); ask for it, or use another DATABRICKS_CONFIG_PROFILE"
     if isinstance(error, NotFound):
         return f"is not there (404: {text}), or not for you to see"
     if isinstance(error, InternalError):
@@ -233,4 +125,6 @@ def _explain_error(error: BaseException) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    return shorten_error(str(error)) or type(error).__name__
+    """Returns an error's text in one line, without the configuration that the SDK appends."""
+    text = collapse_spaces(str(error)).partition(" Config: ")[0].rstrip(".")
+    return text[:_MAX_CHARACTERS] or type(error).__name__
