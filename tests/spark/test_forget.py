@@ -54,7 +54,7 @@ def evaluate(tables: Tables) -> None:
 
 
 def reject(tables: Tables, *raws: str | None) -> None:
-    rows = [(STREAM.name, raw, "amount: 'x' is not decimal(18,2)", "a.json", NOW, None) for raw in raws]
+    rows = [(STREAM.name, raw, "amount: 'x' is not decimal(18,2)", "a.json", NOW, None, None) for raw in raws]
     tables.append(tables.spark.createDataFrame(rows, REJECTED_EVENTS), "rejected_events")
 
 

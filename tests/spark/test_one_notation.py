@@ -35,6 +35,7 @@ TYPES = (
     "float",
     "decimal(18,2)",
     "decimal(38,0)",
+    "string",
 )
 FIELDS = {name.translate(str.maketrans("(),", "___")).strip("_"): name for name in TYPES}
 FIELDS |= {f"{name}s": f"array<{type_}>" for name, type_ in FIELDS.items()}

@@ -56,7 +56,8 @@ def _write_cast(sql: str, source: DataType, target: FieldType, level: int) -> st
         item = f"__x{level}"
         return f"transform({sql}, {item} -> {_write_cast(item, source.elementType, target.element, level + 1)})"
     if isinstance(source, StringType):
-        return _write_reading(_write_trim(sql), target)
+        # A text keeps its blanks; around other values they mean nothing.
+        return sql if target.name == "string" else _write_reading(_write_trim(sql), target)
     if target.name == "timestamp" and not isinstance(source, (TimestampType, TimestampNTZType, DateType)):
         # Spark would count seconds from 1970 without a word.
         return f"if({sql} is null, null, try_cast(null as timestamp))"
