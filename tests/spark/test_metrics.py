@@ -170,17 +170,10 @@ class Place:
         self.rows: list[dict[str, Any]] = []
         self.broken = False
         self.tried = 0
-        self.columns = METRICS.names
         self.spark = SimpleNamespace(streams=SimpleNamespace(active=[]), createDataFrame=self._frame)
 
     def _frame(self, rows: list[dict[str, Any]], schema: Any) -> Any:
-        def select(*names: str) -> list[dict[str, Any]]:
-            return [{name: row[name] for name in names} for row in rows]
-
-        return SimpleNamespace(coalesce=lambda parts: SimpleNamespace(select=select))
-
-    def read(self, name: str) -> Any:
-        return SimpleNamespace(columns=self.columns)
+        return SimpleNamespace(coalesce=lambda parts: rows)
 
     def append(self, rows: list[dict[str, Any]], name: str) -> None:
         self.tried += 1
@@ -223,14 +216,6 @@ def test_what_cannot_be_written_stops_nothing_and_is_in_the_next_row(
     assert warnings == ["stream=payins metrics cannot be written; judging goes on: no space left on device"], (
         "said once, not every time"
     )
-
-
-def test_a_table_of_an_earlier_release_goes_without_the_columns_that_it_lacks(place: Place, tmp_path: Path) -> None:
-    place.columns = [name for name in METRICS.names if name != "remembered"]
-    tables: Any = place
-    with Metrics(tables, STREAM, Checkpoint(tmp_path), 0.02):
-        until(lambda: place.rows)
-    assert set(place.rows[0]) == set(place.columns)
 
 
 def test_while_nothing_happens_a_row_comes_every_tenth_time_and_one_at_the_end(place: Place, tmp_path: Path) -> None:
