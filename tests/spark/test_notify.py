@@ -17,7 +17,7 @@ from lookback.core.operations.notifications import BEGAN, FAILED, GIVEN_UP, SENT
 from lookback.core.operations.receivers import Receiver, Webhook
 from lookback.spark.operations.notify import Counts, Notifier
 from lookback.spark.tables.lakehouse import Tables
-from lookback.spark.tables.schemas import ALERTS, NOTIFICATIONS
+from lookback.spark.tables.schemas import ALERTS
 from sample_alert import ALERT, AT
 from workspace_server import Answer, WorkspaceServer
 
@@ -249,17 +249,3 @@ def test_a_pass_reads_no_files_of_what_is_settled_however_long_the_history_is(ta
     raise_alerts(tables, "c1", decided_at=dt.datetime.fromtimestamp(clock.now, dt.timezone.utc))
     assert passes(notifier("payments", "logins")).sent == 1
     assert desk.came[-1] == ("c1", 0)
-
-
-@pytest.mark.long
-def test_notifications_of_an_earlier_release_have_no_marks_and_go_on(tables: Tables) -> None:
-    clock, desk = Clock(), Inbox()
-    raise_alerts(tables, "a1")
-    old = tables.spark.createDataFrame([], NOTIFICATIONS).drop("stream")
-    old.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
-        tables.path_or_name("notifications")
-    )
-    for sent in (1, 0):
-        clock.now += 2 * 24 * HOUR
-        assert passes(Notifier(tables, ["payments"], {receiver("desk"): desk}, since=AT, clock=clock)).sent == sent
-    assert tables.read("notifications").where("status = 'settled'").isEmpty()

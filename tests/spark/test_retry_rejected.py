@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
-import shutil
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,21 +117,6 @@ def test_a_file_that_could_not_be_read_is_read_again_whole(tables: Tables, tmp_p
     assert retry(tables, stream()) == (3, 1, 1, 1)
     assert left(tables) == ['{"id": "bad"}']
     assert tables.read("events").count() == 2
-
-
-@pytest.mark.long
-def test_a_table_of_an_earlier_release_has_less_to_read_by_but_works(tables: Tables, tmp_path: Path):
-    name = tables.identifier("rejected_events")
-    shutil.rmtree(tables.path_or_name("rejected_events"))
-    tables.spark.sql(
-        f"CREATE TABLE {name} (stream string, raw string, reason string, source string, ingested_at timestamp)"
-        " USING delta"
-    )
-    ingest(tables, stream(), lines(tmp_path / "x.jsonl", [{"id": "a", "at": AT, "amount": "1,5"}]), progress=None)
-    ingest(tables, stream(), lines(tmp_path / "x.csv", ["id,at,amount", f'b,{AT},"1,5"', "c"]), progress=None)
-
-    assert retry(tables, MENDED) == (3, 2, 0, 1)
-    assert left(tables) == ["c"]
 
 
 def test_the_command_takes_no_path(capsys: pytest.CaptureFixture[str]):
