@@ -472,7 +472,7 @@ def test_scale_measures_shards_and_rules_as_the_evaluation_has_them(monkeypatch:
     from lookback.spark.batches import shard
 
     # The measurement raises it for its process.
-    monkeypatch.setattr(shard, "_MOST_IN_MEMORY", shard._MOST_IN_MEMORY)
+    monkeypatch.setattr(shard, "_MAX_IN_MEMORY", shard._MAX_IN_MEMORY)
     few, many = scale.measure_shards([2, 4]).values()
     assert few["1000"]["rules_bytes"] * 2 == many["1000"]["rules_bytes"]
     for rows in (1_000, 100_000):

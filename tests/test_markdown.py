@@ -27,7 +27,7 @@ def test_c10_8_a_report_is_a_table_with_a_sentence_for_each_problem() -> None:
         "- **burst** (rules/burst.yml) fails: too many; raise its limit",
         "- **rules/torn.yml** fails: it holds no rule",
     ]
-    assert describe_range([PASSING, failing, unread]) == "Figures are over 30 days of events."
+    assert describe_range([PASSING, failing, unread]) == "Figures cover 30 days of events."
     assert format_reports([PASSING]).startswith("## Rules: it passes\n")
     assert format_reports([PASSING, PASSING]).startswith("## Rules: all 2 pass\n")
     without_labels = replace(PASSING, figures=replace(FIGURES, precision=None, recall=None, alerts_per_day=None))

@@ -75,7 +75,7 @@ def test_a_place_has_one_text_whatever_its_form(
         ("s3:bucket/x", "write s3a://bucket/x"),
         ("s3a:///x", "names no bucket; write s3a://bucket/folder"),
         ("gs:", "write gs://bucket/folder"),
-        ("s3a://bucket/a/../b", "write the folder that you mean"),
+        ("s3a://bucket/a/../b", "write the full path"),
         ("file:x", "write file:///folder"),
         ("file://data/x", "write file:///folder, three slashes: file:///data/x"),
         ("~nobody-of-that-name/x", "write ./~nobody-of-that-name/x"),

@@ -116,7 +116,7 @@ def test_health_is_that_of_local_status(
     server.replies["POST /api/2.0/sql/statements"] = told
     assert read_status(conf) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "payments needs a look (1 warning): judged through commit 7, nothing waits, last heard of 5 seconds ago.",
+        "payments needs a look (1 warning): judged through commit 7, nothing waits, last heard from 5 seconds ago.",
         "  warning: Rule big raised 1,400 alerts within the last hour, 100% of all.",
         "    Raise its limit, give it `suppress`, or pause it: lookback rules pause big.",
     ]
@@ -145,7 +145,7 @@ def test_an_evaluation_that_has_stopped_is_a_problem(
     server.replies["POST /api/2.0/sql/statements"] = lambda asked: told(asked, rows)
     assert read_status(conf) == 0
     assert (
-        "problem: The evaluation is not running: it was last heard of 2 hours ago, and 1 commit of events waits"
+        "problem: The evaluation is not running: it was last heard from 2 hours ago, and 1 commit of events waits"
         in capsys.readouterr().out
     )
 
@@ -173,7 +173,7 @@ def test_missing_credentials_are_named(
         monkeypatch.delenv("DATABRICKS_HOST")
     assert read_status(conf) == 2
     error = capsys.readouterr().err
-    assert "there are no credentials for a workspace" in error
+    assert "no credentials for a workspace" in error
     assert "databricks auth login" in error
     assert "DATABRICKS_TOKEN" in error
 

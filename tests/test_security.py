@@ -228,8 +228,8 @@ def laughs(levels: int, kind: str) -> str:
 
 DOCUMENTS = {
     **{f"billion laughs by {kind}": (laughs(12, kind), "aliases") for kind in ("lists", "mappings", "merges")},
-    "an alias that holds itself": ("stream: &a [*a]", "holds itself|recursive"),
-    "a mapping that holds itself": ("stream: &a {x: *a}", "holds itself|recursive"),
+    "an alias that holds itself": ("stream: &a [*a]", "contains itself|recursive"),
+    "a mapping that holds itself": ("stream: &a {x: *a}", "contains itself|recursive"),
     "brackets": ("stream: " + "[" * 2_000 + "]" * 2_000, "nested too deeply"),
     "braces": ("stream: " + "{a: " * 2_000 + "}" * 2_000, "nested too deeply"),
     "indents": ("\n".join(" " * at + "a:" for at in range(500)), "nested too deeply"),
@@ -309,9 +309,9 @@ def test_names_that_reach_sql_or_a_path_are_refused_where_they_are_declared(tmp_
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams/tx.yml").write_text(json.dumps(STREAM))
     if name:
-        with pytest.raises(SetupError, match="there is no profile"):
+        with pytest.raises(SetupError, match="no profile"):
             Settings.local(conf=tmp_path, profile=name)
-    with pytest.raises(SetupError, match="there is no stream"):
+    with pytest.raises(SetupError, match="no stream"):
         Settings.local(conf=tmp_path).stream(name)
 
 
@@ -324,7 +324,7 @@ def test_commands_refuse_a_stream_that_is_not_declared(
     name, *words = command.split(" ")
     for hostile in ("../tx", "tx'; DROP TABLE rules", "`tx`", "${env:HOME}"):
         assert main(["--root", str(tmp_path / "root"), "--conf", str(tmp_path), name, hostile, *words]) == 2
-        assert "there is no stream" in capsys.readouterr().err
+        assert "no stream" in capsys.readouterr().err
     assert not (tmp_path / "root").exists()
 
 

@@ -224,7 +224,7 @@ def test_a_webhook_of_this_machine_goes_through_no_proxy(
 def test_secret_that_is_not_set_is_told_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOOK_URL", raising=False)
     receiver = Receiver("on-call", Webhook(url_env="HOOK_URL"))
-    with pytest.raises(SetupError, match="receiver 'on-call' needs the variable HOOK_URL of the environment"):
+    with pytest.raises(SetupError, match="receiver 'on-call' needs the environment variable HOOK_URL"):
         make_sender(receiver)
     monkeypatch.setenv("HOOK_URL", "http://hooks.example.com/secret")
     with pytest.raises(SetupError, match="the URL in HOOK_URL must begin with https://") as caught:

@@ -47,7 +47,7 @@ def test_a_profile_is_chosen_by_one_name_and_settings_go_before_it(
     monkeypatch.setenv("LOOKBACK_PROFILE", "other")
     assert Settings.local(conf=tmp_path).every == "8 seconds"
     assert Settings.local(conf=tmp_path, profile="calm").every == "9 seconds"
-    with pytest.raises(SetupError, match=r"no profile 'brisk' in .*; there are calm, other"):
+    with pytest.raises(SetupError, match=r"no profile 'brisk' in .*; profiles: calm, other"):
         Settings.local(conf=tmp_path, profile="brisk")
 
 
@@ -107,9 +107,9 @@ def test_how_long_rows_are_kept_is_a_setting_by_table_and_all_are_kept_without(t
     with pytest.raises(SetupError) as refused:
         Settings.local(conf=tmp_path)
     assert str(refused.value) == (
-        f"{file}: retention has no table 'payments'; known are {', '.join(RETAINED)}; retention.alerts: 'often' is "
+        f"{file}: retention has no table 'payments'; known: {', '.join(RETAINED)}; retention.alerts: 'often' is "
         "not a duration; write an integer and a unit, such as '24 hours', or none to keep every row"
     )
     file.write_text("retention: 30 days")
-    with pytest.raises(SetupError, match="retention is a mapping of settings, got '30 days'"):
+    with pytest.raises(SetupError, match="retention must be a mapping of settings, got '30 days'"):
         Settings.local(conf=tmp_path)

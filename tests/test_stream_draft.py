@@ -91,8 +91,8 @@ def test_a_person_is_told_what_a_file_cannot_tell(tmp_path: Path):
     assert "a thousand or a fraction?" in of_column(tmp_path, "1,234", "5,678")[2]
     assert of_column(tmp_path, "1/2/2026")[2] == "is the month first, or the day?"
     assert "taken as UTC" in of_column(tmp_path, "2026-03-01 10:00:00")[2]
-    assert of_column(tmp_path, "n/a", "1")[2] == "1 value is 'n/a', taken as none"
-    assert "never has a value" in of_column(tmp_path, "", "")[2]
+    assert of_column(tmp_path, "n/a", "1")[2] == "1 value is 'n/a', read as null"
+    assert "has no value" in of_column(tmp_path, "", "")[2]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,10 @@ def test_json_lines_have_the_types_that_they_show(tmp_path: Path):
         "mix": "string", "later": "string",
     }  # fmt: skip
     text = draft_stream(tmp_path / "x.jsonl")
-    assert '  # place is an object (city); below columns a part of it is place_city: "get_json_object(`place`' in text
+    assert (
+        '  # place is an object (city); declare a part of it under columns, such as place_city: "get_json_object('
+        in text
+    )
     assert "  # things is a list of objects" in text
 
 
@@ -183,7 +186,7 @@ def test_a_parquet_file_has_its_types(tmp_path: Path):
         "price": "decimal(3,2)", "day": "date", "tags": "array<string>", "ts": "timestamp",
     }  # fmt: skip
     assert document["columns"] == {"ts": "timestamp_millis(cast(`ts` as bigint))"}
-    assert '  # place is a struct; below columns a part of it is such as part: "`place`.part"' in text
+    assert '  # place is a struct; declare a part of it under columns, such as part: "`place`.part"' in text
     assert "  # bytes is binary, which no field can hold" in text
 
 
@@ -203,39 +206,39 @@ def test_only_the_first_rows_are_looked_at(tmp_path: Path):
     (tmp_path / "x.csv").write_text("id,at\n" + rows)
     assert "its first 10,000 rows" in draft_stream(tmp_path / "x.csv")
     (tmp_path / "y.csv").write_text("id,at\n1,2026-03-01T10:00:00Z,9\n2,2026-03-01T10:00:00Z\n")
-    assert "# 1 of 2 rows have not as many values as the header" in draft_stream(tmp_path / "y.csv")
+    assert "# 1 of 2 rows have another number of values than the header" in draft_stream(tmp_path / "y.csv")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.csv", b"", "holds no row"),
-        ("x.csv", b"id,at\n", "holds no row"),
-        ("x.xlsx", b"PK", "the suffix tells no format; name it with --format"),
-        ("x.json", b"[1]\n", "is JSON and no object"),
+        ("x.csv", b"", "has no rows"),
+        ("x.csv", b"id,at\n", "has no rows"),
+        ("x.xlsx", b"PK", "the suffix is not a known format; set --format"),
+        ("x.json", b"[1]\n", "is JSON but not an object"),
         ("x.json", b"{\n", "x.json:1 is not a JSON object on one line"),
         (
             "x.json",
             b'{"Records": [{"a": 1}, {"a": 2}]}',
-            "a list of 2 objects in 'Records', as CloudTrail writes it; events are one a line: `jq -c '.\\[\"Records\"\\]\\[\\]'`",
+            "in 'Records', as CloudTrail writes it; write one event per line: `jq -c '.\\[\"Records\"\\]\\[\\]'`",
         ),
-        ("x.json", b'{\n"a": 1\n}\n', "`jq -c .` writes an object of several lines on one"),
+        ("x.json", b'{\n"a": 1\n}\n', "`jq -c .` puts an object of several lines on one"),
         (
             "x.json",
             '{"a": "\xe9"}'.encode("utf-16"),
-            "x.json is UTF-16, and JSON is UTF-8; convert it, such as by `iconv",
+            "x.json is UTF-16, but JSON must be UTF-8; convert it: `iconv",
         ),
-        ("x.json", b'{"a": "\xe9"}', "x.json is windows-1252, and JSON is UTF-8"),
-        ("x.csv", "id,at\n1,2\n".encode("utf-16-le"), "has NUL bytes; if it is UTF-16 without a mark, convert it"),
+        ("x.json", b'{"a": "\xe9"}', "x.json is windows-1252, but JSON must be UTF-8"),
+        ("x.csv", "id,at\n1,2\n".encode("utf-16-le"), "has NUL bytes; if it is UTF-16 without a BOM, convert it"),
         (
             "x.csv",
             b"sep=;\r\nid;at\r\n1;2\r\n",
-            "its first line is 'sep=;', which only Excel reads; delete that line, such as by `tail -n [+]2",
+            "its first line is 'sep=;', which only Excel reads; delete that line: `tail -n [+]2",
         ),
         (
             "x.csv",
             b"id,at,n,ID,n\n1,2,3,4,5\n",
-            "the columns 1, 4 are named 'id', 'ID', which Spark takes for the same",
+            "the columns 1, 4 are named 'id', 'ID', the same name to Spark",
         ),
         ("x.parquet", b"PAR", "cannot be read as parquet"),
         ("x.csv.gz", b"no", "cannot be read as csv"),
@@ -253,7 +256,7 @@ def test_a_file_that_cannot_be_drafted_from(tmp_path: Path, name: str, content: 
     ("columns", "said"),
     [
         ({"id": [1], "ID": [2]}, "the columns 1, 2 are named 'id', 'ID'"),
-        ({"id": [1], "clock": pa.array([dt.time(1)])}, "Spark reads no file with a column of such a type: clock"),
+        ({"id": [1], "clock": pa.array([dt.time(1)])}, "Spark cannot read columns of these types: clock"),
     ],
 )
 def test_a_parquet_file_that_spark_cannot_read(tmp_path: Path, columns: dict[str, Any], said: str):
@@ -304,7 +307,7 @@ def test_the_command_prints_or_writes_and_never_over_anything(
     assert "lookback ingest paid" in capsys.readouterr().out
     assert load_stream(tmp_path / "conf/streams/paid.yml").fields == load_stream(CONF / "streams/payments.yml").fields
     assert main(["stream", "new", str(file), "--name", "paid", "--write"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_a_draft_that_lacks_something_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -312,7 +315,7 @@ def test_a_draft_that_lacks_something_says_so(tmp_path: Path, capsys: pytest.Cap
     assert main(["stream", "new", str(tmp_path / "x.csv")]) == 1
     captured = capsys.readouterr()
     assert "no column looks like a time" in captured.out
-    assert "the draft cannot be used before you have edited it" in captured.err
+    assert "edit the draft before you use it" in captured.err
 
 
 def test_a_draft_keeps_a_fast_clock_from_making_others_late_and_has_no_field_position(tmp_path: Path):

@@ -128,9 +128,9 @@ def test_a_volume_is_made_once_and_one_of_another_schema_is_left_alone() -> None
     assert part(unity)._create_volume(volume, "checkpoints", unity).done == "as it should be"
     assert (
         part(unity)._create_volume(Volume("main", "raw", "files"), "landing", unity).done
-        == "of another schema, left as it is"
+        == "in another schema, left unchanged"
     )
-    comment = "'Checkpoints of evaluations; nobody but the jobs reads or writes them'"
+    comment = "'Checkpoints of evaluations; only the jobs read and write them'"
     assert unity.ran == [f"CREATE VOLUME IF NOT EXISTS `main`.`fraud`.`checkpoints` COMMENT {comment}"]
 
 
@@ -240,7 +240,7 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
         clock[0] += 0.5
         watch.follow_if_due(None)
     assert [record.getMessage() for record in caplog.records] == [
-        "stream=tx the rules table could not be looked at, it will be tried again: [UNAVAILABLE] the catalog does not answer"
+        "stream=tx could not check the rules table, will retry: [UNAVAILABLE] the catalog does not answer"
     ] * 2
     assert not widened
     is_out[0] = False
@@ -312,7 +312,7 @@ def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatc
     assert compiled[50:] == ["r60"]
     assert more.wants == {(("id",), None)}
     assert watch._find_needs(rows) == first
-    monkeypatch.setattr("lookback.spark.following.rulewatch._MOST_DOCUMENTS", 10)
+    monkeypatch.setattr("lookback.spark.following.rulewatch._MAX_DOCUMENTS", 10)
     watch._needs.clear()
     assert watch._find_needs(rows) == first
     assert len(watch._needs) <= 10
@@ -337,7 +337,7 @@ def test_a_watermark_that_cannot_be_moved_on_is_logged_and_moved_a_span_later(
     idle.advance_if_due(query)
     idle.advance_if_due(query)
     (record,) = caplog.records
-    assert record.getMessage().startswith("stream=tx the watermark could not be moved on, it will be tried again: ")
+    assert record.getMessage().startswith("stream=tx could not advance the watermark, will retry: ")
     clock[0], is_out[0] = 2.0, False
     idle.advance_if_due(query)
     assert asked == [1]
@@ -429,7 +429,7 @@ def test_checkpoints_of_a_catalog_are_in_a_volume_that_this_machine_reaches() ->
     assert (tables.place, tables.reaches_files, tables.root) == ("main.fraud", False, None)
     with pytest.raises(SetupError, match="/Volumes/main/fraud/checkpoints is not on this machine: run this as a job"):
         _ = tables.files
-    with pytest.raises(SetupError, match=r"root is the volume that holds checkpoints.*got '../lakehouse'"):
+    with pytest.raises(SetupError, match=r"root must be the volume for checkpoints.*got '../lakehouse'"):
         _ = Tables.of(nothing, Settings.local("../lakehouse", catalog="main", schema="fraud")).files
     with pytest.raises(SetupError, match="need a checkpoint folder"):
         _ = Tables.catalog(nothing, "main", "fraud").files
@@ -455,7 +455,7 @@ def test_ingest_refuses_compute_of_spark_connect_before_it_looks_at_anything(
         lambda: TopicIngest(tables, topic, tmp_path / "c"),
     ):
         with pytest.raises(
-            SetupError, match="has no way: take a cluster with dedicated access mode, as the job ingest does"
+            SetupError, match="does not support: use a cluster with dedicated access mode, as the job ingest does"
         ):
             take()
     assert (spark.ran, list(tmp_path.iterdir())) == ([], [])

@@ -224,7 +224,7 @@ _COMPARED = {
     "warm": (("seconds", False), ("p95_ratio", False)),
 }
 # Two runs of one thing differ by as much, whatever their batches say.
-_LEAST_BAND = 0.05
+_MIN_BAND = 0.05
 
 
 def changes(before: Results, now: Results) -> list[Change]:
@@ -253,7 +253,7 @@ def _measured(result: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _band(*results: Mapping[str, Any]) -> float:
     """Returns the relative spread of the middle half of the batches, alerts or changes of these runs."""
-    return max([_LEAST_BAND, *(_spread(result["figures"]) for result in results)])
+    return max([_MIN_BAND, *(_spread(result["figures"]) for result in results)])
 
 
 def _spread(figures: Mapping[str, Any]) -> float:

@@ -40,7 +40,7 @@ _WARM_EVENTS = 20_000_000
 # What one batch takes by the profile `throughput`: twenty commits of handbook, eighteen of the others. Nine batches are to
 # follow the first two, and a rest; where many rules make that long, half as many or fewer.
 _BATCH_EVENTS, _SMALL_BATCH_EVENTS = 1_800_000, 200_000
-_BATCHES, _FEW_BATCHES, _LEAST_BATCHES, _SMALL_BATCHES = 11.5, 6.5, 4.5, 22.5
+_BATCHES, _FEW_BATCHES, _MIN_BATCHES, _SMALL_BATCHES = 11.5, 6.5, 4.5, 22.5
 # The sets of rules that are backtested.
 _BACKTESTED = ("2", "100")
 # The way to run all events at once that backtests stand beside.
@@ -100,7 +100,7 @@ def _drains(*, quick: bool) -> list[Step]:
         ("rules", "handbook", "100", full, ()),
         ("rules", "zipf", "100", full, ()),
         *(("rules", "zipf", rules, half, ()) for rules in ("10", "100-of-5-features", "200", "distinct")),
-        ("rules", "zipf", "1000", _LEAST_BATCHES * _BATCH_EVENTS, ()),
+        ("rules", "zipf", "1000", _MIN_BATCHES * _BATCH_EVENTS, ()),
         *(("windows", "handbook", f"held-{size}", small, small_batches) for size in ("1h", "30d")),
         *(
             ("windows", "handbook", f"window-{size}", small, (*state, *small_batches))

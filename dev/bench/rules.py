@@ -23,7 +23,7 @@ _SPEND_SHARE, _BURST_SHARE = 0.003, 0.006
 # Of each of many rules: together about 1 % of the events alert, as with the two.
 _MANY_SHARE = 0.0001
 _LARGE_CENTS = 2_000
-_LEAST_AMOUNTS = (0, 10, 15, 25, 40)
+_MIN_AMOUNTS = (0, 10, 15, 25, 40)
 _CUSTOMER, _TERMINAL = ("customer_id",), ("terminal_id",)
 _PAIR = ("customer_id", "terminal_id")
 _SAME_BY_CUSTOMER, _SAME_AT_TERMINAL = ("amount", "customer_id"), ("amount", "terminal_id")
@@ -147,7 +147,7 @@ def thousand(events: EventSet) -> Rules:
     rules = [
         limits.rule(f"f{number:02d}-a{least:02d}-w{at:02d}", group_by, measure, size, least)
         for number, (group_by, measure) in enumerate(FEATURES)
-        for least in _LEAST_AMOUNTS
+        for least in _MIN_AMOUNTS
         for at, size in enumerate(_windows(events))
     ]
     return Rules(tuple(rules))

@@ -118,7 +118,7 @@ def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
     dispatch = Dispatch(Declarations.of(STREAM), coverage, tuple(labels), plan)
     stores = {label: _Pages() for label in labels}
     # On a cluster a worker has few shards; here one process has all of them.
-    shard_module._MOST_IN_MEMORY = 2 * shards
+    shard_module._MAX_IN_MEMORY = 2 * shards
     spent: dict[str, list[float]] = {"dispatch": [], "judge": [], "gather": []}
     sizes: dict[str, int] = {}
     for batch in range(3):

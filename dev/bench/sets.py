@@ -47,7 +47,7 @@ OUT_OF_ORDERNESS, ALLOWED_LATENESS = 10 * SECOND, HOUR
 _SEED = 20_240_101
 ROWS = {"handbook": 1_754_155, "zipf": 2_000_000, "uniform": 2_000_000, "logins": 2_000_000}
 _CUSTOMERS, _TERMINALS, _USERS = 100_000, 20_000, 200_000
-_LATE_SHARE, _VERY_LATE_SHARE, _MOST_LATE = 0.05, 0.01, 30 * MINUTE
+_LATE_SHARE, _VERY_LATE_SHARE, _MAX_LATE = 0.05, 0.01, 30 * MINUTE
 _WHOLE_SECONDS_SHARE = 0.1
 _SAMPLE = REPOSITORY / "conf" / "samples" / "transactions.parquet"
 # To be counted up when a generator changes: files and tables that older ones made are then made anew.
@@ -263,7 +263,7 @@ def _delays(rows: int) -> Int64s:
     """Draws the time that each event takes to arrive in the table."""
     drawn = _random(7).random(rows)
     delay = _random(8).random(rows)
-    late = np.where(drawn < _VERY_LATE_SHARE, delay * _MOST_LATE, delay * 10 * SECOND)
+    late = np.where(drawn < _VERY_LATE_SHARE, delay * _MAX_LATE, delay * 10 * SECOND)
     return np.where(drawn < _LATE_SHARE, late, 0).astype(np.int64)
 
 

@@ -23,14 +23,15 @@ from lookback.places import parse_place
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
 DEFAULT_EVERY = "1 second"
-# The limits of a file. With aliases, a file of a few lines can stand for billions of values.
+# The limits of a file. Aliases can expand a few lines to billions of values.
 MAX_FILE_BYTES = 200_000
 MAX_NODES = 50_000
 DEFAULT_METRICS = 30.0
-# A retention begins at a time that Python can represent.
+# Keeps the start of a retention within the dates that Python can represent.
 _LONGEST_RETENTION = dt.timedelta(days=36_500)
-# The tables whose old rows `maintain` may delete, with the shortest time to keep them, in days. The open queue goes back
-# 90 days, and labels belong to alerts. The others are read a day back; a week leaves room for a job that did not run.
+# The tables whose old rows `maintain` may delete, with the shortest retention in days. The open queue covers 90 days,
+# and labels belong to alerts. Jobs read the last day of the remaining tables; a week leaves room for a job that did not
+# run.
 RETAINED = {
     "alerts": 90,
     "late_events": 7,
@@ -46,17 +47,24 @@ RETAINED = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The places of tables and files, and the settings of a run.
+    """The settings of a run, with the places of its tables and files.
 
-    root: the folder of the tables, as `parse_place` reads it: an absolute path, or the URI of a bucket. With catalog and schema the tables are catalog.schema.<table>, and root is
-    the folder of checkpoints, in a volume. conf: the folder of streams/ and rules/. profile: the name of
-    CONF/profiles/<profile>.yml, which sets `every`, `admission` and `spark`; CONF/settings.yml overrides it.
-    every: the pause between two micro-batches. admission: the options of the Delta source that bound a micro-batch.
-    spark: Spark settings that override Lookback's own. shards: the number for a new checkpoint of a stream that declares
-    none; None: the evaluation chooses. accept_unknown_checkpoint: whether to go on with a checkpoint whose form this
-    release does not know. metrics: the seconds between two rows of the table `metrics`; None: no rows are written.
-    retention: the age at which `maintain` deletes rows, by table of the product; the others keep all rows. gate: what a
-    version of a rule must have before it is active; None: nothing.
+    Attributes:
+        root: Folder of the tables: an absolute path or the URI of a bucket, see `parse_place`. With a catalog and a
+            schema the tables are catalog.schema.<table>, and root is the folder of checkpoints in a volume.
+        conf: Folder of streams/ and rules/.
+        profile: Name of CONF/profiles/<profile>.yml, which sets `every`, `admission` and `spark`; CONF/settings.yml
+            overrides it.
+        every: Pause between two micro-batches.
+        admission: Options of the Delta source that limit a micro-batch.
+        spark: Spark settings that override Lookback's own.
+        metrics: Seconds between two rows of the table `metrics`; None writes no rows.
+        shards: Number of shards in a new checkpoint if the stream declares none; None lets the evaluation choose.
+        accept_unknown_checkpoint: Whether to continue from a checkpoint whose format this release does not know.
+        catalog: Catalog of the tables; empty if they are folders.
+        schema: Schema of the tables in the catalog.
+        retention: Age at which `maintain` deletes rows, by table; other tables keep all rows.
+        gate: Conditions that a rule version must meet before it becomes active; None for no conditions.
     """
 
     root: str
@@ -78,12 +86,19 @@ class Settings:
         cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None,
         catalog: str | None = None, schema: str | None = None,
     ) -> Settings:  # fmt: skip
-        """Returns the settings of this machine: those given, else those of the environment, else the defaults.
+        """Returns the settings of this machine: arguments first, then the environment, then the defaults.
 
-        root: LOOKBACK_ROOT, ./lakehouse; with a catalog the volume `checkpoints` of the schema, whatever LOOKBACK_ROOT says.
-        conf: LOOKBACK_CONF, ./conf; profile: LOOKBACK_PROFILE, the one of CONF/settings.yml.
-        Raises SetupError if a file cannot be used, there is no such profile, root is not a place, or one of catalog and
-        schema is missing.
+        Args:
+            root: Default: LOOKBACK_ROOT, then ./lakehouse. With a catalog the default is the schema's volume
+                `checkpoints`, and LOOKBACK_ROOT is ignored.
+            conf: Default: LOOKBACK_CONF, then ./conf.
+            profile: Default: LOOKBACK_PROFILE, then the profile in CONF/settings.yml.
+            catalog: Catalog of the tables; goes with schema.
+            schema: Schema of the tables in the catalog.
+
+        Raises:
+            SetupError: If a file is invalid, the profile does not exist, root is not a valid place, or only one of
+                catalog and schema is given.
         """
         if bool(catalog) != bool(schema):
             raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")
@@ -119,15 +134,15 @@ class Settings:
         return load_streams(self.conf)
 
     def stream(self, name: str) -> Stream:
-        """Returns the declared stream of that name. Raises SetupError, which lists the declared ones, if there is none."""
+        """Returns the declared stream of that name. Raises SetupError, which lists the declared streams."""
         streams = self.streams()
         if name not in streams:
-            raise SetupError(f"there is no stream {name!r} in {self.conf / 'streams'}; there are {', '.join(streams)}")
+            raise SetupError(f"no stream {name!r} in {self.conf / 'streams'}; declared are {', '.join(streams)}")
         return streams[name]
 
 
 def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
-    """Reads the receivers of alerts from CONF/notifiers.yml. Raises SetupError with every problem, or if it names none."""
+    """Reads the receivers of alerts from CONF/notifiers.yml. Raises SetupError with all problems, or if it is empty."""
     file = Path(conf_dir) / "notifiers.yml"
     receivers = read_receivers(load_yaml(file), str(file))
     if not receivers:
@@ -140,31 +155,31 @@ def _read_shards(text: str, file: Path) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise SetupError(f"{file}: shards is a whole number from 1 on, got {text!r}; leave it out for the cores")
+        raise SetupError(f"{file}: shards must be a whole number, at least 1, got {text!r}; omit it for one per core")
     return int(text)
 
 
 def _read_boolean(text: str, key: str, file: Path) -> bool:
     if text.lower() not in ("true", "false"):
-        raise SetupError(f"{file}: {key} is true or false, got {text!r}")
+        raise SetupError(f"{file}: {key} must be true or false, got {text!r}")
     return text.lower() == "true"
 
 
 def _read_metrics_seconds(text: str, file: Path) -> float | None:
-    """Reads the seconds between two rows of metrics; None for none. Raises SetupError."""
+    """Reads the seconds between two rows of metrics; None if metrics are off. Raises SetupError."""
     if text in ("", "none"):
         return None if text else DEFAULT_METRICS
     try:
         microseconds = parse_duration(text)
     except DurationError as error:
-        raise SetupError(f"{file}: metrics: {error}, or none to write none") from error
+        raise SetupError(f"{file}: metrics: {error}, or none to turn them off") from error
     if not microseconds:
-        raise SetupError(f"{file}: metrics must be longer than 0 s, got {text!r}; write none to write none")
+        raise SetupError(f"{file}: metrics must be longer than 0 s, got {text!r}; none turns them off")
     return microseconds / 1_000_000
 
 
 def _read_retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timedelta]:
-    """Reads the age at which rows are deleted, by table. Raises SetupError with every problem."""
+    """Reads the age at which rows are deleted, by table. Raises SetupError with all problems."""
     problems, found = [], {}
     for name, text in texts.items():
         if name not in RETAINED:
@@ -188,7 +203,7 @@ def _read_retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timede
     return found
 
 
-# The keys of `gate`, with the least and the most that each may be.
+# The keys of `gate`, with the smallest and the largest value of each.
 _GATE = {
     "tests": (0.0, 1_000.0), "backtest_days": (0.0, 36_500.0), "max_alerts_per_day": (0.0, 1e12),
     "min_precision": (0.0, 1.0), "shadow_hours": (0.0, 876_000.0),
@@ -197,7 +212,7 @@ _GATE_SWITCHES = ("approval", "enforce")
 
 
 def _read_gate(texts: Mapping[str, str], file: Path) -> Gate | None:
-    """Reads the conditions of activation; None if the settings leave them out. Raises SetupError with every problem."""
+    """Reads the conditions of activation; None if the settings have none. Raises SetupError with all problems."""
     problems, found = [], dict[str, Any]()
     for name, text in texts.items():
         if name in _GATE_SWITCHES:
@@ -206,17 +221,17 @@ def _read_gate(texts: Mapping[str, str], file: Path) -> Gate | None:
         if name not in _GATE:
             problems.append(f"gate has no condition {name!r:.100}; {suggest(name, [*_GATE, *_GATE_SWITCHES])}")
             continue
-        least, most = _GATE[name]
+        lowest, highest = _GATE[name]
         try:
             number = float(text)
         except ValueError:
             number = -1.0
-        if not least <= number <= most or (name == "tests" and number != int(number)):
-            problems.append(f"gate.{name} must be a number from {least:g} to {most:g}, got {text!r:.100}")
+        if not lowest <= number <= highest or (name == "tests" and number != int(number)):
+            problems.append(f"gate.{name} must be a number from {lowest:g} to {highest:g}, got {text!r:.100}")
             continue
         found[name] = int(number) if name == "tests" else number
     if not found.get("backtest_days") and {"max_alerts_per_day", "min_precision"} & found.keys():
-        problems.append("gate.backtest_days must be there too: over so many days alerts and precision are counted")
+        problems.append("gate.backtest_days is missing: it sets how many days the backtest covers")
     if problems:
         raise SetupError(f"{file}: {'; '.join(problems)}")
     return Gate(**found) if found else None
@@ -225,21 +240,21 @@ def _read_gate(texts: Mapping[str, str], file: Path) -> Gate | None:
 def _profile_file(folder: Path, name: str) -> Path:
     known = sorted(file.stem for file in folder.glob("*.yml"))
     if name not in known:
-        raise SetupError(f"there is no profile {name!r} in {folder}; there are {', '.join(known) or 'none'}")
+        raise SetupError(f"no profile {name!r} in {folder}; profiles: {', '.join(known) or 'none'}")
     return folder / f"{name}.yml"
 
 
 def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the keys of `defaults` from a file: texts, and mappings of texts."""
+    """Reads the keys of `defaults` from a file. Values are strings or mappings of strings."""
     document = _read(file, missing_ok=True)[1] or {}
     if not isinstance(document, dict) or not set(document) <= set(defaults):
-        raise SetupError(f"{file} holds something else than the keys {', '.join(defaults)}")
+        raise SetupError(f"{file} may have only the keys {', '.join(defaults)}")
     found: dict[str, Any] = {}
     for key, default in defaults.items():
         value = document.get(key, default)
         if isinstance(default, dict) != isinstance(value, dict):
             kind = "a mapping of settings" if isinstance(default, dict) else "one text"
-            raise SetupError(f"{file}: {key} is {kind}, got {value!r:.100}")
+            raise SetupError(f"{file}: {key} must be {kind}, got {value!r:.100}")
         found[key] = {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else str(value)
     return found
 
@@ -247,7 +262,7 @@ def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
 def load_stream(path: str | Path) -> Stream:
     """Reads a stream from its YAML file.
 
-    Raises SetupError if the file cannot be read, StreamError with every problem, each with its file and line.
+    Raises SetupError if the file cannot be read, and StreamError with all problems, each with its file and line.
     """
     file = Path(path)
     node, document = _read(file)
@@ -266,14 +281,14 @@ def load_stream(path: str | Path) -> Stream:
 
 
 def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
-    """Reads the streams of CONF/streams/*.yml, by name, in the order of the files' names.
+    """Reads the streams of CONF/streams/*.yml, by name, in the order of the file names.
 
-    Raises SetupError if there is no file or two declare the same name, and the errors of `load_stream`.
+    Raises SetupError if the folder has no file or two files declare the same name, and the errors of `load_stream`.
     """
     folder = Path(conf_dir) / "streams"
     files = sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
     if not files:
-        raise SetupError(f"{folder} holds no stream (*.yml); name the right folder with --conf or LOOKBACK_CONF")
+        raise SetupError(f"{folder} has no stream (*.yml); set the right folder with --conf or LOOKBACK_CONF")
     streams: dict[str, Stream] = {}
     declared: dict[str, Path] = {}
     for file in files:
@@ -285,27 +300,27 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
 
 
 def load_rule_document(path: str | Path) -> dict[str, Any]:
-    """Reads the rule document of a YAML file, unchecked. Raises SetupError if the file holds no mapping."""
+    """Reads the rule document of a YAML file, unchecked. Raises SetupError if the file is not a mapping."""
     return parse_rule_text(read_text(path), str(path)).document
 
 
 @dataclass(frozen=True)
 class ParsedRule:
-    """The document of a rule, the node of YAML that it was read from, and the line of each place, from 1 on."""
+    """The document of a rule, the YAML node that it was read from, and the line of each place, counted from 1."""
 
     document: dict[str, Any]
     node: Any
     lines: Mapping[str, int]
 
     def find_line(self, place: str) -> int:
-        """Returns the line of a place, or of the nearest one around it that is in the text."""
+        """Returns the line of a place, or of the nearest enclosing place that the text has."""
         return _find_line(self.lines, place)
 
 
 def parse_rule_text(text: str, name: str) -> ParsedRule:
-    """Reads the rule document of a YAML text, unchecked. name: of the file, for messages.
+    """Reads the rule document of a YAML text, unchecked. Messages call it `name`.
 
-    Raises SetupError if it is no YAML or no mapping, and if a key is written twice.
+    Raises SetupError if the text is not YAML or not a mapping, or if it has a key twice.
     """
     node, document = _parse(text, name)
     lines: dict[str, int] = {}
@@ -313,19 +328,19 @@ def parse_rule_text(text: str, name: str) -> ParsedRule:
     if twice:
         raise SetupError("; ".join(f"{name}:{line}: the key {place} is written twice" for place, line in twice))
     if not isinstance(document, dict):
-        raise SetupError(f"{name} holds no rule; a rule is a mapping with the keys rule_id, stream, window, ...")
+        raise SetupError(f"{name} is not a rule; a rule is a mapping with the keys rule_id, stream, window, ...")
     return ParsedRule(document, node, lines)
 
 
 def load_yaml(path: str | Path) -> Any:
-    """Reads a YAML file. Raises SetupError if it cannot be read, with the line if there is one."""
+    """Reads a YAML file. Raises SetupError, with the line if known, if it cannot be read."""
     return _read(Path(path))[1]
 
 
 def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
     """Reads a file as YAML nodes, which know their lines, and as Python values.
 
-    Both are None if the file is empty, or missing with missing_ok. Raises SetupError, with the line if there is one.
+    Both are None if the file is empty, or missing and missing_ok is set. Raises SetupError, with the line if known.
     """
     if missing_ok and not file.exists():
         return None, None
@@ -333,40 +348,42 @@ def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
 
 
 def read_text(path: str | Path) -> str:
-    """Reads the text of a YAML file, with the line breaks that it has. Raises SetupError."""
+    """Reads the text of a YAML file and keeps its line breaks. Raises SetupError."""
     file = Path(path)
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes; that is no declaration, rule or setting")
+            raise SetupError(
+                f"{file} is larger than {MAX_FILE_BYTES:,} bytes, too large for a stream, a rule or settings"
+            )
         with file.open(encoding="utf-8", newline="") as opened:
             return opened.read()
     except (OSError, ValueError) as error:
-        # Also a path with a NUL, which no system takes.
+        # ValueError: a path with a NUL, which no system accepts.
         raise SetupError(f"{file} cannot be read: {error}") from error
 
 
 def _parse(text: str, file: str) -> tuple[Any, Any]:
-    """Parses a text as YAML nodes, which know their lines, and as Python values. file: its name, for messages."""
+    """Parses a text as YAML nodes, which know their lines, and as Python values. Messages call it `file`."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None and _count_nodes(node, {}) > MAX_NODES:
             raise SetupError(
-                f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are written out; write what is meant"
+                f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are expanded; use fewer aliases"
             )
         return node, yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         raise _explain_yaml_error(file, text, error) from error
     except RecursionError as error:
-        raise SetupError(f"{file} is nested too deeply, or an alias in it holds itself; make it flatter") from error
+        raise SetupError(f"{file} is nested too deeply, or an alias in it contains itself; make it flatter") from error
     except (yaml.YAMLError, ValueError) as error:
-        # A character that YAML does not allow, or a text that only looks like a date or a number.
+        # A character that YAML forbids, or a text that only looks like a date or a number.
         raise SetupError(f"{file} is not YAML: {first_line(error)}; put texts in quotes") from error
 
 
 _ALIKE = "indent the keys of one level alike, with spaces"
-# Words of the parser's message, with what is wrong in the line, and the remedy.
+# Words of the parser's message, what is wrong in the line, and the remedy.
 _YAML_PROBLEMS = (
-    ("'\\t' that cannot start", "a tab is in the indentation", "indent with spaces alone"),
+    ("'\\t' that cannot start", "the indentation has a tab", "indent with spaces only"),
     ("cannot start any token", "a text begins with a character that means something else", "put the text in quotes"),
     ("expected a comment or a line break", "a text begins with > or |", "put the text in quotes"),
     ("found undefined alias", "a text begins with *", "put the text in quotes"),
@@ -376,23 +393,23 @@ _YAML_PROBLEMS = (
         "text follows a closing quote or brace",
         "put the whole value in double quotes, and texts in it in single ones",
     ),
-    ("expected <block end>", "the line is indented otherwise than the others of its level", _ALIKE),
-    ("sequence entries are not allowed", "a '-' is where no list can begin", "put the list below its key"),
-    ("expected ',' or", "a bracket before it is not closed, or a comma is missing", "write it"),
-    ("unexpected end of stream", "a quote is opened and not closed", "close it"),
-    ("another document", "a second document begins", "write one in a file, and leave '---' out"),
-    ("unknown escape character", "there is a backslash within double quotes", "use single quotes"),
+    ("expected <block end>", "the line is indented differently from its level", _ALIKE),
+    ("sequence entries are not allowed", "a list cannot begin at this '-'", "put the list below its key"),
+    ("expected ',' or", "an earlier bracket is not closed, or a comma is missing", "add it"),
+    ("unexpected end of stream", "a quote is not closed", "close it"),
+    ("another document", "a second document begins", "write one document per file, without '---'"),
+    ("unknown escape character", "a text in double quotes has a backslash", "use single quotes"),
     (
         "could not find expected ':'",
         "a key has no ':'",
-        "write `key: value`, or indent the line if it goes on with a text",
+        "write `key: value`, or indent the line if it continues a text",
     ),
     ("unhashable key", "a key is a list or a mapping", "write a name"),
 )
 
 
 def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> SetupError:
-    """Names the place, what is seen there, and the remedy of a file that YAML's parser refuses."""
+    """Explains an error of the YAML parser: its place, what is wrong there, and the remedy."""
     problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
     if "unexpected end of stream" in problem:
         mark = error.context_mark or mark
@@ -404,7 +421,7 @@ def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> Se
         ((what, remedy) for words, what, remedy in _YAML_PROBLEMS if words in problem), (problem, "put texts in quotes")
     )
     if "mapping values are not allowed" in problem:
-        what, remedy = "it is indented otherwise than the key before it, or that key has no ':'", _ALIKE
+        what, remedy = "it is indented differently from the key before it, or that key has no ':'", _ALIKE
         if ": " in line[: mark.column]:
             what, remedy = "a text has a ':' in it", "put the text in quotes"
     seen = line.strip() if len(line.strip()) <= 60 else f"{line.strip()[:57]}..."
@@ -412,7 +429,7 @@ def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> Se
 
 
 def _count_nodes(node: Any, known: dict[int, int]) -> int:
-    """Counts the nodes with every alias written out. Raises RecursionError if one contains itself."""
+    """Counts the nodes with all aliases expanded. Raises RecursionError if one contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
@@ -422,7 +439,7 @@ def _count_nodes(node: Any, known: dict[int, int]) -> int:
 
 
 def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:
-    """Notes the line of every place below a node. Returns the places that occur twice, each with its later line."""
+    """Records the line of every place below a node. Returns the places that occur twice, each with its later line."""
     twice: list[tuple[str, int]] = []
     if isinstance(node, yaml.SequenceNode):
         for at, value in enumerate(node.value):
@@ -438,7 +455,7 @@ def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str
 
 
 def _find_line(lines: Mapping[str, int], place: str) -> int:
-    """Returns the line of a place, or of the nearest one around it that is in the file."""
+    """Returns the line of a place, or of the nearest enclosing place that the file has."""
     while place and place not in lines:
         place = place.rpartition(".")[0]
     return lines.get(place, 1)

@@ -1,4 +1,4 @@
-"""Finds what is valid in a rule but never true of its stream's history."""
+"""Finds parts of a rule that are valid but that no event in the stream's history satisfies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,23 @@ from lookback.testing.harness import replay
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.In)
 _MAX_LISTED = 4
-# So many of the most frequent values are searched for one that resembles the unseen one.
+# The number of frequent values to search for one that resembles the unseen one.
 _MAX_COMPARED_VALUES = 1_000
-# Keys that are left out of the replay: they suppress alerts, or do not matter here.
+# Keys left out of the replay: they suppress alerts, or do not matter here.
 _IGNORED_KEYS = ("suppress", "reset_on_alert", "effective_from", "effective_until", "message", "tests")
 
 
 def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists | None = None) -> list[Remark]:
-    """Finds what no event of a history confirms.
+    """Finds parts of a rule that no event in the history satisfies.
 
-    That is a text compared with a field that never held it, a condition that matched no event, a rule that would have
-    raised nothing, and events that could not be judged. events: as for `replay`; without any there are no remarks. lists: as
-    they are; None for a rule that names none, or where they are not known.
+    These are a text compared with a field that never had this value, a condition that matched no event, a rule that
+    would have raised no alert, and events that could not be judged.
+
+    Args:
+        rule: The rule to examine.
+        stream: The stream of the rule.
+        events: Events as for `replay`; an empty table gives no remarks.
+        lists: Current contents of the lists; None if the rule uses no list or the contents are unknown.
     """
     if not len(events):
         return []
@@ -69,7 +74,7 @@ def _list_expressions(rule: CompiledRule) -> Iterator[tuple[str, str]]:
 
 
 def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) -> Iterator[Remark]:
-    """Yields a remark for each text literal that is compared with a field, or an expression, that never had that value."""
+    """Yields a remark for each string literal compared with a field or an expression that never had this value."""
     for node in parse(text, WIDEST_LIMITS).find_all(*_COMPARISONS) if text else ():
         if isinstance(node, exp.In):
             pairs = [(node.this, other) for other in node.expressions]
@@ -100,7 +105,7 @@ def _count_values(expression: Expression, history: Events) -> Counter[str]:
 
 
 def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
-    """Suggests the value that may have been meant, else lists the most frequent ones."""
+    """Suggests the likely intended value, or lists the most frequent ones."""
     frequent = [value for value, _ in Counter(seen).most_common(_MAX_COMPARED_VALUES)]
     if not frequent:
         return "it has no value in any event"
@@ -113,7 +118,7 @@ def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
 
 
 def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[Remark]:
-    """Yields a remark for each condition on single events that is true of none."""
+    """Yields a remark for each condition on single events that no event satisfies."""
     candidates: Mask = np.ones(len(history), dtype=bool)
     if rule.where is not None:
         candidates = history.value(rule.where).is_true()
@@ -132,7 +137,7 @@ def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[
 
 
 def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists) -> Iterator[Remark]:
-    """Yields the errors of a replay of the rule over the events, and a remark if it raises no alert."""
+    """Replays the rule over the events. Yields its errors, and a remark if it raises no alert."""
     probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _IGNORED_KEYS}
     result = replay([probe], events, stream, lists)
     for row in result.errors:

@@ -1,8 +1,8 @@
-"""Runs the main job on real transactions, start to end: ingest, rules, streaming evaluation, review, what-if, proof.
+"""Runs the main job on real transactions from start to end: ingest, rules, evaluation, review, what-if, proof.
 
-While the stream runs, a rule with a new grouping key is added, a limit is changed and a rule is paused. For each change
-the demo shows the first event that it applied to, and the time since the change's commit. Then it tries other limits of
-a rule on all events, and proves the alerts of the stream.
+While the stream runs, the demo adds a rule with a new grouping key, changes a limit and pauses a rule. For each change
+it shows the first event that the change applied to, and how long the change took to apply after its commit. Then it
+tries other limits of a rule on all events, and proves the alerts of the stream.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _SAMPLE = Path("samples/transactions.parquet")
 _MARKER = ".lookback-demo"
 _RULES = ("customer-day-spend", "large-payment", "spend-against-usual")
 _ADDED, _CHANGED, _PAUSED = "same-terminal-again", "customer-day-spend", "large-payment"
-# The limits of the changed rule: before, afterwards, and those that are tried.
+# The limits of the changed rule: before, after, and the ones to try.
 _LIMIT, _NEW_LIMIT, _LIMITS = 1000, 800, (500, 650, 800, 1000, 1250, 1500, 2000)
-# The first part is there when the stream starts; the others arrive while it runs.
+# The first part is ingested before the stream starts; the remaining parts arrive while it runs.
 _FIRST_PART, _PARTS = 0.6, 4
 _TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Change:
-    """A rule change made while the stream ran. seconds: from its commit until the stream had applied it."""
+    """A rule change made while the stream ran, and the seconds from its commit until the stream had applied it."""
 
     what: str
     rule_id: str
@@ -61,9 +61,18 @@ class Change:
 
 
 def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str], None] = print) -> Path:
-    """Runs the demo in the folder settings.root, which is emptied first if an earlier demo made it.
+    """Runs the demo in the folder settings.root, which it empties first if an earlier demo made it.
 
-    events: a Parquet file of transactions. Returns the path of the picture. Raises SetupError.
+    Args:
+        settings: Settings of the run; their root is the demo's folder.
+        events: Parquet file of transactions; default: the sample in the configuration folder.
+        say: Receives each line of output.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        SetupError: If the events or the folder cannot be used, or the proof fails.
     """
     started = time.monotonic()
     source = events or settings.conf / _SAMPLE
@@ -105,7 +114,7 @@ class _Demo:
         picture = self._review()
         self.say(f"\n5. What if? {_CHANGED} with other limits, over all events")
         what_if = self._try_limits()
-        self.say("\n6. Prove: all events judged anew, and every row of alerts and late_events compared")
+        self.say("\n6. Prove: replay all events and compare every row of alerts and late_events")
         self._prove()
         self._print_summary(events, seconds, (picture, what_if), time.monotonic() - started)
         return picture
@@ -167,7 +176,7 @@ class _Demo:
             self.say(f"              {describe_change(row)} {where} {row['message']}")
 
     def _finish(self) -> tuple[float, int]:
-        """Waits for the last commit, then ends the stream. Returns the seconds that it worked, and the events."""
+        """Waits for the last commit, then stops the stream. Returns its seconds of work and its number of events."""
         last = self.tables.version(self.stream.name)
         self._wait(lambda report: (report.arrival or 0) >= last, f"commit {last} to be judged")
         self.evaluation.stop()
@@ -176,7 +185,7 @@ class _Demo:
         return seconds, sum(report.events for report in reports)
 
     def _find_first_event(self, change: Change) -> str:
-        """Finds the first event, in order of arrival, that was judged after the change."""
+        """Finds the first event, in arrival order, that was judged after the change."""
         feed = self.tables.read_changes(self.stream.name, (change.arrival or 0) + 1)
         order = ["_commit_version", self.stream.event_time, *self.stream.order_columns, self.stream.event_id]
         row = feed.orderBy(*order).select("_commit_version", self.stream.event_time, self.stream.event_id).head()
@@ -188,7 +197,7 @@ class _Demo:
     def _review(self) -> Path:
         row = open_queue(self.tables).head()
         if row is None:
-            raise SetupError("no alert was raised; the events are not the ones that the demo is made for")
+            raise SetupError("no alert was raised; the demo expects the sample transactions")
         explanation = explain(self.tables, self.streams, row["alert_id"])
         self.say(f"   first of the queue: {row['severity']}, {row['message']}")
         self.say(f"   {explanation.sentence}")
@@ -213,17 +222,17 @@ class _Demo:
         return picture
 
     def _prove(self) -> None:
-        """Judges all events anew. Raises SetupError if a row differs."""
+        """Replays all events. Raises SetupError if a row differs."""
         with prove(self.tables, self.stream, self.streams) as proofs:
             rows = proofs.rows
         alike = sum(row.alike for row in rows)
         if differing := sum(row.only_recorded + row.only_replayed + row.unjudged for row in rows):
-            raise SetupError(f"{differing:,} rows of the demo's outputs differ from a replay, {alike:,} are alike")
-        self.say(f"   {alike:,} rows are alike, none differs")
+            raise SetupError(f"{differing:,} rows of the demo's outputs differ from a replay, {alike:,} match")
+        self.say(f"   {alike:,} rows match, none differs")
 
     def _print_summary(self, events: int, seconds: float, pictures: tuple[Path, Path], total: float) -> None:
         self.say("\nRule changes while the stream ran")
-        self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event judged under it")
+        self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event it applied to")
         for change in self.changes:
             event = self._find_first_event(change)
             self.say(f"   {change.what:<32}{change.rule_id:<22}{change.seconds:>8.1f}   {event}")
@@ -235,11 +244,11 @@ class _Demo:
             f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included"
         )
         self.say(
-            f"The whole demo took {total:.0f} s. Pictures of the first alert and of other limits: {pictures[0]}, {pictures[1]}"
+            f"The whole demo took {total:.0f} s. Charts of the first alert and of other limits: {pictures[0]}, {pictures[1]}"
         )
         root = self.tables.root
         self.say(
-            "How to go on:\n"
+            "Next steps:\n"
             f"   .venv/bin/lookback --root {root} alerts --queue\n"
             f"   .venv/bin/lookback --root {root} rules list\n"
             "   .venv/bin/lookback rules check conf/rules/*.yml"
@@ -249,7 +258,7 @@ class _Demo:
 def _make_fresh_folder(root: Path) -> Path:
     if root.exists() and any(root.iterdir()):
         if not (root / _MARKER).exists():
-            raise SetupError(f"{root} has files that no demo made; name another folder with --root")
+            raise SetupError(f"{root} has files from outside the demo; choose another folder with --root")
         shutil.rmtree(root)
     root.mkdir(parents=True, exist_ok=True)
     (root / _MARKER).touch()
@@ -257,9 +266,9 @@ def _make_fresh_folder(root: Path) -> Path:
 
 
 def _write_parts(source: Path, folder: Path) -> Iterator[Path]:
-    """Writes the rows of a file as one large and some smaller files, in their order, and yields these."""
+    """Splits a file, in row order, into one large and some smaller files. Yields each file once it is written."""
     if not source.exists():
-        raise SetupError(f"{source} is not there; name a Parquet file of transactions with --events")
+        raise SetupError(f"{source} does not exist; choose a Parquet file of transactions with --events")
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(source)
     for number, part in enumerate(_slice(table)):

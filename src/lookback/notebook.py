@@ -1,6 +1,6 @@
-"""The functions that notebooks call, one a cell: parameters, the workspace, and a result to show for every step.
+"""The functions that notebooks call, one per cell. Each does one step and shows its result.
 
-The same notebooks run in Jupyter and on Databricks. All results are shown as ordinary display objects, escaped.
+The same notebooks run in Jupyter and on Databricks. All results are ordinary display objects with escaped text.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _Desk = TypeVar("_Desk", bound=_HasWidget)
 
 @dataclass(frozen=True)
 class Workspace:
-    """The place of a notebook's work: its tables, the declared streams by name, the chosen stream, the settings."""
+    """The tables, the declared streams by name, the chosen stream and the settings of a notebook."""
 
     tables: Tables
     streams: Mapping[str, Stream]
@@ -79,7 +79,7 @@ class Workspace:
 
     @property
     def conf(self) -> Path:
-        """The folder conf/."""
+        """The configuration folder."""
         return self.settings.conf
 
     @property
@@ -90,18 +90,18 @@ class Workspace:
         return RulesTable(self.tables, self.streams, self.settings.gate is not None)
 
     def checkpoint(self, step: str) -> str:
-        """Returns the checkpoint folder of a step for the chosen stream; the command line shares that of `evaluate`."""
+        """Returns the checkpoint folder of a step for the chosen stream. The command line shares that of `evaluate`."""
         return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
 
 
 def open_workspace(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", profile: str = ""
 ) -> Workspace:
-    """Starts or finds Spark, reads conf/, and checks the tables; in local folders it creates missing ones.
+    """Starts or finds Spark, reads conf/, and checks the tables; creates missing tables in local folders.
 
-    With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) holds checkpoints; without them
-    they are folders below `root`. stream: one of conf/streams. profile: one of conf/profiles; empty: that of
-    conf/settings.yml. Raises SetupError.
+    With catalog and schema the tables are catalog.schema.<table> and `root` (a volume) has the checkpoints; without
+    them the tables are folders below `root`. `stream` is one of conf/streams, `profile` one of conf/profiles (empty:
+    the one in conf/settings.yml). Raises SetupError.
     """
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.platform.session import get_spark
@@ -124,13 +124,14 @@ def ingest_files(
     every: str = "1 second",
     minutes: float = 0,
 ) -> IngestReport | None:
-    """Takes in the files at `path` (empty: the stream's `source`, which may be a Kafka topic), and shows the account.
+    """Ingests the files at `path` (empty: the stream's `source`, which may be a Kafka topic), and shows the counts.
 
-    mode `once`: the files that are there, or the records of a topic since the last run; `new`: files that came since the
-    last run in mode new or continuous; `continuous`: files or records as they appear, for `minutes` (0: until
-    interrupted); `retry`: rejected rows and files that can be read by now. A relative path that does not exist here is
-    searched beside conf/. Returns the report of modes once and retry. Raises SetupError for an unknown mode, and for mode
-    new or continuous with a single file.
+    Mode `once` reads the existing files, or the topic's records since the last run. `new` reads files added since the
+    last run in mode new or continuous. `continuous` reads files or records as they appear, for `minutes` (0: until you
+    interrupt it), looking at the interval `every`. `retry` reads rejected rows and files that are readable by now.
+
+    A relative path that does not exist here is looked up next to conf/. Returns a report, except for files in mode new
+    or continuous. Raises SetupError for an unknown mode, and for mode new or continuous with a single file.
     """
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
@@ -158,7 +159,7 @@ def ingest_files(
     try:
         query.awaitTermination(round(minutes * 60) or None)
     except KeyboardInterrupt:
-        pass  # the person at the notebook has seen enough
+        pass  # the user has seen enough
     finally:
         query.stop()
     return None
@@ -188,7 +189,7 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
 
 
 def _show_account(report: IngestReport) -> None:
-    """Shows the counts, the assumptions, and the rejected rows by kind of reason, with an example."""
+    """Shows the counts, the assumptions, and the rejected rows by reason, each with an example."""
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
     account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
     show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
@@ -212,7 +213,7 @@ def _find_format(workspace: Workspace, path: str, format_: str) -> str | None:
 
 
 def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
-    """Shows the newest rejected rows, unchanged, with every reason."""
+    """Shows the newest rejected rows, unchanged, with all reasons."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rejected_events").where(F.col("stream") == workspace.stream.name)
@@ -222,14 +223,14 @@ def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
 
 
 def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
-    """Shows the newest events of the stream's table, and a picture of the times of the newest 100,000."""
+    """Shows the newest events of the stream's table, and a chart of the times of the newest 100,000."""
     from pyspark.sql import functions as F  # noqa: N812
 
     time = workspace.stream.event_time
     newest = workspace.tables.read_events(workspace.stream.name).orderBy(F.col(time).desc())
     frame = to_frame(newest.limit(limit))
     if not len(frame):
-        show(text("The table holds no event yet."))
+        show(text("The table has no events yet."))
         return frame
     times = to_frame(newest.select(time).limit(_MAX_DRAWN_ROWS))[time]
     title = "Events over time" if len(times) < _MAX_DRAWN_ROWS else "The newest events over time"
@@ -238,11 +239,12 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
 
 
 def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
-    """Makes the rule document that the parameters describe, or reads `rule_file`, and shows it.
+    """Builds the rule document that the parameters describe, or reads it from `rule_file`, and shows it.
 
-    form: rule_file, or rule_id, description, severity, group_by (names with commas), where, window, measures (`name:
-    aggregate`, several with semicolons or lines), when, parameters (`name: value`, likewise), message. The fields make a lookback rule, whose window ends at
-    each event; a rule of any other kind comes from a rule_file, which is searched here, then in conf/rules.
+    `form` has either rule_file, or rule_id, description, severity, group_by (names separated by commas), where, window,
+    measures (`name: aggregate`, separated by semicolons or lines), when, parameters (`name: value`, separated in the
+    same way) and message. These fields make a lookback rule, whose window ends at each event. For any other kind use a
+    rule_file; it is looked up here, then in conf/rules.
     """
     document = (
         load_rule_document(_find_rule_file(workspace, form)) if form.rule_file else _make_document(workspace, form)
@@ -269,16 +271,16 @@ def _make_document(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any
 
 
 def _parse_pairs(listed: str) -> dict[str, str]:
-    """Parses a list such as `total: sum(amount); n: count(*)` into name -> text."""
+    """Parses a list such as `total: sum(amount); n: count(*)` into texts by name."""
     parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
     return {name.strip(): text.strip() for name, _, text in parts}
 
 
 def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool = True) -> Authoring | None:
-    """Shows a desk at which a person writes a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
+    """Shows a desk for writing a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
 
-    form: as for `rule_form`, whose rule it begins with. wanted False: no desk, as in a job. Returns None, and shows a sentence,
-    where nobody is at the notebook or ipywidgets is missing.
+    It starts with the rule of `form`, as `rule_form` does. Returns None, and shows why, if `wanted` is false, the
+    notebook runs non-interactively, or ipywidgets is missing.
     """
 
     def make() -> Authoring:
@@ -293,16 +295,16 @@ def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool =
 
 
 def _show_desk(make: Callable[[], _Desk], wanted: bool) -> _Desk | None:
-    """Shows a desk where somebody is at the notebook, else a sentence. make: makes it, and imports ipywidgets."""
+    """Shows a desk in an interactive notebook, else a sentence. `make` imports ipywidgets and makes the desk."""
     if not (wanted and has_person()):
-        show(text("No desk is shown, as nobody is at this notebook or the parameter desk is false."))
+        show(text("No desk: the notebook runs non-interactively, or the parameter desk is false."))
         return None
     try:
         desk = make()
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("ipywidgets"):
             raise
-        show(text("The desk needs the package ipywidgets, which is not installed; the cells below do without it."))
+        show(text("The desk needs the package ipywidgets, which is not installed; the cells below work without it."))
         return None
     show(desk.widget)
     return desk
@@ -311,8 +313,8 @@ def _show_desk(make: Callable[[], _Desk], wanted: bool) -> _Desk | None:
 def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
     """Checks a rule against its stream, runs its own tests, and describes it in words.
 
-    All problems are shown as a table of places and remedies, and RuleError is raised. Remarks, which stop nothing, are
-    shown too.
+    Shows all problems as a table of places and remedies, and raises RuleError. Also shows remarks, which do not prevent
+    publication.
     """
     try:
         rule = workspace.rules.check(document)
@@ -326,18 +328,18 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
 
 
 def _show_remarks(remarks: Sequence[Remark]) -> None:
-    """Shows the remarks as a table, if there are any."""
+    """Shows the remarks, if any, as a table."""
     if remarks:
         show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
 
 
 def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
-    """Runs a rule over the newest `events` events of its stream, publishing nothing, and draws what it would have flagged.
+    """Runs a rule over the newest `events` events of its stream, and plots what it would have flagged.
 
-    The evaluator is the stream's own; events go in the order in which they were ingested. A window that begins before
-    the first of these events is incomplete. Windows, sessions and waits that are still open at the last of them have
-    given no result yet. Retracted alerts are not drawn. Remarks name conditions that no event meets, such as a text that
-    was never seen in its field.
+    Nothing is published. The evaluator is the stream's own and takes the events in the order they were ingested. A
+    window that begins before the first of these events is incomplete. Windows, sessions and waits that are still open
+    at the last event have no result yet. The plot leaves out retracted alerts. Remarks name conditions that no event
+    satisfies, such as a text that was never seen in its field.
     """
     from lookback.spark.following.listfeed import read_contents
     from lookback.spark.tables.history import read_recent_events
@@ -362,17 +364,31 @@ def backtest_rule(
     workspace: Workspace, document: Mapping[str, Any], run: bool = True, since: str = "", vary: str = "",
     budget: float = 0, against: str = "",
 ) -> pd.DataFrame | None:  # fmt: skip
-    """Judges all events of the rule's stream by it, publishing nothing, and draws what other values of a parameter raise.
+    """Runs a rule over all events of its stream, and plots the alerts for other values of a parameter.
 
-    run False: nothing is judged. since: the event time from which on it speaks; empty: the first. vary: values such as
-    `limit=500,1000,2000`, several parameters with semicolons; empty: the first number among its parameters, from a quarter
-    to four times. budget: the alerts that a team can look at in a day, 0 for none. against: the id of a rule whose active
-    version is compared. Returns the figures. Raises SetupError for wrong values, and RuleError.
+    Nothing is published.
+
+    Args:
+        workspace: Tables and streams.
+        document: The rule.
+        run: False to skip the backtest.
+        since: Event time from which alerts count; empty for the first event.
+        vary: Values such as `limit=500,1000,2000`, several parameters separated by semicolons; empty for the first
+            numeric parameter, from a quarter of its value to four times its value.
+        budget: Alerts that a team can review in a day; 0 for no budget.
+        against: Id of a rule whose active version to compare with.
+
+    Returns:
+        The figures; None if the backtest was skipped.
+
+    Raises:
+        SetupError: If a value is invalid.
+        RuleError: If the rule is invalid.
     """
     from lookback.spark.replay.backtest import Candidate, Range, backtest
 
     if not run:
-        show(text("Not judged: set the parameter backtest to true."))
+        show(text("Skipped: set the parameter backtest to true to run the rule over all events."))
         return None
     candidate = Candidate(document, workspace.rules.next_version(str(document["rule_id"])))
     try:
@@ -394,7 +410,7 @@ def backtest_rule(
             today = (document.get("parameters") or {}).get(name)
             show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
             show(whatif.plot_precision_by_value(result.figures, name, today=today))
-        show(*(text(f"Beside {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
+        show(*(text(f"Against {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
     show(text(f"{document['rule_id']} over {result.events:,} events; nothing was published."))
     return frame
 
@@ -403,16 +419,25 @@ def edit_list(
     workspace: Workspace, name: str = "", add: str = "", remove: str = "", until: str = "", reason: str = "",
     kind: str = "", author: str = "",
 ) -> None:  # fmt: skip
-    """Puts values on a list that rules look up with `in_list(field, 'name')`, takes others off, and shows all lists.
+    """Adds values to a list that rules look up with `in_list(field, 'name')`, removes values, and shows all lists.
 
-    name: the list; empty: nothing is changed. add, remove: values with commas. until: a time, or a duration such as `30 days`,
-    from which on events are not on the list; empty: never. reason: why they are on it. kind: cidr for ranges of addresses.
-    author: default: the user who runs the notebook. Raises SetupError.
+    Args:
+        workspace: Tables and streams.
+        name: The list; empty to change nothing.
+        add: Values to add, separated by commas.
+        remove: Values to remove, separated by commas.
+        until: When the added values expire: a time, or a duration such as `30 days`; empty for never.
+        reason: Why the values are on the list.
+        kind: cidr for ranges of addresses.
+        author: Default: the user who runs the notebook.
+
+    Raises:
+        SetupError: If the list or a value is invalid.
     """
     from lookback.spark.lists import add_values, read_until, remove_values, show_lists
 
     if (add or remove) and not name:
-        raise SetupError("list_add and list_remove name values, and list_name the list: set it too")
+        raise SetupError("list_add and list_remove need a list: set list_name too")
     added, removed = ([part.strip() for part in each.split(",") if part.strip()] for each in (add, remove))
     if removed:
         show(text(str(remove_values(workspace.tables, name, removed))))
@@ -422,14 +447,14 @@ def edit_list(
             kind=kind or None, author=author or None,
         ))))  # fmt: skip
     rows = show_lists(workspace.tables)
-    show(pd.DataFrame(rows) if rows else text("There are no lists yet."))
+    show(pd.DataFrame(rows) if rows else text("No lists yet."))
 
 
 def publish_rule(
     workspace: Workspace, document: Mapping[str, Any], status: str = "active", publish: bool = True,
     author: str = "", comment: str = "",
 ) -> int | None:  # fmt: skip
-    """Appends the rule's next version with a status, if `publish` is true; a running stream applies it in seconds."""
+    """Publishes the rule's next version with a status, if `publish` is true. A running stream applies it in seconds."""
     if not publish:
         show(text("Not published: set the parameter publish to true."))
         return None
@@ -443,11 +468,23 @@ def check_gate(
     workspace: Workspace, document: Mapping[str, Any], run: bool = True, activate: bool = False, author: str = "",
     comment: str = "",
 ) -> int | None:  # fmt: skip
-    """Shows what the gate of the settings asks of a rule, each condition with its figure and remedy.
+    """Checks a rule against the gate of the settings. Shows each condition with its figure and remedy.
 
-    run False: nothing is checked. activate: make the version in the table that has this document active if all is met; else
-    nothing is written. author: who approves it; empty: who runs the notebook. Returns the number of the new version; None if
-    there is none. Raises SetupError if the version in the table has another document, and RuleError.
+    Args:
+        workspace: Tables and settings.
+        document: The rule.
+        run: False to skip the check.
+        activate: Whether to activate the published version with this document, if it meets all conditions; if not,
+            nothing is written.
+        author: Who approves it; empty for the user who runs the notebook.
+        comment: Comment of the new version.
+
+    Returns:
+        The number of the new version; None if there is none.
+
+    Raises:
+        SetupError: If the published version has another document.
+        RuleError: If the rule is invalid.
     """
     from lookback.core.rules.gate import Gate, hash_document
     from lookback.spark.activation import activate as make_active
@@ -463,17 +500,21 @@ def check_gate(
             return None
     if not activate:
         _show_conditions(check_document(rules, document, gate or Gate(), author=author))
-        show(text(f"{rule_id} was checked as it stands here; to make it active, set the parameter activate to true."))
+        show(text(f"Only checked {rule_id}; to activate it, set the parameter activate to true."))
         return None
-    there = find_candidate(rules, rule_id)
-    if hash_document(there.document or {}) != hash_document(document):
+    candidate = find_candidate(rules, rule_id)
+    if hash_document(candidate.document or {}) != hash_document(document):
         raise SetupError(
-            f"version {there.version} of {rule_id} in the table has another document: set the parameter publish to true, and "
-            "status to draft, and activate it then"
+            f"version {candidate.version} of {rule_id} in the table has another document: set the parameters publish "
+            "to true and status to draft, then activate it"
         )
     found = make_active(rules, rule_id, gate or Gate(), approver=author, comment=comment)
     _show_conditions(found.conditions)
-    done = "is not active: not all is met" if found.version is None else f"is active as version {found.version}"
+    done = (
+        "is not active: not all conditions are met"
+        if found.version is None
+        else f"is active as version {found.version}"
+    )
     show(text(f"Version {found.candidate} of {rule_id} {done}."))
     return found.version
 
@@ -509,15 +550,28 @@ def evaluate_stream(
     workspace: Workspace, mode: str = "once", every: str = "", minutes: float = 0, idle_after: str = "", shards: int = 0,
     view: str = "auto", desk: StreamDesk | None = None,
 ) -> list[BatchReport]:  # fmt: skip
-    """Judges the stream's events by the rules in force and shows the progress; returns the reports of its batches.
+    """Evaluates the rules in force on the stream's events, and shows the progress.
 
-    mode `once`: all events that have arrived, then end; `rebuild`: the same, with the state rebuilt from the tables (see
-    docs/operations.md); `continuous`: for `minutes`, 0 without end. every: the pause between two micro-batches; empty: as
-    the profile says. idle_after: a duration; for each such time without a new commit a continuous evaluation moves the
-    watermark on by as much. shards: the number for a new checkpoint; 0: as the stream or conf/settings.yml says, else as
-    many as the cluster has cores, at most 48. view: `live`, a picture that is refreshed every second; `lines`, for jobs;
-    `auto`, see `lookback.views.live.watch`; `desk`: a continuous evaluation runs beside `desk`, and the cell ends at once. An
-    interrupt of the cell ends it cleanly, as Stop at the desk does; a half-done batch is repeated at the next start.
+    An interrupt of the cell stops the evaluation cleanly, as Stop at the desk does; the next start repeats an
+    unfinished batch.
+
+    Args:
+        workspace: Tables, streams and settings.
+        mode: `once` evaluates all events that have arrived, then stops; `rebuild` does the same after rebuilding the
+            state from the tables (see docs/operations.md); `continuous` runs for `minutes`.
+        every: Pause between two micro-batches; empty for the profile's.
+        minutes: Time limit of mode continuous; 0 for none.
+        idle_after: Duration. After each such interval without a new commit a continuous evaluation advances the
+            watermark by this duration.
+        shards: Number of shards in a new checkpoint. 0 uses the number of the stream, then of conf/settings.yml, then
+            one per core of the cluster, at most 48.
+        view: `live` shows a chart that refreshes every second; `lines` suits jobs; `auto` chooses, see
+            `lookback.views.live.watch`; `desk` runs a continuous evaluation in the background, and the cell ends at
+            once.
+        desk: The stream desk for the view `desk`.
+
+    Returns:
+        The reports of the batches.
     """
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.replay.histories import HistoryMaker
@@ -550,14 +604,14 @@ def evaluate_stream(
 
 
 def _run_beside(evaluation: Evaluation, metrics: Metrics, minutes: float) -> None:
-    """Runs an evaluation in a thread, with its metrics, for `minutes`, 0 until it is stopped."""
+    """Runs an evaluation and its metrics in a thread, for `minutes` or, if 0, until it is stopped."""
     from contextlib import suppress
     from threading import Thread
 
     evaluation.start()
 
     def keep() -> None:
-        # Whoever stops the evaluation is told how it failed; here that is only written into the metrics.
+        # The caller that stops the evaluation sees its error; this thread only records it in the metrics.
         with suppress(Exception), metrics:
             if minutes:
                 evaluation.wait(minutes * 60)
@@ -570,9 +624,9 @@ def _run_beside(evaluation: Evaluation, metrics: Metrics, minutes: float) -> Non
 
 
 def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | None:
-    """Shows a desk to steer a stream where somebody is at the notebook: its rules, their alerts a minute, and buttons.
+    """Shows a desk for controlling a stream: its rules, their alerts per minute, and buttons.
 
-    wanted False: no desk, as in a job. Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    Returns None, and shows why, if `wanted` is false, the notebook runs non-interactively, or ipywidgets is missing.
     """
 
     def make() -> StreamDesk:
@@ -584,7 +638,7 @@ def open_stream_desk(workspace: Workspace, wanted: bool = True) -> StreamDesk | 
 
 
 def show_health(workspace: Workspace) -> list[Finding]:
-    """Shows in words whether the stream is healthy, and what to do if it is not."""
+    """Shows whether the stream is healthy, and what to do if it is not."""
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.operations.status import read_stream_figures, with_account
 
@@ -597,14 +651,14 @@ def show_health(workspace: Workspace) -> list[Finding]:
         rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
         show(pd.DataFrame(rows))
     for each in figures.warming:
-        show(text(f"Warming: {describe_warm_up(each)}."))
+        show(text(f"Warming up: {describe_warm_up(each)}."))
     return findings
 
 
 def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd.DataFrame:
-    """Shows the alerts per rule, mode and verdict (of the newest 100,000), and their times; of one rule or of all.
+    """Shows the newest 100,000 alerts by rule, mode and verdict, and plots their times.
 
-    days: alerts decided longer ago are left out.
+    `rule_id` selects one rule; empty for all. Alerts decided more than `days` ago are left out.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -616,30 +670,30 @@ def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd
     kinds = ["rule_id", "mode", "verdict", "severity"]
     newest = to_frame(alerts.orderBy(F.col("event_time").desc()).limit(_MAX_DRAWN_ROWS).select("event_time", *kinds))
     counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
-    show(pictures.plot_alerts_over_time(newest), counts if len(counts) else text("There are no alerts yet."))
+    show(pictures.plot_alerts_over_time(newest), counts if len(counts) else text("No alerts yet."))
     return counts
 
 
 def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
-    """Shows the newest rows of rule_log: rules activated, paused or rejected, and failures."""
+    """Shows the newest rows of rule_log: activated, paused and rejected rules, and failures."""
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
     newest = rows.orderBy(F.col("logged_at").desc(), "rule_id", "version").limit(limit)
     frame = to_frame(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
-    show(frame if len(frame) else text("Nothing is logged yet."))
+    show(frame if len(frame) else text("The log is empty."))
     return frame
 
 
 def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
-    """Shows the first alerts of the stream's open queue, by severity, and how many wait in all.
+    """Shows the first alerts of the stream's open queue, by severity, and the total number waiting.
 
-    days: alerts decided longer ago are left out, and a sentence says so.
+    Alerts decided more than `days` ago are left out, and a sentence says so.
     """
     from lookback.spark.review import note_on_older, note_on_snoozed, open_queue
 
     queue = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days)
-    # One pass over the tables is enough if few alerts wait.
+    # If few alerts wait, one pass over the tables is enough.
     frame = to_frame(queue.limit(_MAX_READ_ALERTS))
     waiting = len(frame) if len(frame) < _MAX_READ_ALERTS else queue.count()
     show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
@@ -655,9 +709,9 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
 
 
 def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
-    """Shows the newest reports of the stream: alerts of rules with `queue: false` or severity info, which wait for nobody.
+    """Shows the newest reports of the stream: alerts of rules with `queue: false` or severity info, which need nobody.
 
-    days: reports made longer ago are left out.
+    Reports made more than `days` ago are left out.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -673,10 +727,10 @@ def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days:
 def open_desk(
     workspace: Workspace, rule_id: str = "", days: float = 90, reviewer: str = "", wanted: bool = True
 ) -> ReviewDesk | None:
-    """Shows the review desk where somebody is at the notebook: the queue, one alert, and buttons to decide on it.
+    """Shows the review desk: the queue, one alert, and buttons to decide on it.
 
-    rule_id, days: as for `show_queue`. reviewer: default: the user who runs the notebook. wanted False: no desk, as in a job.
-    Returns None, and shows a sentence, where nobody is or ipywidgets is missing.
+    `rule_id` and `days` are as in `show_queue`; `reviewer` defaults to the user who runs the notebook. Returns None,
+    and shows why, if `wanted` is false, the notebook runs non-interactively, or ipywidgets is missing.
     """
 
     def make() -> ReviewDesk:
@@ -695,16 +749,17 @@ def open_desk(
 def explain_alert(
     workspace: Workspace, alert_id: str = "", queue: pd.DataFrame | None = None, revision: str = ""
 ) -> Explanation | None:
-    """Explains one alert (empty: the first of `queue`): the rule in words, its measures, the events that counted, a picture.
+    """Explains one alert: the rule in words, its measures, the events that counted, a chart.
 
-    revision: the number of the alert's row; empty: its last. Returns None, and shows a sentence, if the queue is empty.
-    Raises ReviewError for an unknown alert, SetupError if `revision` is not a number.
+    `alert_id` defaults to the first alert of `queue`, `revision` to the alert's last. Returns None, and shows a
+    sentence, if the queue is empty. Raises ReviewError for an unknown alert, and SetupError if `revision` is not a
+    number.
     """
     from lookback.spark.review import explain
 
     chosen = alert_id or (str(queue["alert_id"].iloc[0]) if queue is not None and len(queue) else "")
     if not chosen:
-        show(text("There is no alert to explain: the queue is empty."))
+        show(text("Nothing to explain: the queue is empty."))
         return None
     number = _parse_revision(revision) if alert_id else None
     explanation = explain(workspace.tables, workspace.streams, chosen, revision=number)
@@ -713,18 +768,18 @@ def explain_alert(
 
 
 def explain_event(workspace: Workspace, rule_id: str = "", event_id: str = "") -> EventExplanation | None:
-    """Explains how a rule judged an event, also where no alert came of it: every reason, the windows, and a picture.
+    """Explains how a rule judged an event, with or without an alert: every reason, the windows, and a chart.
 
-    event_id: of the stream; empty: a sentence is shown, and None returned. Raises ReviewError if there is no such rule or
-    event, SetupError if `rule_id` is empty.
+    Returns None, and shows a sentence, if `event_id` is empty. Raises ReviewError if the rule or the event is unknown,
+    and SetupError if `rule_id` is empty.
     """
     from lookback.spark.review import explain_event as explain
 
     if not event_id:
-        show(text("No event is named: event_id, with rule_id, shows what a rule made of an event."))
+        show(text("No event to explain: set event_id and rule_id to see how a rule judged an event."))
         return None
     if not rule_id:
-        raise SetupError("event_id says which event, and rule_id which rule: set both")
+        raise SetupError("event_id needs a rule: set rule_id too")
     found = explain(workspace.tables, workspace.streams, rule_id, event_id)
     show(*(text(line) for line in describe_event(found)))
     if found.picture is not None:
@@ -739,7 +794,7 @@ def _parse_revision(revision: str) -> int | None:
 
 
 def show_explanation(explanation: Explanation) -> None:
-    """Shows the explanation as text, tables and a picture; it lists the newest 50 events that counted."""
+    """Shows the explanation as text, tables and a chart, with the newest 50 events that counted."""
     show(*(text(line) for line in describe_alert(explanation)))
     if explanation.measures:
         show(pd.DataFrame([_make_measure_row(measure) for measure in explanation.measures]))
@@ -771,22 +826,29 @@ def review_alert(
     workspace: Workspace, explanation: Explanation | None, alert_id: str = "", disposition: str = "",
     reviewer: str = "", note: str = "",
 ) -> None:  # fmt: skip
-    """Records a person's decision about the explained alert, with the revision that was shown.
+    """Records your decision on the explained alert, with the revision that was shown.
 
-    explanation: the result of `explain_alert`; None if the queue is empty. alert_id: the alert that the decision is about;
-    empty: nothing is recorded, so that no decision falls on an alert that merely comes first in the queue. disposition:
-    confirmed, false_positive, benign or unclear; empty: nothing is recorded. reviewer: default: the user who runs the notebook.
-    Raises ReviewError.
+    Args:
+        workspace: Tables and streams.
+        explanation: Result of `explain_alert`; None if the queue is empty.
+        alert_id: The alert that you decide on. If empty, nothing is recorded, so that no decision lands on an alert
+            that merely comes first in the queue.
+        disposition: confirmed, false_positive, benign or unclear; empty to record nothing.
+        reviewer: Default: the user who runs the notebook.
+        note: Remark on the decision.
+
+    Raises:
+        ReviewError: If the decision cannot be recorded.
     """
     from lookback.spark.review import record_review
 
     if explanation is None or not disposition:
-        show(text("Nothing is recorded: give a disposition, one of confirmed, false_positive, benign, unclear."))
+        show(text("Nothing is recorded: set disposition to confirmed, false_positive, benign or unclear."))
         return
     shown = explanation.alert
     if alert_id != shown["alert_id"]:
         name = f"alert_id {shown['alert_id']} and revision {shown['revision']}"
-        show(text(f"Nothing is recorded: a decision names its alert. To decide on the one above, give {name}."))
+        show(text(f"Nothing is recorded: say which alert you decide on. For the one above, set {name}."))
         return
     show(text(str(record_review(
         workspace.tables, alert_id, disposition, reviewer or None, note, revision=shown["revision"]
@@ -796,18 +858,26 @@ def review_alert(
 def snooze_alerts(
     workspace: Workspace, alert_id: str = "", rule_id: str = "", until: str = "", reason: str = "", author: str = ""
 ) -> None:
-    """Leaves alerts out of the queue and of notifications for a while, and lists the snoozes that have not ended.
+    """Hides alerts from the queue and from notifications for a while, and lists the snoozes that have not ended.
 
-    alert_id: those of this alert's rule and key; empty: those of the rule `rule_id`, of any key. until: a time, or a duration
-    such as `8 hours`; empty: nothing is snoozed. reason: for those who wonder where the alerts are. author: default: the user
-    who runs the notebook. Raises ReviewError, and SetupError if neither is named.
+    Args:
+        workspace: Tables and streams.
+        alert_id: Snoozes alerts of this alert's rule and key.
+        rule_id: Snoozes alerts of this rule, of any key, if alert_id is empty.
+        until: A time, or a duration such as `8 hours`; empty to snooze nothing.
+        reason: For readers who wonder where the alerts are.
+        author: Default: the user who runs the notebook.
+
+    Raises:
+        ReviewError: If the alert or rule is unknown, or `until` is invalid.
+        SetupError: If neither an alert nor a rule is given.
     """
     from lookback.spark.review import show_snoozes
     from lookback.spark.snoozes import EXPIRED, read_end, snooze
 
     if until:
         if not (alert_id or rule_id):
-            raise SetupError("snooze_until says how long, and alert_id or rule_id what is snoozed: set one of them too")
+            raise SetupError("snooze_until needs something to snooze: set alert_id or rule_id too")
         show(text(str(snooze(
             workspace.tables, workspace.streams, alert_id or rule_id, until=read_end(until), reason=reason,
             author=author or None,
@@ -817,7 +887,10 @@ def snooze_alerts(
 
 
 def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
-    """Shows, by rule, the decisions about the stream's alerts; the last review of each alert counts. For one rule or all."""
+    """Shows the decisions on the stream's alerts by rule; the last review of each alert counts.
+
+    `rule_id` selects one rule; empty for all.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     from lookback.spark.review import decisions
@@ -829,14 +902,16 @@ def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
 
 
 def import_labels(workspace: Workspace, path: str = "", positive: str = "", event_id: str = "", at: str = "") -> None:
-    """Appends the labels in a file to the table `labels`, and shows what became of each row; nothing without a path.
+    """Appends the labels in a file to the table `labels`, and shows the outcome.
 
-    positive, event_id, at: the columns of the file, see `lookback.spark.labels.import_labels`; empty: its defaults.
+    Does nothing without a path.
+    `positive`, `event_id` and `at` name columns of the file; see `lookback.spark.labels.import_labels` for the
+    defaults.
     """
     from lookback.spark import labels
 
     if not path:
-        show(text("No labels are imported: give a file in the parameter labels."))
+        show(text("No labels imported: set the parameter labels to a file."))
         return
     report = labels.import_labels(
         workspace.tables, workspace.stream, path, event_id=event_id or None, positive=positive or None, at=at or None
@@ -845,9 +920,10 @@ def import_labels(workspace: Workspace, path: str = "", positive: str = "", even
 
 
 def measure_rules(workspace: Workspace, rule_id: str = "", as_of: str = "") -> RuleFigures:
-    """Shows precision and recall of the stream's rules, over time and in all, by labels and reviews. For one rule or all.
+    """Shows precision and recall of the stream's rules, over time and in total, from labels and reviews.
 
-    as_of: a time; alerts and labels of later do not count; empty: now. Returns the figures, for `show_overlap`.
+    `rule_id` selects one rule; empty for all. Alerts and labels after the time `as_of` (empty: now) do not count.
+    Returns the figures, for `show_overlap`.
     """
     from lookback.spark.figures import Period, RuleFigures
 
@@ -860,7 +936,7 @@ def measure_rules(workspace: Workspace, rule_id: str = "", as_of: str = "") -> R
 
 
 def show_overlap(figures: RuleFigures) -> pd.DataFrame:
-    """Shows which rules flag the same events and what each catches alone, and names those that add nothing."""
+    """Shows which rules flag the same events, what each catches alone, and which rules add nothing."""
     pairs, alone = to_frame(figures.pairs()), to_frame(figures.alone())
     show(pictures.plot_overlap(pairs, alone), alone)
     show(text(describe_redundant([{str(k): v for k, v in row.items()} for row in alone.to_dict("records")])))

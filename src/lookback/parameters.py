@@ -1,4 +1,4 @@
-"""Reads the parameters of a notebook from its own cell, the cell that a runner added, widgets, or the environment."""
+"""Reads the parameters of a notebook from its parameter cell, widgets or the environment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 
 def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleNamespace:
-    """Returns the notebook's parameters as attributes: each text, number and boolean in `names`, which is `globals()`.
+    """Returns the notebook's parameters as attributes.
 
-    On Databricks each gets a widget for jobs and people to set: a dropdown if its values are known, else a text. Elsewhere
-    the values are those of the cell tagged `parameters`, unless the environment has LOOKBACK_PARAM_<NAME>.
-    choices: the values of a parameter by its name; those of booleans and of `stream` need not be given.
-    Raises SetupError if a text does not fit the parameter's type.
+    On Databricks each parameter gets a widget, which you or a job can set: a dropdown if its values are known, else a
+    text field. Elsewhere the values come from the cell tagged `parameters`, unless the environment has
+    LOOKBACK_PARAM_<NAME>.
+
+    Args:
+        names: The notebook's `globals()`; each text, number and boolean in it is a parameter.
+        **choices: Allowed values by parameter. Booleans and `stream` need none.
+
+    Raises:
+        SetupError: If a text does not fit the parameter's type.
     """
     defaults = {name: value for name, value in names.items() if isinstance(value, Value) and not name.startswith("_")}
     widgets = _find_widgets()
@@ -32,7 +38,7 @@ def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleN
         if widgets is not None:
             text = str(default).lower() if isinstance(default, bool) else str(default)
             known = choices.get(name) or _find_choices(name, default, values)
-            # Databricks refuses a dropdown without its default.
+            # Databricks rejects a dropdown whose default is not among its values.
             if text in known:
                 widgets.dropdown(name, text, list(known))
             else:
@@ -43,14 +49,14 @@ def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleN
 
 
 def check_mode(mode: str, *known: str) -> str:
-    """Returns the parameter `mode`. Raises SetupError if it is none of the known modes."""
+    """Returns the parameter `mode`. Raises SetupError if it is unknown."""
     if mode not in known:
         raise SetupError(f"mode is {', '.join(known[:-1])} or {known[-1]}, got {mode!r}")
     return mode
 
 
 def _find_choices(name: str, default: Value, before: Mapping[str, Value]) -> list[str]:
-    """Returns the values that a parameter can have in any notebook; none if it can be any text."""
+    """Returns the values that a parameter can have in every notebook; an empty list if any text is allowed."""
     if isinstance(default, bool):
         return ["false", "true"]
     if name != "stream":

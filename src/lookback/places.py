@@ -1,9 +1,9 @@
-"""Places of tables and files: folders of this machine and of object stores, which share one set of methods.
+"""Places of tables and files: folders on this machine and in object stores, with one set of methods.
 
-A place is a `pathlib.Path` on this machine, else an `ObjectPath`, which has the methods of `Path` that Lookback calls. Spark
-reads tables of either by their text. Files that Lookback itself keeps, such as those of a checkpoint, are read and written
-by Arrow's file systems: a driver, an executor's Python and a process without Spark use the same ones, and Hadoop's need a
-JVM, which only the first has.
+A place on this machine is a `pathlib.Path`; any other place is an `ObjectPath`, which has the methods of `Path` that
+Lookback calls. Spark reads the tables of either from their path as text. Lookback reads and writes its own files, such
+as those of a checkpoint, with Arrow's file systems: they also work in an executor's Python and in a process without
+Spark, while Hadoop's need a JVM, which only the driver has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyarrow import fs
     from pyspark.sql import SparkSession
 
-# Other names of the same store, as other tools write them.
+# Schemes that other tools use for the same stores.
 _ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss"}
 _STORES = ("s3a", "gs", "abfss", "hdfs", "wasb", "wasbs")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.ASCII | re.DOTALL)
@@ -37,10 +37,10 @@ _NOT_FOUND = "NotFound"
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """A file or folder of an object store, such as s3a://bucket/key.
+    """A file or folder in an object store, such as s3a://bucket/key.
 
-    settings: those of Hadoop, with which Spark reaches the store, such as fs.s3a.endpoint. They travel with the place to
-    executors, and are not shown.
+    `settings` are the Hadoop settings with which Spark reaches the store, such as fs.s3a.endpoint. They travel with the
+    place to executors; its repr hides them.
     """
 
     scheme: str
@@ -63,19 +63,19 @@ class ObjectPath:
 
     @property
     def parent(self) -> ObjectPath:
-        """The folder that holds it."""
+        """The folder that contains it."""
         return replace(self, key=posixpath.dirname(self.key))
 
     def with_name(self, name: str) -> ObjectPath:
-        """Returns the place of another name in the same folder."""
+        """Returns the place with another name in the same folder."""
         return self.parent / name
 
     def exists(self) -> bool:
-        """Returns whether there is such a file, or any file below such a folder."""
+        """Returns whether the file exists, or any file below the folder."""
         return bool(self._find().type.name != _NOT_FOUND)
 
     def is_dir(self) -> bool:
-        """Returns whether there is such a folder."""
+        """Returns whether it is an existing folder."""
         return bool(self._find().type.name == "Directory")
 
     def stat(self) -> Status:
@@ -95,7 +95,7 @@ class ObjectPath:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: bytes) -> None:
-        """Writes the file; it appears, or replaces another one, as a whole."""
+        """Writes the file atomically, replacing an existing one."""
         with self._files.open_output_stream(self._path) as file:
             file.write(content)
 
@@ -104,21 +104,21 @@ class ObjectPath:
         self.write_bytes(text.encode(encoding))
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Removes the file. Raises FileNotFoundError if it is not there, unless that is fine."""
+        """Removes the file. Raises FileNotFoundError if it is missing, unless missing_ok is set."""
         if self.exists():
             self._files.delete_file(self._path)
         elif not missing_ok:
             raise FileNotFoundError(f"{self} is not there")
 
     def mkdir(self, **_: object) -> None:
-        """Does nothing: a folder of an object store is there with its first file."""
+        """Does nothing: a folder of an object store exists as soon as it has a file."""
 
     def iterdir(self) -> Iterator[ObjectPath]:
-        """Yields what is in the folder; nothing if there is no such folder."""
+        """Yields the files and folders in the folder; nothing if it does not exist."""
         return self.glob("*")
 
     def glob(self, pattern: str) -> Iterator[ObjectPath]:
-        """Yields the files and folders below this folder whose path there has as many parts as the pattern, and fits it."""
+        """Yields the files and folders whose path below this folder matches the pattern, part by part."""
         parts = pattern.split("/")
         for each in self._list(recursive=len(parts) > 1):
             names = PurePosixPath(each.path).relative_to(self._path).parts
@@ -138,13 +138,13 @@ class ObjectPath:
         return found
 
     def _list(self, *, recursive: bool) -> list[fs.FileInfo]:
-        from pyarrow import fs  # noqa: PLC0415 - a command that needs no files of a store need not wait for it
+        from pyarrow import fs  # noqa: PLC0415 - slow to import, and only needed for files in a store
 
         selected = fs.FileSelector(self._path, allow_not_found=True, recursive=recursive)
         return list(self._files.get_file_info(selected))
 
 
-# What is on this machine is a `Path`.
+# A place on this machine is a `Path`.
 Place = Path | ObjectPath
 
 
@@ -155,11 +155,11 @@ class Status(NamedTuple):
 
 
 def parse_place(text: str | Place) -> Place:
-    """Parses what people write for a folder or file: a path, file:/x, file:///x, s3a://bucket/x, abfss://..., gs://...
+    """Parses a folder or file as you write it: a path, file:/x, file:///x, s3a://bucket/x, abfss://..., gs://...
 
-    A path and a `file:` URI, in which %20 is a blank, become an absolute path; ~ is the user's home. s3:// and s3n:// mean
-    s3a://, as Spark calls it. Raises SetupError for what could be misread, such as s3a:/bucket, which looks like a folder
-    of this machine.
+    A path or a `file:` URI, in which %20 is a blank, becomes an absolute path; ~ is the user's home. s3:// and s3n://
+    become s3a://, Spark's name for them. Raises SetupError for ambiguous texts such as s3a:/bucket, which looks like a
+    folder on this machine.
     """
     if isinstance(text, ObjectPath):
         return text
@@ -178,7 +178,7 @@ def parse_place(text: str | Place) -> Place:
     scheme = _ALIASES.get(scheme, scheme)
     if not rest.startswith("//"):
         if scheme not in _STORES:
-            # A colon may be in the name of a folder.
+            # A folder's name may contain a colon.
             return Path(text).expanduser().resolve()
         raise SetupError(f"{text!r} is not a place; write {scheme}://{rest.lstrip('/') or 'bucket/folder'}")
     store, _, key = rest[2:].partition("/")
@@ -188,7 +188,7 @@ def parse_place(text: str | Place) -> Place:
 
 
 def open_place(text: str | Place, spark: SparkSession) -> Place:
-    """Parses a place whose files are read and written as Spark does, with the settings that reach its object stores."""
+    """Parses a place, and adds the settings with which Spark reaches its object store."""
     place = parse_place(text)
     if isinstance(place, Path):
         return place
@@ -197,9 +197,9 @@ def open_place(text: str | Place, spark: SparkSession) -> Place:
 
 
 def parse_source(text: str) -> str:
-    """Parses what people write for files to read, also a pattern such as in/*.csv. Returns it as Spark reads it.
+    """Parses files to read as you write them, including patterns such as in/*.csv. Returns the text that Spark reads.
 
-    URIs are read as by `parse_place`; a path without a scheme stays as it is, also a relative one.
+    URIs are parsed as in `parse_place`. A path without a scheme stays unchanged, even a relative one.
     """
     match = _SCHEME.fullmatch(text)
     scheme = "" if match is None else match[1].lower()
@@ -228,20 +228,20 @@ def _parse_file(text: str, rest: str) -> Path:
 def _normalize(text: str, key: str) -> str:
     parts = posixpath.normpath("/" + key.lstrip("/")).lstrip("/")
     if ".." in key.split("/"):
-        raise SetupError(f"{text!r} has a part `..`, which object stores do not know; write the folder that you mean")
+        raise SetupError(f"{text!r} has a part `..`, which object stores do not support; write the full path")
     return parts
 
 
 def find_local_path(place: str | Place | None) -> Path | None:
-    """Returns the path of a place on this machine, or mounted as if it were; None for one elsewhere, such as a bucket."""
+    """Returns the path of a place on this machine or mounted here; None for any other place, such as a bucket."""
     found = None if place is None else parse_place(place)
     return found if isinstance(found, Path) else None
 
 
 def write_whole(place: Place, content: bytes, *, durable: bool = True) -> None:
-    """Writes a file that appears, or replaces another one, as a whole, and makes its folder.
+    """Writes a file atomically, replacing an existing one, and makes its folder.
 
-    durable: whether the file survives a crash of the machine, for two calls of fsync.
+    With `durable` the file survives a crash of the machine, at the cost of two calls of fsync.
     """
     if isinstance(place, ObjectPath):
         place.write_bytes(content)
@@ -260,7 +260,7 @@ def write_whole(place: Place, content: bytes, *, durable: bool = True) -> None:
         draft.unlink(missing_ok=True)
     if not durable:
         return
-    # Makes the new name survive a crash too; volumes that are mounted may refuse.
+    # Makes the new name survive a crash too. Mounted volumes may not support it.
     with contextlib.suppress(OSError):
         opened = os.open(place.parent, os.O_RDONLY)
         try:
@@ -270,7 +270,7 @@ def write_whole(place: Place, content: bytes, *, durable: bool = True) -> None:
 
 
 def remove_tree(place: Place) -> None:
-    """Removes a folder with all that is in it. Raises OSError."""
+    """Removes a folder and everything in it. Raises OSError."""
     if isinstance(place, ObjectPath):
         place._files.delete_dir(place._path)
     else:
@@ -278,7 +278,7 @@ def remove_tree(place: Place) -> None:
 
 
 def move_tree(place: Place, target: Place) -> None:
-    """Gives a folder another name. An object store copies its files, then removes them. Raises OSError."""
+    """Renames a folder; in an object store this copies its files, then removes the originals. Raises OSError."""
     if isinstance(place, ObjectPath) and isinstance(target, ObjectPath):
         for each in place._list(recursive=True):
             if each.is_file:
@@ -291,7 +291,7 @@ def move_tree(place: Place, target: Place) -> None:
 
 @lru_cache(maxsize=64)
 def _open_files(scheme: str, store: str, settings: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    """Opens the files of a store. Raises SetupError if Arrow knows no such store."""
+    """Opens the file system of a store. Raises SetupError if Arrow does not support the store."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import fs  # noqa: PLC0415
 
@@ -312,20 +312,20 @@ def _open_files(scheme: str, store: str, settings: tuple[tuple[str, str], ...]) 
 
 
 def read_s3_options(bucket: str, settings: Iterable[tuple[str, str]]) -> dict[str, str | bool]:
-    """Translates Hadoop's settings of a bucket into Arrow's; without keys, those of the machine are used, as by Hadoop."""
+    """Translates a bucket's Hadoop settings to Arrow's. Without keys Arrow uses the machine's, as Hadoop does."""
     own = f"{_S3A}bucket.{bucket}."
-    said = {name.removeprefix(_S3A): value for name, value in settings if name.startswith(_S3A)}
-    said |= {name.removeprefix(own): value for name, value in settings if name.startswith(own)}
+    found = {name.removeprefix(_S3A): value for name, value in settings if name.startswith(_S3A)}
+    found |= {name.removeprefix(own): value for name, value in settings if name.startswith(own)}
     names = {
         "access_key": "access.key", "secret_key": "secret.key", "session_token": "session.token",
         "region": "endpoint.region", "role_arn": "assumed.role.arn",
     }  # fmt: skip
-    options: dict[str, str | bool] = {name: said[there] for name, there in names.items() if said.get(there)}
-    endpoint = said.get("endpoint", "")
-    if endpoint.startswith("http://") or said.get("connection.ssl.enabled", "").lower() == "false":
+    options: dict[str, str | bool] = {name: found[key] for name, key in names.items() if found.get(key)}
+    endpoint = found.get("endpoint", "")
+    if endpoint.startswith("http://") or found.get("connection.ssl.enabled", "").lower() == "false":
         options["scheme"] = "http"
     if endpoint:
         options["endpoint_override"] = endpoint.rpartition("://")[2].rstrip("/")
-    if "Anonymous" in said.get("aws.credentials.provider", ""):
+    if "Anonymous" in found.get("aws.credentials.provider", ""):
         options["anonymous"] = True
     return options

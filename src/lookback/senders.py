@@ -1,4 +1,4 @@
-"""Sends alerts by webhook and e-mail: one attempt each, which never raises and keeps to the receiver's timeout."""
+"""Sends alerts by webhook and e-mail. Each call makes one attempt, never raises, and keeps the receiver's timeout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from lookback.core.values.texts import collapse_spaces
 def make_sender(receiver: Receiver) -> Send:
     """Makes the function that sends a row of the alerts table to a receiver, once.
 
-    Raises SetupError if a variable that it names is not set.
+    Raises SetupError if an environment variable that the receiver names is not set.
     """
     if isinstance(receiver.way, Webhook):
         return _limit_time(_make_webhook(receiver, receiver.way), receiver.timeout)
@@ -47,7 +47,7 @@ def make_sender(receiver: Receiver) -> Send:
 
 
 def send_to_all(alert: Mapping[str, Any], senders: Mapping[Receiver, Send]) -> dict[Receiver, Attempt]:
-    """Sends a row to receivers side by side, so that none waits for another."""
+    """Sends a row to all receivers in parallel, so that none waits for another."""
     if not senders:
         return {}
     with ThreadPoolExecutor(len(senders)) as pool:
@@ -55,7 +55,7 @@ def send_to_all(alert: Mapping[str, Any], senders: Mapping[Receiver, Send]) -> d
 
 
 def _limit_time(send: Send, seconds: float) -> Send:
-    """Makes an attempt end in time. The timeout of a socket bounds each read alone, and looking up a name not at all."""
+    """Ends an attempt in time. A socket's timeout only limits each single read, and never the lookup of a host name."""
 
     def send_in_time(alert: Mapping[str, Any]) -> Attempt:
         outcome: Future[Attempt] = Future()
@@ -66,7 +66,7 @@ def _limit_time(send: Send, seconds: float) -> Send:
             except Exception as error:  # noqa: BLE001 - raised below
                 outcome.set_exception(error)
 
-        # A pool would wait at the end of the process for what has no answer.
+        # A pool would make the process wait at its end for attempts without an answer.
         Thread(target=run, name="send", daemon=True).start()
         try:
             return outcome.result(seconds)
@@ -77,7 +77,7 @@ def _limit_time(send: Send, seconds: float) -> Send:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: an alert goes only to the URL that was declared."""
+    """Follows no redirect: an alert goes only to the declared URL."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Returns None, so that the request ends here."""
@@ -88,7 +88,7 @@ def _make_webhook(receiver: Receiver, way: Webhook) -> Send:
     if problem := find_url_problem(url):
         raise SetupError(f"receiver {receiver.name!r}: the URL in {way.url_env or 'url'} {problem}")
     secret = _read_variable(receiver, way.secret_env) if way.secret_env else ""
-    # A proxy leads out of this machine.
+    # A proxy would send the request out of this machine.
     direct = [urllib.request.ProxyHandler({})] if is_local_url(url) else []
     opener = urllib.request.build_opener(_NoRedirect, *direct)
 
@@ -99,7 +99,7 @@ def _make_webhook(receiver: Receiver, way: Webhook) -> Send:
             body = format_alert_json(alert).encode()
             if secret:
                 headers["X-Lookback-Signature"] = sign(secret, body, int(time.time()))
-            # find_url_problem has checked the scheme.
+            # find_url_problem checked the scheme.
             request = urllib.request.Request(url, data=body, headers=headers, method="POST")  # noqa: S310
             with opener.open(request, timeout=receiver.timeout) as answer:
                 return read_http_status(answer.status)
@@ -126,7 +126,7 @@ def _make_email(receiver: Receiver, way: Email) -> Send:
                 server.send_message(_make_message(alert, way), way.sender, way.to)
             return Attempt(SENT)
         except smtplib.SMTPDataError as error:
-            # A 5xx refuses this message for good; a refused log-in or recipient may be corrected later.
+            # A 5xx rejects this message for good; a rejected log-in or recipient may be corrected later.
             refused = 500 <= error.smtp_code < 600
             return Attempt(GIVEN_UP, make_failed_attempt(error).error) if refused else make_failed_attempt(error)
         except (OSError, smtplib.SMTPException, ValueError) as error:
@@ -153,12 +153,12 @@ def _make_message(alert: Mapping[str, Any], way: Email) -> EmailMessage:
 
 
 def _make_id_headers(alert: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the headers by which a receiver can drop repeats."""
+    """Returns the headers with which a receiver can drop repeats."""
     return {"X-Lookback-Alert-Id": collapse_spaces(alert["alert_id"]), "X-Lookback-Revision": str(alert["revision"])}
 
 
 def _read_variable(receiver: Receiver, name: str) -> str:
     value = os.environ.get(name, "")
     if not value:
-        raise SetupError(f"receiver {receiver.name!r} needs the variable {name} of the environment, which is not set")
+        raise SetupError(f"receiver {receiver.name!r} needs the environment variable {name}, which is not set")
     return value

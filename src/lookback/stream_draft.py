@@ -1,4 +1,4 @@
-"""Drafts a first declaration of a stream from a file of its events, for a person to edit."""
+"""Drafts the declaration of a stream from a file of its events, for you to edit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
 from lookback.core.values.texts import first_line, quote_identifier
 
-# The rows at the beginning of a file that a draft is made from.
+# A draft is made from the first rows of a file.
 SAMPLE_ROWS = 10_000
-# A file with a longer line is no file of events.
+# A file with a longer line does not have one event per line.
 _MAX_LINE_CHARACTERS = 10_000_000
-# The separator is found from so many rows.
+# The number of rows in which to look for the separator.
 _SEPARATOR_ROWS = 100
 _SEPARATORS = (",", ";", "\t", "|")
 _FORMATS = {
@@ -42,7 +42,7 @@ _FORMATS = {
     ".parquet": "parquet",
 }
 _UTF_16 = "UTF-16"
-# Texts that people write for a missing value.
+# Texts in use for a missing value.
 _BLANK_TEXTS = frozenset({"null", "na", "n/a", "none", "nan", "-", "?"})
 _INTEGER = re.compile(r"[+-]?\d{1,38}", re.ASCII)
 _POINT = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
@@ -57,7 +57,7 @@ _OTHER_TIME = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})(?:[ T](\d\d?):\d\d(:\d
 _OTHER_YEAR_FIRST = re.compile(r"\d{4}([./])\d\d\1\d\d(?: \d\d:\d\d(:\d\d)?)?", re.ASCII)
 _EPOCHS = {10: "timestamp_seconds", 13: "timestamp_millis", 16: "timestamp_micros"}
 _TIME_NAME = re.compile(r"time|date|_at$|(^|_)(at|ts|when|epoch)($|_)", re.IGNORECASE)
-# Names of amounts of money, which have cents even if the first rows show none.
+# Names of money columns. These have cents even if the first rows show none.
 _MONEY_NAME = re.compile(r"(^|[_ ])(amount|price|cost|fee|balance|total|betrag|preis)$", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _ARROW_TYPES: tuple[tuple[Callable[[Any], bool], str], ...] = (
@@ -72,8 +72,8 @@ _ARROW_TYPES: tuple[tuple[Callable[[Any], bool], str], ...] = (
 class _Guess:
     """A guess at the field of a column.
 
-    type: empty if the column cannot be a field; the note then says why. expression: computes the field from the column;
-    empty for the column itself. note: for people.
+    `type` is empty if the column cannot be a field; `note`, the comment in the draft, then says why. `expression`
+    computes the field from the column; it is empty if the field is the column itself.
     """
 
     type: str
@@ -83,7 +83,7 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The first rows of a file. columns: name -> values; types: name -> guess, for a file whose columns have types."""
+    """The first rows of a file, by column. `types` has the guesses for a file whose columns have types."""
 
     format: str
     columns: dict[str, list[Any]]
@@ -95,10 +95,16 @@ class _Sample:
 
 
 def draft_stream(path: str | Path, name: str = "", format: str = "") -> str:
-    """Drafts the YAML of a declaration from the first rows of a file, with comments where a person has to decide.
+    """Drafts a declaration as YAML from the first rows of a file, with comments where you have to decide.
 
-    path: a CSV file (any separator), a file of JSON lines or a Parquet file, plain or .gz, or a folder, whose first such
-    file is read. name: of the stream; default: the file's name. Raises SetupError if the file cannot be read.
+    Args:
+        path: CSV file (any separator), file of JSON lines or Parquet file, plain or .gz; or a folder, whose first such
+            file is read.
+        name: Name of the stream; default: the file's name.
+        format: csv, json or parquet; default: from the file's suffix.
+
+    Raises:
+        SetupError: If the file cannot be read.
     """
     file = _find_file(Path(path))
     try:
@@ -107,8 +113,8 @@ def draft_stream(path: str | Path, name: str = "", format: str = "") -> str:
         raise SetupError(f"{str(file)!a}: the name is not UTF-8, so Spark cannot open the file; rename it") from None
     sample = _read(file, format or _find_format(file))
     if not sample.rows:
-        raise SetupError(f"{file} holds no row to draft a stream from; name a file with events in it")
-    # Integers of a file with types stay integers: its author chose the type.
+        raise SetupError(f"{file} has no rows to draft a stream from; choose a file with events")
+    # Integers in a file with types stay integers: its author chose the type.
     guesses = {
         column: sample.types.get(column) or _add_cents(column, _guess_type(column, values))
         for column, values in sample.columns.items()
@@ -125,7 +131,7 @@ def _find_file(path: Path) -> Path:
         return path
     files = sorted(file for file in path.rglob("*") if _find_suffix(file) in _FORMATS and file.name[0] not in "._")
     if not files:
-        raise SetupError(f"{path} holds no file of {', '.join(sorted(set(_FORMATS.values())))}; name a file")
+        raise SetupError(f"{path} has no {', '.join(sorted(set(_FORMATS.values())))} file; choose a file")
     return files[0]
 
 
@@ -136,7 +142,7 @@ def _find_suffix(file: Path) -> str:
 def _find_format(file: Path) -> str:
     known = _FORMATS.get(_find_suffix(file))
     if known is None:
-        raise SetupError(f"{file}: the suffix tells no format; name it with --format csv, json or parquet")
+        raise SetupError(f"{file}: the suffix is not a known format; set --format to csv, json or parquet")
     return known
 
 
@@ -147,7 +153,7 @@ def _read(file: Path, format_: str) -> _Sample:
         encoding = _find_encoding(file)
         if format_ == "json" and encoding != "utf-8-sig":
             raise SetupError(
-                f"{file} is {encoding}, and JSON is UTF-8; convert it, such as by `iconv -f {encoding} -t UTF-8`"
+                f"{file} is {encoding}, but JSON must be UTF-8; convert it: `iconv -f {encoding} -t UTF-8`"
             )
         with _open(file, encoding) as lines:
             sample = _read_csv(lines, file) if format_ == "csv" else _read_json(lines, file)
@@ -155,7 +161,7 @@ def _read(file: Path, format_: str) -> _Sample:
         raise SetupError(f"{file} cannot be read as {format_}: {first_line(error)}") from error
     if encoding == "utf-8-sig":
         return sample
-    # Spark ends a line at a byte, which may be half a character of UTF-16.
+    # Spark ends a line at a single byte, which in UTF-16 may be half a character.
     whole = {"multiLine": "true"} if encoding == _UTF_16 else {}
     return _Sample(**{**vars(sample), "options": {**sample.options, "encoding": encoding, **whole}})
 
@@ -166,7 +172,7 @@ def _open(file: Path, encoding: str) -> IO[str]:
 
 
 def _find_encoding(file: Path) -> str:
-    """Returns UTF-16 if the file has its mark, UTF-8 if it can be read as that, else Excel's encoding in western countries."""
+    """Returns UTF-16 if the file has its byte-order mark, UTF-8 if it is valid UTF-8, else Excel's western encoding."""
     opened = gzip.open if file.suffix == ".gz" else open
     with cast("IO[bytes]", opened(file, "rb")) as content:
         head = content.read(1_000)
@@ -174,13 +180,13 @@ def _find_encoding(file: Path) -> str:
         return _UTF_16
     if b"\0" in head:
         raise SetupError(
-            f"{file} has NUL bytes; if it is UTF-16 without a mark, convert it by `iconv -f UTF-16LE -t UTF-8`"
+            f"{file} has NUL bytes; if it is UTF-16 without a BOM, convert it: `iconv -f UTF-16LE -t UTF-8`"
         )
     try:
         with _open(file, "utf-8-sig") as lines:
             for line in islice(lines, SAMPLE_ROWS):
                 if len(line) > _MAX_LINE_CHARACTERS:
-                    raise SetupError(f"{file} has a line of {len(line):,} characters; events are one a line")
+                    raise SetupError(f"{file} has a line of {len(line):,} characters; write one event per line")
     except UnicodeDecodeError:
         return "windows-1252"
     return "utf-8-sig"
@@ -190,7 +196,7 @@ def _read_csv(text: IO[str], file: Path) -> _Sample:
     lines = text.readlines(4_000_000)
     if lines and re.fullmatch(r"(?i)sep=.?\s*", lines[0]):
         raise SetupError(
-            f"{file}: its first line is {lines[0].strip()!r}, which only Excel reads; delete that line, such as by "
+            f"{file}: its first line is {lines[0].strip()!r}, which only Excel reads; delete that line: "
             f"`tail -n +2 {shlex.quote(file.name)}`"
         )
     is_all = not text.readline()
@@ -203,20 +209,18 @@ def _read_csv(text: IO[str], file: Path) -> _Sample:
     whole = [row for row in rows if len(row) == len(header)]
     notes = []
     if len(whole) < len(rows):
-        notes = [
-            f"{len(rows) - len(whole):,} of {len(rows):,} rows have not as many values as the header; ingest rejects such"
-        ]
-    # Spark names a column without a name by its place.
+        notes = [f"{len(rows) - len(whole):,} of {len(rows):,} rows have another number of values than the header"]
+    # Spark names an unnamed column after its position.
     columns = {name or f"_c{at}": [row[at] or None for row in whole] for at, name in enumerate(header)}
     options = {} if separator == "," else {"sep": separator}
     if any(mark in value for row in [header, *rows] for value in row for mark in "\r\n"):
-        notes.append("values have line breaks, so Spark cannot divide a large file among cores")
+        notes.append("values have line breaks, so Spark reads a large file with one core")
         options["multiLine"] = "true"
     return _Sample("csv", columns, len(whole), is_all and len(rows) < SAMPLE_ROWS, options, notes=tuple(notes))
 
 
 def _require_different_names(names: Sequence[str], file: Path) -> None:
-    """Raises SetupError if two columns have names that differ in nothing, or in upper and lower case only."""
+    """Raises SetupError if two columns have the same name, ignoring case."""
     places: dict[str, list[int]] = {}
     for at, name in enumerate(names, 1):
         places.setdefault(name.lower(), []).append(at)
@@ -224,13 +228,13 @@ def _require_different_names(names: Sequence[str], file: Path) -> None:
         if len(listed) > 1 and names[listed[0] - 1]:
             same = ", ".join(repr(names[at - 1]) for at in listed)
             raise SetupError(
-                f"{file}: the columns {', '.join(map(str, listed))} are named {same}, which Spark takes for the same; give each "
-                "a name of its own"
+                f"{file}: the columns {', '.join(map(str, listed))} are named {same}, the same name to Spark; "
+                "give each its own name"
             )
 
 
 def _find_separator(lines: Sequence[str]) -> str:
-    """Returns the separator with which most rows have as many values as the header; of several, that with most values."""
+    """Returns the separator with which most rows match the header's width; on a tie, the one with most values."""
 
     def score(separator: str) -> tuple[bool, float, int]:
         rows = [row for row in islice(csv.reader(lines, delimiter=separator), _SEPARATOR_ROWS) if row]
@@ -250,13 +254,13 @@ def _read_json(lines: IO[str], file: Path) -> _Sample:
             event = json.loads(line, parse_float=Decimal)
         except (ValueError, RecursionError) as error:
             raise SetupError(
-                f"{file}:{number} is not a JSON object on one line ({error}); events are one a line. "
-                f"`jq -c .` writes an object of several lines on one, `jq -c '.[]'` the objects of a list"
+                f"{file}:{number} is not a JSON object on one line ({error}); write one event per line. "
+                f"`jq -c .` puts an object of several lines on one, `jq -c '.[]'` does so for the objects of a list"
             ) from None
         if not isinstance(event, dict):
             raise SetupError(
-                f"{file}:{number} is JSON and no object; events are objects, one a line, not a list of them. "
-                "`jq -c '.[]'` writes them so"
+                f"{file}:{number} is JSON but not an object; write one event per line, each an object, not a list. "
+                "`jq -c '.[]'` does this"
             )
         for name, value in event.items():
             columns.setdefault(name, [None] * rows).append(value)
@@ -268,20 +272,20 @@ def _read_json(lines: IO[str], file: Path) -> _Sample:
         ((name, (value,)),) = columns.items()
         if isinstance(value, list) and all(isinstance(item, dict) for item in value):
             raise SetupError(
-                f"{file} is one object with a list of {len(value):,} objects in {name!r}, as CloudTrail writes it; events are "
-                f"one a line: `jq -c '.[{json.dumps(name)}][]'` writes them so"
+                f"{file} is one object with a list of {len(value):,} objects in {name!r}, as CloudTrail writes it; "
+                f"write one event per line: `jq -c '.[{json.dumps(name)}][]'` does this"
             )
     columns, notes = _keep_most_frequent(columns)
     return _Sample("json", columns, rows, not lines.readline(), notes=tuple(notes))
 
 
 def _keep_most_frequent(columns: dict[str, list[Any]]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Returns of the keys that differ in case only the one with most values, and a note about each other."""
+    """Keeps the most frequent of the keys that differ only in case. Returns the columns, and a note per dropped key."""
     chosen: dict[str, str] = {}
     for name in sorted(columns, key=lambda name: columns[name].count(None)):
         chosen.setdefault(name.lower(), name)
     notes = [
-        f"the key {name!r} differs from {chosen[name.lower()]!r} in case only and is not read; write one of them otherwise"
+        f"the key {name!r} differs from {chosen[name.lower()]!r} only in case and is not read; rename one of them"
         for name in columns
         if chosen[name.lower()] != name
     ]
@@ -289,7 +293,7 @@ def _keep_most_frequent(columns: dict[str, list[Any]]) -> tuple[dict[str, list[A
 
 
 def _read_parquet(file: Path) -> _Sample:
-    # Spark reads times of the older type INT96 in microseconds.
+    # Spark reads times of the legacy type INT96 in microseconds.
     with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as parquet:
         batch = next(iter(parquet.iter_batches(SAMPLE_ROWS)), None)
         total = parquet.metadata.num_rows
@@ -300,8 +304,8 @@ def _read_parquet(file: Path) -> _Sample:
     unreadable = [f"{each.name} ({each.type})" for each in table.schema if _is_unreadable(each.type)]
     if unreadable:
         raise SetupError(
-            f"{file}: Spark reads no file with a column of such a type: {', '.join(unreadable)}; write the file without it, or "
-            "with another type"
+            f"{file}: Spark cannot read columns of these types: {', '.join(unreadable)}; "
+            "write the file without them, or with other types"
         )
     types = {column.name: _guess_from_type(column.name, column.type, table[column.name]) for column in table.schema}
     columns = {name: table[name].to_pylist() if types[name].type else [] for name in table.column_names}
@@ -317,7 +321,7 @@ def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
     if pa.types.is_timestamp(kind):
         if kind.unit == "ns":
             column = f"timestamp_micros({quote_identifier(name)} div 1000)"
-            return _Guess("timestamp", column, "in nanoseconds, which are cut to microseconds")
+            return _Guess("timestamp", column, "in nanoseconds, truncated to microseconds")
         return _Guess("timestamp", note="" if kind.tz else "without a zone: taken as UTC")
     if pa.types.is_dictionary(kind):
         return _guess_from_type(name, kind.value_type, values.cast(kind.value_type))
@@ -339,17 +343,17 @@ def _guess_from_type(name: str, kind: pa.DataType, values: Any) -> _Guess:
         return _guess_epoch(name, [str(value) for value in values.to_pylist() if value is not None]) or _Guess(known)
     if pa.types.is_struct(kind):
         return _Guess(
-            "", note=f'is a struct; below columns a part of it is such as part: "{quote_identifier(name)}.part"'
+            "", note=f'is a struct; declare a part of it under columns, such as part: "{quote_identifier(name)}.part"'
         )
     return _Guess(known) if known else _Guess("", note=f"is {kind}, which no field can hold")
 
 
 def _guess_floats(values: Sequence[float]) -> _Guess:
-    """Guesses a decimal for doubles with few digits: money is often stored as a double, whose shortest text is exact."""
+    """Guesses a decimal for doubles with few digits: money is often a double, and its shortest text is exact."""
     texts = [format(Decimal(repr(value)), "f") for value in values if value == value and abs(value) != float("inf")]
     guess = _guess_numbers(texts) if texts and len(texts) == len(values) else None
     if guess is None or not guess.type.startswith("decimal(18") or int(guess.type[11:-1]) > 4:
-        return _Guess("double", note="rules add it up as a decimal: sum(cast(x as decimal(18,2)))")
+        return _Guess("double", note="to sum it, cast it to a decimal: sum(cast(x as decimal(18,2)))")
     return _Guess(guess.type, note=f"a double in the file; {guess.note}" if guess.note else "a double in the file")
 
 
@@ -357,7 +361,7 @@ def _guess_floats(values: Sequence[float]) -> _Guess:
 
 
 def _add_cents(name: str, guess: _Guess) -> _Guess:
-    """Returns the guess, with two digits after the point if the name means money and fewer were seen."""
+    """Returns the guess, widened to two digits after the point if the name suggests money and fewer were seen."""
     if not _MONEY_NAME.search(name) or guess.type not in ("bigint", "decimal(18,1)"):
         return guess
     return _Guess(
@@ -369,7 +373,7 @@ def _guess_type(name: str, values: Iterable[Any]) -> _Guess:
     known = [value for value in values if value is not None]
     kinds = {type(value) for value in known}
     if not known:
-        return _Guess("string", note="never has a value in these rows")
+        return _Guess("string", note="has no value in these rows")
     if kinds == {str}:
         return _guess_texts(name, known)
     if kinds == {bool}:
@@ -391,7 +395,7 @@ def _guess_type(name: str, values: Iterable[Any]) -> _Guess:
         example_column = (
             f"{_simplify_name(f'{name}_{example}')}: \"get_json_object({quote_identifier(name)}, '$.{example}')\""
         )
-        return _Guess("", note=f"is an object ({parts}); below columns a part of it is {example_column}")
+        return _Guess("", note=f"is an object ({parts}); declare a part of it under columns, such as {example_column}")
     return _Guess("string", note=f"has values of several kinds: {', '.join(sorted(kind.__name__ for kind in kinds))}")
 
 
@@ -399,7 +403,7 @@ def _guess_texts(name: str, texts: Sequence[str]) -> _Guess:
     guess = _guess_plain_texts(name, texts)
     if guess is not None:
         return guess
-    # A column of numbers or times may have a word such as n/a for a missing value.
+    # A column of numbers or times may use a word such as n/a for a missing value.
     blanks = Counter(text for text in texts if text.strip().lower() in _BLANK_TEXTS)
     others = [text for text in texts if text not in blanks]
     guess = _guess_plain_texts(name, others) if others and len(blanks) == 1 else None
@@ -408,7 +412,7 @@ def _guess_texts(name: str, texts: Sequence[str]) -> _Guess:
     ((blank, count),) = blanks.items()
     value = f"nullif({quote_identifier(name)}, '{blank}')"
     expression = guess.expression.replace(quote_identifier(name), value) if guess.expression else value
-    note = f"{'1 value is' if count == 1 else f'{count:,} values are'} {blank!r}, taken as none"
+    note = f"{'1 value is' if count == 1 else f'{count:,} values are'} {blank!r}, read as null"
     return _Guess(guess.type, expression, f"{guess.note}; {note}" if guess.note else note)
 
 
@@ -430,13 +434,13 @@ def _guess_epoch(name: str, texts: Sequence[str]) -> _Guess | None:
     function = _EPOCHS.get(lengths.pop())
     if function is None:
         return None
-    return _Guess("timestamp", f"{function}(cast({quote_identifier(name)} as bigint))", "counted from 1970")
+    return _Guess("timestamp", f"{function}(cast({quote_identifier(name)} as bigint))", "counted from 1970-01-01")
 
 
 def _guess_numbers(texts: Sequence[str]) -> _Guess | None:
     if all(map(_INTEGER.fullmatch, texts)):
         if any(text.lstrip("+-")[0] == "0" and len(text.lstrip("+-")) > 1 for text in texts):
-            return _Guess("string", note="numbers with a 0 before them; a number would lose it")
+            return _Guess("string", note="has leading zeros, which a number would lose")
         digits = max(len(text.lstrip("+-")) for text in texts)
         return _Guess(
             "bigint" if digits <= 18 else "string", note="" if digits <= 18 else f"numbers of {digits} digits"
@@ -449,16 +453,16 @@ def _guess_numbers(texts: Sequence[str]) -> _Guess | None:
 
 
 def _make_decimal(whole: int, scale: int) -> _Guess:
-    """Returns a decimal with room for larger numbers than were seen."""
+    """Returns a decimal with room for larger numbers than those seen."""
     precision = 18 if max(whole, 9) + scale <= 18 else 38
     if whole + scale > 38:
-        return _Guess("double", note="more digits than a decimal holds")
+        return _Guess("double", note="more digits than a decimal can hold")
     seen = "1 digit" if scale == 1 else f"{scale} digits"
     return _Guess(f"decimal({precision},{scale})", note=f"at most {seen} after the point were seen; more are rejected")
 
 
 def _guess_local_numbers(name: str, texts: Sequence[str]) -> _Guess | None:
-    """Guesses numbers with a comma before their fraction, or between thousands."""
+    """Guesses numbers with a decimal comma, or with separators between thousands."""
     column = quote_identifier(name)
     for form, fraction, expression in (
         (_COMMA, ",", f"replace({column}, ',', '.')"),
@@ -525,7 +529,7 @@ def _simplify_name(name: str) -> str:
 
 
 def _name_fields(columns: Iterable[str]) -> dict[str, str]:
-    """Returns column -> field name: the column's own if it is valid, and unique regardless of upper and lower case."""
+    """Maps each column to a field name: its own if that is valid and unique ignoring case."""
     names: dict[str, str] = {}
     for column in columns:
         name = column if _PLAIN_NAME.fullmatch(column) else _simplify_name(column)
@@ -546,7 +550,7 @@ def _name_stream(file: Path) -> str:
 
 @dataclass(frozen=True)
 class _Draft:
-    """Writes the declaration from the guesses. names: column -> field name."""
+    """Writes the declaration from the guesses. `names` maps columns to field names."""
 
     name: str
     path: str
@@ -564,22 +568,26 @@ class _Draft:
         if times:
             time = fields[times[0]]
             if time.type == "date":
-                note = "dates without a time: all events of a day are at midnight"
+                note = "dates without a time of day: all events of a day are at midnight"
                 fields[times[0]] = _Guess("timestamp", time.expression, note)
         if ids:
-            lines.append(self._write_line("event_id", ids[0], self._write_others("no value twice in these rows", ids)))
+            lines.append(self._write_line("event_id", ids[0], self._write_alternatives("unique in these rows", ids)))
         else:
             id_field = _find_free_name("event_id", fields)
-            fields = {id_field: _Guess("string", note="equal rows are one event, the others duplicates"), **fields}
+            fields = {id_field: _Guess("string", note="a hash of the row: equal rows count as one event"), **fields}
             columns = {id_field: self._write_hash(), **columns}
             lines.append(
-                self._write_line("event_id", id_field, "no column is unique: made of all of them; a real id is better")
+                self._write_line(
+                    "event_id", id_field, "no column is unique, so it is a hash of all; a real id is better"
+                )
             )
         if times:
-            lines.append(self._write_line("event_time", times[0], self._write_others("", times)))
+            lines.append(self._write_line("event_time", times[0], self._write_alternatives("", times)))
         else:
             lines.append(
-                self._write_line("event_time", "TODO", "no column looks like a time: name the field that is one")
+                self._write_line(
+                    "event_time", "TODO", "no column looks like a time: set the field with the event's time"
+                )
             )
         lines.append("fields:")
         lines += [self._write_line(f"  {name}", guess.type, guess.note) for name, guess in fields.items()]
@@ -587,13 +595,13 @@ class _Draft:
             if not guess.type:
                 lines.append(f"  # {column} {guess.note}")
         if columns:
-            lines.append("columns:                       # fields that are made of the file's columns, in Spark SQL")
+            lines.append("columns:                       # fields computed from the file's columns, in Spark SQL")
             lines += [f"  {name}: {_write_scalar(expression)}" for name, expression in columns.items()]
         lines += [
-            self._write_line("max_out_of_orderness", "10 seconds", "by how much events may come out of order"),
+            self._write_line("max_out_of_orderness", "10 seconds", "how far events may be out of order"),
             self._write_line("allowed_lateness", "1 hour", "how late an event may be and still count"),
             self._write_line(
-                "max_future", "1 hour", "at most the two above together: one fast clock makes others late"
+                "max_future", "1 hour", "at most the sum of the two above: one fast clock makes other events late"
             ),
             *self._write_source(),
         ]
@@ -601,7 +609,7 @@ class _Draft:
 
     def _write_head(self) -> Iterator[str]:
         rows = f"all {self.sample.rows:,} rows" if self.sample.is_all else f"its first {self.sample.rows:,} rows"
-        yield f"# Drafted from {self.file.name}, {rows}. Read every line, edit it, and keep it in conf/streams/{self.name}.yml."
+        yield f"# Drafted from {self.file.name}, {rows}. Read every line, edit it, and save it as conf/streams/{self.name}.yml."
         yield "# docs/streams.md explains every key."
         yield from (f"# {note}" for note in self.sample.notes)
 
@@ -609,9 +617,9 @@ class _Draft:
         text = f"{key}: {_write_scalar(value)}"
         return f"{text:<30} # {note}" if note else text
 
-    def _write_others(self, note: str, names: Sequence[str]) -> str:
-        others = f"could also be {', '.join(names[1:4])}" if len(names) > 1 else ""
-        return "; ".join(part for part in (note, others) if part)
+    def _write_alternatives(self, note: str, names: Sequence[str]) -> str:
+        alternatives = f"could also be {', '.join(names[1:4])}" if len(names) > 1 else ""
+        return "; ".join(part for part in (note, alternatives) if part)
 
     def _find_ids(self) -> list[str]:
         """Finds the fields whose values are unique in these rows, the likeliest id first."""
@@ -628,7 +636,7 @@ class _Draft:
         return [name for *_, name in sorted(candidates)]
 
     def _find_times(self) -> list[str]:
-        """Finds the fields that can be the event's time, the likeliest first: times before dates, complete ones first."""
+        """Finds the fields that can be the event's time, the likeliest first: times before dates, then complete."""
         candidates = []
         for at, (column, guess) in enumerate(self.guesses.items()):
             if guess.type in ("timestamp", "date"):
@@ -638,7 +646,7 @@ class _Draft:
         return [name for *_, name in sorted(candidates)]
 
     def _find_expressions(self, time: Sequence[str]) -> dict[str, str]:
-        """Returns field -> expression, for each field that is not simply the column of its name."""
+        """Maps each field that differs from the column of its name to its expression."""
         expressions = {}
         for column, guess in self.guesses.items():
             name = self.names[column]
@@ -669,7 +677,7 @@ def _find_free_name(name: str, taken: Iterable[str]) -> str:
 
 
 def _write_scalar(text: str) -> str:
-    """Writes a text as a YAML scalar on one line."""
+    """Formats a text as a YAML scalar on one line."""
     if re.search(r"""[`'"|{}\[\],:#&*!%@\\]""", text):
         return json.dumps(text, ensure_ascii=False) if not text.startswith("decimal(") else text
     return yaml.safe_dump(text, width=10_000, allow_unicode=True).splitlines()[0]

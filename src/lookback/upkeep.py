@@ -1,6 +1,6 @@
-"""The functions for people who look after a place: set-up, maintenance, notifications, privacy requests.
+"""The functions that operate a place: set-up, maintenance, proofs, notifications, privacy requests.
 
-Notebooks call them, and the command line calls some.
+Notebooks call them all, the command line calls some.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from lookback.spark.operations.notify import Counts, Notifier
     from lookback.spark.tables.lakehouse import Tables
 
-# Rows that differ and are shown.
-_MOST_DIFFERENCES = 20
+# The number of differing rows to show.
+_MAX_DIFFERENCES = 20
 
 
 def open_place(settings: Settings) -> tuple[Tables, dict[str, Stream]]:
-    """Starts or finds Spark. Returns the tables, which may not exist yet, and the declared streams by name.
+    """Starts or finds Spark. Returns the tables and the declared streams by name.
 
-    It creates nothing. Raises SetupError.
+    It creates nothing, so the tables may not exist yet. Raises SetupError.
     """
     from lookback.spark.platform.session import get_spark
     from lookback.spark.tables.lakehouse import Tables
@@ -53,9 +53,16 @@ def set_up(
 ) -> list[SetUpStep]:  # fmt: skip
     """Creates the missing parts of a place, and shows the result for each part.
 
-    root: the folder of local tables; with catalog and schema the folder of the checkpoints in a volume,
-    /Volumes/catalog/schema/volume. landing: the folder in which files of events arrive; empty: none is created. analysts,
-    engineers, service: principals that get the grants of their role, in Unity Catalog; empty: none.
+    Args:
+        root: Folder of local tables; with catalog and schema the folder of the checkpoints in a volume,
+            /Volumes/catalog/schema/volume.
+        catalog: Catalog of the tables; empty for local tables.
+        schema: Schema of the tables in the catalog.
+        conf: Folder of streams/ and rules/.
+        landing: Folder in which event files arrive; empty to create none.
+        analysts: Unity Catalog principal that gets the grants of an analyst; empty for none.
+        engineers: Principal that gets the grants of an engineer; empty for none.
+        service: Principal that gets the grants of the service; empty for none.
     """
     from lookback.spark.operations.catalog import set_up as make
     from lookback.spark.operations.grants import Roles
@@ -70,14 +77,14 @@ def set_up(
     show(*(text(f"{name}: {remark}") for name, remark in remarks.items() if remark))
     left = [step.to_do for step in steps if step.to_do]
     if left:
-        show(text("An owner of what they name must run these:"), *map(text, left))
+        show(text("The owner of the named objects must run:"), *map(text, left))
     return steps
 
 
 def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../conf") -> Maintenance:
-    """Deletes rows older than the settings keep, runs OPTIMIZE and VACUUM on every table, checks every checkpoint.
+    """Deletes rows past their retention, runs OPTIMIZE and VACUUM on every table, and checks every checkpoint.
 
-    The results are shown. Raises SetupError, at the end, if an evaluation cannot go on from its checkpoint.
+    Shows the results. Raises SetupError at the end if an evaluation cannot continue from its checkpoint.
     """
     from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.maintenance import maintain as run
@@ -98,11 +105,22 @@ def maintain(root: str, catalog: str = "", schema: str = "", conf: str = "../con
 def prove(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", accept: bool = False
 ) -> pd.DataFrame:
-    """Judges anew what a stream has judged since the last time, and shows how many rows of its outputs are as they should be.
+    """Replays the events that a stream judged since the last proof, and shows how many output rows are correct.
 
-    stream: empty: every declared stream that has been judged. accept: go on after rows that differ next time. Returns the
-    rows shown: stream, rule_id (None for late events), alike, only_recorded, only_replayed, unprovable, unjudged. Raises SetupError,
-    at the end, if a row differs.
+    Args:
+        root: Folder of local tables, or of checkpoints with a catalog.
+        catalog: Catalog of the tables; empty for local tables.
+        schema: Schema of the tables in the catalog.
+        conf: Folder of streams/ and rules/.
+        stream: The stream to prove; empty for every declared stream with outputs.
+        accept: Whether the next proof starts after the rows that differ.
+
+    Returns:
+        The rows shown, with the columns stream, rule_id (None for late events), alike, only_recorded, only_replayed,
+        unprovable and unjudged.
+
+    Raises:
+        SetupError: At the end, if a row differs.
     """
     from lookback.spark.replay.proof import proof_folder
     from lookback.spark.replay.proof import prove as run
@@ -125,15 +143,15 @@ def prove(
                 show(text(f"{name}: {proofs.gone}."))
             if not all(each.holds for each in proofs.rows):
                 differing.append(name)
-                show(proofs.differences.orderBy("arrival", "rule_id").limit(_MOST_DIFFERENCES).toPandas())
+                show(proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_DIFFERENCES).toPandas())
     found = pd.DataFrame(
         rows, columns=["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"]
     )
     show(found)
     if differing:
         raise SetupError(
-            f"rows of {' and '.join(differing)} differ from a replay: they were changed, deleted or inserted by hand, or judged by "
-            "other settings; to go on after them next time: lookback prove STREAM --nightly --accept"
+            f"rows of {' and '.join(differing)} differ from a replay: they were changed, deleted or inserted by hand, "
+            "or judged with other settings; to skip them next time: lookback prove STREAM --nightly --accept"
         )
     return found
 
@@ -142,10 +160,10 @@ def forget(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", where: str = "",
     dry_run: bool = True,
 ) -> ForgetReport:  # fmt: skip
-    """Deletes all rows about the events of a stream that satisfy `where`, for good, and shows the report.
+    """Permanently deletes all rows about the events of a stream that satisfy `where`, and shows the report.
 
-    where: a condition over the stream's fields, such as `customer_id = 17`. dry_run: rows are counted, and nothing is
-    deleted. Raises ExpressionError if `where` is no such condition, and SetupError.
+    `where` is a condition on the stream's fields, such as `customer_id = 17`. With `dry_run` the rows are only counted.
+    Raises ExpressionError if `where` is not a valid condition, and SetupError.
     """
     from lookback.spark.checkpoints.checkpoint import checkpoint_folder
     from lookback.spark.operations.forget import forget as run
@@ -164,8 +182,13 @@ def forget(
 def make_notifier(settings: Settings, stream: str = "", since: str = "") -> Notifier:
     """Makes the notifier that sends alerts to the receivers of CONF/notifiers.yml; creates missing tables.
 
-    stream: the stream whose alerts are sent; empty: all declared streams. since: the time from which on a new receiver
-    gets alerts, UTC without a zone; empty: now. Raises SetupError.
+    Args:
+        settings: Settings of the place.
+        stream: The stream whose alerts to send; empty for all declared streams.
+        since: Time from which a new receiver gets alerts, in UTC if it has no zone; empty for now.
+
+    Raises:
+        SetupError: If the receivers, the stream or `since` are invalid.
     """
     from lookback.spark.operations.notify import Notifier
 
@@ -173,7 +196,7 @@ def make_notifier(settings: Settings, stream: str = "", since: str = "") -> Noti
     try:
         start = to_utc(parse_calendar_time(since)) if since else None
     except ValueError:
-        raise SetupError(f"{since!r:.100} is no time such as 2026-01-31T12:00:00Z") from None
+        raise SetupError(f"{since!r:.100} is not a valid time; use 2026-01-31T12:00:00Z") from None
     names = [settings.stream(stream).name] if stream else list(settings.streams())
     tables, declared = open_place(settings)
     for name in names:
@@ -182,12 +205,12 @@ def make_notifier(settings: Settings, stream: str = "", since: str = "") -> Noti
 
 
 def show_receivers(conf: str = "../conf") -> None:
-    """Shows, as a table, which alerts each receiver of CONF/notifiers.yml gets. Raises SetupError."""
+    """Shows a table of the alerts that each receiver of CONF/notifiers.yml gets. Raises SetupError."""
     rows = [
         {
             "receiver": each.name,
             "way": "webhook" if isinstance(each.way, Webhook) else ", ".join(each.way.to),
-            "severity": f"{each.severity} and graver",
+            "severity": f"{each.severity} and higher",
             "rules": ", ".join(each.rules),
             "streams": ", ".join(each.streams),
             "verdicts": ", ".join(each.verdicts),
@@ -204,9 +227,10 @@ def notify(
 ) -> Counts:  # fmt: skip
     """Sends alerts, and shows how many.
 
-    mode `once`: the alerts that are there; `continuous`: alerts as they come, looking every `every`, until `minutes` are
-    over (0: no limit) or an interrupt, after which the last alerts may be sent again. stream, since: as in
-    `make_notifier`. Raises SetupError; in mode `once` also, at the end, if an alert could not be sent.
+    Mode `once` sends the alerts that exist now. Mode `continuous` looks for new alerts at the interval `every` until
+    `minutes` have passed (0 for no limit) or you interrupt it; after an interrupt the last alerts may be sent again.
+    `stream` and `since` are as in `make_notifier`. Raises SetupError; in mode `once` also at the end if an alert could
+    not be sent.
     """
     from lookback.spark.operations.notify import Counts
 
@@ -226,11 +250,11 @@ def notify(
     try:
         sending.run(once=once, every=pause, stop=stop, report=report)
     except KeyboardInterrupt:
-        pass  # the person at the notebook has seen enough
+        pass  # the user has seen enough
     finally:
         timer.cancel()
     clear()
     show(text(f"{total}."))
     if once and (total.failed or total.given_up):
-        raise SetupError(f"{total}: the table notifications says why; the next run tries again")
+        raise SetupError(f"{total}: the table notifications has the reasons; the next run tries again")
     return total

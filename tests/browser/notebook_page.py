@@ -23,7 +23,7 @@ ANSWER_MS = 60_000
 # The height of all that JupyterLab has above and below a notebook, and a little more.
 _FRAME_PIXELS = 300
 # Controls that a page of JupyterLab and a notebook have at most before one that is looked for.
-_MOST_TABS = 120
+_MAX_TABS = 120
 _READY = """() => {
     const panel = window.jupyterapp?.shell?.currentWidget;
     return panel?.context?.isReady && panel.sessionContext.isReady
@@ -133,7 +133,7 @@ class NotebookPage:
     def tab_to(self, name: str, *, back: bool = False) -> None:
         """Presses Tab (back: Shift and Tab) until the control with this accessible name has the focus, and shows it."""
         passed: list[str] = []
-        for _ in range(_MOST_TABS):
+        for _ in range(_MAX_TABS):
             self.page.keyboard.press("Shift+Tab" if back else "Tab")
             passed.append(self.read_focused())
             if passed[-1] == name:

@@ -134,7 +134,7 @@ def test_every_text_can_be_read(desk: DeskPage, theme: Any, pictures: Path | Non
 def test_rule_is_saved_as_the_file_that_git_keeps(desk: DeskPage, place: Place) -> None:
     said = desk.press("Save as conf/rules/ID.yml")
     file = place.conf / "rules/browser-rush.yml"
-    assert said == f"{file} is written."
+    assert said == f"Wrote {file}."
     assert file.read_text() == desk.field("YAML").input_value()
 
 

@@ -91,7 +91,7 @@ def test_click_decides_and_undo_takes_it_back(desk: ReviewDesk) -> None:
     alert, title = desk.find_first("large-sum"), desk.title.inner_text()
     desk.field("Note").fill("seen in the browser")
     said = desk.press("Confirmed")
-    assert said.startswith("Recorded confirmed of large-sum, payer_id ")
+    assert said.startswith("Recorded confirmed for large-sum, payer_id ")
     expect(desk.title).not_to_have_text(title)
     assert desk.reviews(alert) == [("confirmed", "kim", "seen in the browser", 0)]
     expect(desk.field("Note")).to_have_value("")
@@ -107,11 +107,11 @@ def test_what_another_person_decided_meanwhile_is_said_and_not_overwritten(desk:
     alert = desk.find_first("large-sum")
     record_review(desk.place.tables, alert, "benign", "lee", "a known customer")
     said = desk.press("Confirmed")
-    assert said.startswith("Problem: Not recorded of 1 alert, decided meanwhile: ")
+    assert said.startswith("Problem: Not recorded for 1 alert, decided meanwhile: ")
     assert "lee" in said
     assert "benign" in said
     assert [row[1] for row in desk.reviews(alert)] == ["lee"]
-    assert desk.press("Confirmed").startswith("Recorded confirmed of ")
+    assert desk.press("Confirmed").startswith("Recorded confirmed for ")
     assert [row[:2] for row in desk.reviews(alert)] == [("benign", "lee"), ("confirmed", "kim")]
 
 
@@ -133,7 +133,7 @@ def test_keys_alone_choose_decide_and_undo(desk: ReviewDesk) -> None:
     desk.notebook.tab_to("False positive")
     desk.watch_status()
     keys.press("Enter")
-    assert desk.await_status().startswith("Recorded false_positive of every-payment, payer_id A123.")
+    assert desk.await_status().startswith("Recorded false_positive for every-payment, payer_id A123.")
     expect(desk.title).not_to_have_text(second)
     desk.notebook.tab_to("Undo")
     desk.watch_status()
@@ -146,9 +146,9 @@ def test_many_are_decided_at_once_with_one_reason(desk: ReviewDesk) -> None:
     desk.begin("every-payment", "A124")
     expect(desk.options).to_have_count(20)
     assert desk.press("Choose all shown").startswith("20 alerts chosen")
-    assert "write the reason into the note" in desk.press("Benign (20)")
+    assert "write the reason in the note" in desk.press("Benign (20)")
     desk.field("Note").fill("a test account")
-    assert desk.press("Benign (20)").startswith("Recorded benign of 20 alerts.")
+    assert desk.press("Benign (20)").startswith("Recorded benign for 20 alerts.")
     expect(desk.options).to_have_count(0)
     assert desk.press("Undo").startswith("Undone: benign of 20 alerts.")
     expect(desk.options).to_have_count(20)

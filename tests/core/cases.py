@@ -44,7 +44,7 @@ _AGGREGATES = [
     "first(n)", "last(n)", "last(n)", "last(k)", "first(d)", "last(12 div n)", "last(at)", "first(a)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
-# What takes no resolution.
+# Aggregates that cannot have a resolution.
 _EXACT_ONLY = ("distinct", "min", "max", "first", "last")
 _FILTERS = [
     "",
@@ -118,7 +118,7 @@ def look_back_windows(draw: st.DrawFn, sizes: list[int], resolutions: list[int |
 
 
 def _bearing(document: dict[str, Any]) -> dict[str, Any]:
-    """The rule with an exact window for each measure that takes no resolution."""
+    """The rule with an exact window for each measure that cannot have a resolution."""
     found = {}
     for name, spec in document["measures"].items():
         text, window = (spec, None) if isinstance(spec, str) else (spec["measure"], spec["window"])

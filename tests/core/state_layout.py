@@ -19,7 +19,7 @@ def small_runs() -> Iterator[None]:
         patch.setattr(keyruns, "_KEYS_PER_PAGE", 1)
         patch.setattr(keyruns, "_MAX_DEPTH", 3)
         patch.setattr(keyruns, "_INLINE_DEPTH", 1)
-        patch.setattr(keyed, "_LEAST_ROWS", 1)
+        patch.setattr(keyed, "_MIN_ROWS", 1)
         patch.setattr(keyed, "_ROWS_PER_CHANGE", 1)
         patch.setattr(keyed, "_SMALLEST_CLASS_KEYS", 1)
         yield

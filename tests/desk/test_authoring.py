@@ -71,7 +71,7 @@ def test_a_new_rule_is_written_by_the_form_alone(conf: Path):
     assert find(desk, "yaml").children[0].children[0].value == desk.text.text
     find(desk, "save").click()
     assert (conf / "rules/many-small.yml").read_text() == desk.text.text
-    assert desk.status.endswith("many-small.yml is written.")
+    assert desk.status.endswith("many-small.yml.")
 
 
 def test_a_file_that_is_opened_and_saved_is_the_same_file(conf: Path):
@@ -91,7 +91,7 @@ def test_problems_stand_below_their_fields_while_one_types(conf: Path):
     assert "cast one of them" in note(desk, "where")
     assert "know" in note(desk, "when")
     find(desk, "publish").click()
-    assert desk.status == "Problem: 2 problems to mend first, see Check"
+    assert desk.status == "Problem: fix 2 problems first, see Check"
     field(desk, "where").value = ""
     field(desk, "when").value = "amount > 4 * usual and known >= 10"
     assert (note(desk, "when"), note(desk, "where")) == ("", "")
@@ -128,16 +128,16 @@ def test_letters_typed_into_one_field_are_taken_back_together(conf: Path):
     find(desk, "undo").click()
     assert desk.text.text == before
     find(desk, "undo").click()
-    assert desk.status == "There is nothing to take back."
+    assert desk.status == "Nothing to undo."
 
 
 def test_names_that_cannot_be_are_told_at_the_row(conf: Path):
     desk = open_desk(conf, "card-testing")
     name = find_all(desk, "measure-name")[0]
     name.value = ""
-    assert "a name has letters" in find_all(desk, "field-measures")[0].children[1].value
+    assert "a name may have letters" in find_all(desk, "field-measures")[0].children[1].value
     name.value = "terminals"
-    assert "measures.terminals is there already" in find_all(desk, "field-measures")[0].children[1].value
+    assert "measures.terminals already exists" in find_all(desk, "field-measures")[0].children[1].value
     name.value = "number"
     assert list(desk.text.document["measures"]) == ["number", "terminals", "largest", "last"]
     find_all(desk, "remove-measures")[0].click()
@@ -164,7 +164,7 @@ def test_a_file_of_another_rule_or_one_that_changed_is_not_written_over(conf: Pa
     desk = open_desk(conf)
     field(desk, "rule-id").value = "large-payment"
     find(desk, "save").click()
-    assert "large-payment.yml is there already; tick" in desk.status
+    assert "large-payment.yml already exists; tick" in desk.status
     desk = open_desk(conf, "large-payment")
     field(desk, "severity").value = "low"
     file = conf / "rules/large-payment.yml"
@@ -177,12 +177,12 @@ def test_a_file_of_another_rule_or_one_that_changed_is_not_written_over(conf: Pa
     assert file.read_text() == desk.text.text
     field(desk, "severity").value = "high"
     find(desk, "save").click()
-    assert desk.status.endswith("is written.")
+    assert desk.status.endswith(".yml.")
     assert not list((conf / "rules").glob("*.new"))
     for wrong in ("../up", "", "A"):
         field(desk, "rule-id").value = wrong
         find(desk, "save").click()
-        assert "the file is named by rule_id" in desk.status
+        assert "the file name comes from rule_id" in desk.status
 
 
 def test_another_file_is_opened_at_the_desk(conf: Path):
@@ -197,7 +197,7 @@ def test_another_file_is_opened_at_the_desk(conf: Path):
     find(desk, "files").value = ""
     find(desk, "open").click()
     assert desk.text.get("rule_id") == "my-rule"
-    assert desk.status == "A new rule is begun; Undo brings back what was here."
+    assert desk.status == "Started a new rule; Undo brings back the previous text."
     find(desk, "undo").click()
     assert desk.text.get("rule_id") == "failed-logins"
     find(desk, "save").click()
@@ -263,7 +263,7 @@ def test_without_a_person_or_widgets_the_notebook_says_so_and_goes_on(
 ):
     assert notebook.open_author_desk(make_workspace(conf), FORM) is None
     assert notebook.open_stream_desk(make_workspace(conf)) is None
-    assert capsys.readouterr().out.count("No desk is shown, as nobody is at this notebook") == 2
+    assert capsys.readouterr().out.count("No desk: the notebook runs non-interactively") == 2
     monkeypatch.setattr(notebook, "has_person", lambda: True)
     assert notebook.open_author_desk(make_workspace(conf), FORM, wanted=False) is None
     capsys.readouterr()

@@ -95,7 +95,7 @@ class Records:
 
     def snooze(self, alert: QueuedAlert, until: str, reason: str, *, whole_rule: bool = False) -> Snooze:
         if not reason:
-            raise ReviewError("a snooze needs a reason, for those who wonder where the alerts are")
+            raise ReviewError("a snooze needs a reason, for readers who wonder where the alerts are")
         return Snooze(alert.rule_id, None if whole_rule else alert.key, NOW, NOW + dt.timedelta(hours=8), reason, "kim")
 
 
@@ -177,7 +177,7 @@ def test_one_press_decides_and_the_next_alert_opens(name: str):
     person.fill("note", "as he says")
     person.press(f"decide-{name}")
     assert person.decided == [(1, name.replace("-", "_"), "as he says")]
-    assert person.status == f"Recorded {name.replace('-', '_')} of day-spend, customer c1."
+    assert person.status == f"Recorded {name.replace('-', '_')} for day-spend, customer c1."
     assert "customer c2" in person.title
     assert person.find("note").value == ""
     assert len(person.listed) == 2
@@ -187,7 +187,7 @@ def test_one_press_decides_and_the_next_alert_opens(name: str):
     person.press("decide-benign")
     assert "customer c2" in person.title
     person.press("decide-benign")
-    assert person.title == "Nothing waits."
+    assert person.title == "No open alerts."
     assert not person.find("picture").children
     person.press("decide-benign")
     assert person.status == "Problem: No alert is chosen: choose one in the queue."
@@ -209,8 +209,9 @@ def test_a_decision_of_another_person_is_told_and_not_overwritten():
     person.press("decide-confirmed")
     assert person.decided == [(1, "false_positive", "known")]
     assert person.status == (
-        "Problem: Not recorded of 1 alert, decided meanwhile: false_positive by lee at 2026-03-01 12:00:00 UTC: known. "
-        "Press once more to record yours beside it, which then counts, or Next to leave it."
+        "Problem: Not recorded for 1 alert, decided meanwhile: false_positive by lee at 2026-03-01 12:00:00 UTC: "
+        "known. "
+        "Press again to override, or Next to leave it."
     )
     # The alert and the note are still there.
     assert "customer c1" in person.title
@@ -235,7 +236,7 @@ def test_a_later_revision_is_told_and_opened_after_the_decision_on_the_one_that_
     person.records.later[later.alert_id] = later
     person.press("decide-confirmed")
     assert [(each.revision, each.disposition) for each in person.records.reviews] == [(0, "confirmed")]
-    assert "A later revision has come of 1 alert" in person.status
+    assert "1 alert got a later revision" in person.status
     assert "c1 spent 99" in person.find("words").value
     # One's own decision on the revision before is no conflict.
     person.press("decide-unclear")
@@ -246,7 +247,7 @@ def test_a_later_revision_is_told_and_opened_after_the_decision_on_the_one_that_
 def test_undo_takes_decisions_back_one_after_another():
     person = Person(alert(1), alert(2), alert(3))
     person.press("undo")
-    assert person.status == "Problem: This session has recorded nothing that could be undone."
+    assert person.status == "Problem: Nothing to undo in this session."
     person.press("decide-confirmed")
     person.press("decide-benign")
     person.press("undo")
@@ -297,13 +298,15 @@ def test_many_are_decided_at_once_with_one_reason():
     assert person.find("decide-benign").description == "Benign (3)"
     assert person.find("decide-benign").tooltip == "Decide on all 3 chosen alerts: true but harmless"
     person.press("decide-benign")
-    assert person.status.startswith("Problem: 3 alerts are chosen: write the reason into the note")
+    assert person.status.startswith("Problem: 3 alerts are chosen: write the reason in the note")
     assert person.decided == []
     person.records.reviews.append(Review(f"{3:032x}", "confirmed", 0, "lee", "", NOW))
     person.fill("note", "salaries")
     person.press("decide-benign")
     assert person.decided[1:] == [(1, "benign", "salaries"), (4, "benign", "salaries")]
-    assert "Recorded benign of 2 alerts. Not recorded of 1 alert, decided meanwhile: confirmed by lee" in person.status
+    assert (
+        "Recorded benign for 2 alerts. Not recorded for 1 alert, decided meanwhile: confirmed by lee" in person.status
+    )
     assert "customer c5" in person.title
     assert person.find("decide-benign").description == "Benign"
     person.press("undo")
@@ -316,11 +319,11 @@ def test_all_that_the_filter_shows_are_chosen_on_every_page():
     person.fill("filter-entity", "customer c1")
     person.press("choose-all")
     chosen = 1 + 10 + 50
-    assert person.status == f"{chosen} alerts chosen: a decision is recorded of all of them."
+    assert person.status == f"{chosen} alerts chosen: a decision applies to all of them."
     person.fill("note", "test customers")
     person.press("decide-false-positive")
     assert len(person.decided) == chosen
-    assert person.title == "Nothing waits that the filter shows."
+    assert person.title == "No open alert matches the filter."
 
 
 def test_filters_and_orders_choose_what_is_listed():
@@ -349,7 +352,7 @@ def test_filters_and_orders_choose_what_is_listed():
 def test_a_snooze_takes_the_key_or_the_rule_out_of_the_queue():
     person = Person(alert(1), alert(2, key={"customer": "c1"}), alert(3), alert(4, rule_id="burst"))
     person.press("snooze")
-    assert person.status == "Problem: a snooze needs a reason, for those who wonder where the alerts are"
+    assert person.status == "Problem: a snooze needs a reason, for readers who wonder where the alerts are"
     person.fill("snooze-reason", "on holiday")
     person.press("snooze")
     assert person.status == (
@@ -462,7 +465,7 @@ def test_decisions_of_a_rule_are_described_with_those_of_the_session():
     desk._ahead._counting.result()
     desk.decide("confirmed")
     (counts,) = [each for each in all_widgets(desk.widget) if "lookback-counts" in getattr(each, "_dom_classes", ())]
-    expected = "confirmed 2, false_positive 3: 40% of those that are clear confirmed"
+    expected = "confirmed 2, false_positive 3: 40% of the clear ones confirmed"
     assert counts.value == f"Alerts of the same rule, decided before: {expected}."
     desk.undo()
     assert "confirmed 1, false_positive 3: 25%" in counts.value

@@ -128,7 +128,7 @@ def test_a_name_changes_in_its_place():
     assert RuleText(COMMENTED).rename(["measures", "total"], "sum").text == COMMENTED.replace(
         "  total: sum", "  sum: sum"
     )
-    with pytest.raises(SetupError, match=r"measures\.n is there already"):
+    with pytest.raises(SetupError, match=r"measures\.n already exists"):
         RuleText(COMMENTED).rename(["measures", "total"], "n")
 
 

@@ -40,7 +40,7 @@ class Rules:
     def set_status(self, rule_id: str, status: str, *, author: str, comment: str) -> int:
         self.asked.append((rule_id, status, author, comment))
         if rule_id == "gone":
-            raise RuleError("gone", [Problem("rule_id", "there is no such rule in the table")])
+            raise RuleError("gone", [Problem("rule_id", "not a rule in the table")])
         self.rows_ = [
             row(each.rule_id, each.version + 1, status) if each.rule_id == rule_id else each for each in self.rows_
         ]
@@ -109,7 +109,7 @@ def test_an_error_is_a_sentence_and_a_rule_that_is_gone_too(counts: dict[str, in
     desk = open_desk(Rules(row("gone")))
     find(desk, "pause").click()
     assert desk.status.startswith("Problem: ")
-    assert "there is no such rule in the table" in desk.status
+    assert "not a rule in the table" in desk.status
     empty = open_desk(Rules())
     find(empty, "pause").click()
     assert "no rule is chosen" in empty.status
@@ -146,7 +146,7 @@ def test_the_refresh_ends_with_stop_and_with_another_desk_of_the_stream(counts: 
     assert second.is_refreshing
     find(second, "stop").click()
     assert not second.is_refreshing
-    assert "not refreshed by itself any more" in second.status
+    assert "no longer refreshes automatically" in second.status
 
 
 def test_the_refresh_ends_when_nobody_is_there_and_goes_on_after_an_error():
@@ -186,7 +186,7 @@ def test_stop_ends_the_evaluation_beside_the_desk(counts: dict[str, int], fails:
     assert desk.status == (
         "Problem: The evaluation failed: the checkpoint is gone"
         if fails
-        else "The evaluation has ended; the next one goes on where it ended."
+        else "The evaluation has ended; the next one continues from there."
     )
 
 

@@ -40,6 +40,6 @@ def test_a_choice_in_words():
     tuning = Tuning([variant(1, 0.5, a=1), variant(43_240, a=2)], {})
     assert tuning.describe({"a": 1}) == "With a 1: 1 alert, 0.5 a day, of 1 key; precision 50%."
     assert (
-        tuning.describe({"a": 2}) == "With a 2: 43,240 alerts, 21,620 a day, of 1 key; no labels to tell what is right."
+        tuning.describe({"a": 2}) == "With a 2: 43,240 alerts, 21,620 a day, of 1 key; no labels to measure precision."
     )
-    assert tuning.describe({"a": 3}) == "With a 3 nothing was judged; run the backtest with these values."
+    assert tuning.describe({"a": 3}) == "a 3 was not tried; run the backtest with these values."

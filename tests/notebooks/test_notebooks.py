@@ -129,7 +129,7 @@ def test_3_the_stream_is_evaluated_with_a_live_view(place: Path, run: Run):
     assert f"{EVENTS - 1:,} events" in said
     assert "customer-day" in said
     assert "activated" in said
-    assert "transactions needs a look (1 warning): judged through commit 1, nothing waits, last heard of" in said
+    assert "transactions needs a look (1 warning): judged through commit 1, nothing waits, last heard from" in said
     assert "1 row (0.0%) could not be ingested within the last hour; the newest: event_time is NULL." in said
 
 
@@ -143,7 +143,7 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run:
         labels=str(place / "events.parquet"), positive="is_fraud",
     )  # fmt: skip
     assert "the condition does not hold: " in said
-    assert "equal those of the alert" in said
+    assert "match those of the alert" in said
     before, after = (
         int(line.split()[0].replace(",", "")) for line in said.splitlines() if "alerts wait for review" in line
     )

@@ -27,9 +27,7 @@ def test_c10_8_a_version_becomes_active_when_it_meets_the_gate(ready: Tables) ->
     document = rule("tried", when="n >= 2", message="")
     assert rules.push(document, author="ann") == 1
     assert [(row.version, row.status) for row in rules.rows()] == [(1, "draft")]
-    with pytest.raises(
-        RuleError, match="version 1 has no evidence that it met it; use `lookback rules activate tried`"
-    ):
+    with pytest.raises(RuleError, match="version 1 has no evidence of meeting it; use `lookback rules activate tried`"):
         rules.set_status("tried", "active")
     own = activate(rules, "tried", GATE, approver="ann")
     assert own.version is None
@@ -63,7 +61,7 @@ def test_c10_8_the_history_of_the_table_says_who_wrote_it_where_it_names_users(
     rules, gate = RulesTable(ready, STREAMS, has_gate=True), Gate(approval=True)
     rules.push(rule("tried", message=""), author="ann")
     (unknown,) = activate(rules, "tried", gate, approver="ann").conditions
-    assert unknown.figure == "ann; who wrote it could not be checked, since the table's history names no users"
+    assert unknown.figure == "ann; its authors could not be checked, since the table's history names no users"
     read = Tables.history
     commit = ready.version("rules")
     named = F.when(F.col("version") == commit, "bob").otherwise("eve")
@@ -72,7 +70,7 @@ def test_c10_8_the_history_of_the_table_says_who_wrote_it_where_it_names_users(
     rules.set_status("tried", "paused", author="eve")
     for approver, met in (("bob", False), ("ann", False), ("eve", True)):
         found = activate(rules, "tried", gate, approver=approver)
-        assert found.conditions[0].figure == f"{approver}; the table's history names bob as who wrote it"
+        assert found.conditions[0].figure == f"{approver}; by the table's history, bob wrote it"
         assert (found.conditions[0].met, found.version) == (met, 3 if met else None)
     assert ready.read("rules").where("version = 3").collect()[0]["author"] == "ann"
 
@@ -88,7 +86,7 @@ def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it
     assert notebook.check_gate(workspace, document, author="ann") is None
     shown = capsys.readouterr().out
     assert "at most 1e+09 alerts a day in a backtest of 1 days" in shown
-    assert "to make it active, set the parameter activate to true" in shown
+    assert "to activate it, set the parameter activate to true" in shown
     assert notebook.check_gate(workspace, document, run=False) is None
     assert "set the parameter gate to true" in capsys.readouterr().out
     assert ready.version("rules") == before
@@ -97,6 +95,6 @@ def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it
     with pytest.raises(SetupError, match="version 1 of tried in the table has another document"):
         notebook.check_gate(workspace, {**document, "when": "n >= 3"}, activate=True, author="bob")
     assert notebook.check_gate(workspace, document, activate=True, author="ann") is None
-    assert "Version 1 of tried is not active: not all is met." in capsys.readouterr().out
+    assert "Version 1 of tried is not active: not all conditions are met." in capsys.readouterr().out
     assert notebook.check_gate(workspace, document, activate=True, author="bob", comment="seen") == 2
     assert [(row.version, row.status, row.approved_by) for row in workspace.rules.rows()] == [(2, "active", "bob")]

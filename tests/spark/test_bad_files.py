@@ -184,7 +184,7 @@ def test_csv_files_with_other_columns_and_broken_lines_stop_no_other_file(tables
     assert told["1.csv"] == {
         f"at: '1' is not timestamp: {AS_TIME}; amount: '{AT}' is not decimal(18,2): {AS_NUMBER}", "malformed line",
     }  # fmt: skip
-    assert "column 'at', which the event_time of stream 'events' is made of, is missing" in min(told["7-no-time.csv"])
+    assert "column 'at', from which the event_time of stream 'events' is made, is missing" in min(told["7-no-time.csv"])
     assert "cannot be read as csv: Unexpected end of input stream" in min(told["8-torn.csv.gz"])
     assert sorted(told) == ["1.csv", "7-no-time.csv", "8-torn.csv.gz"]
 

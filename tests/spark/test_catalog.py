@@ -67,12 +67,10 @@ def test_tables_get_the_comments_that_they_lack_once(tables: Tables) -> None:
     assert comments(tables, STREAM.name) == {
         "id": "Identifies the event",
         "at": "When it happened",
-        "customer": "As the source has it",
-        "shop": "As the source has it",
+        "customer": "As in the source",
+        "shop": "As in the source",
         "amount": 'What was paid, it\'s in "euros"',
-        "position": (
-            "Where it was read, among the rows that were read with it: file * 2^40 + row, or topic * 2^40 + record, from 0"
-        ),
+        "position": ("Position in its round of ingest: file * 2^40 + row, or topic * 2^40 + record, from 0"),
         "ingested_at": "One stamp for all rows of a commit, later than those of every earlier commit",
     }
     for name, schema in PRODUCT_TABLES.items():
@@ -173,7 +171,7 @@ def test_every_command_works_on_the_tables_of_a_catalog(
         ("evaluate", "payins", "--once"),
         ("ingest", "payins", f"{tmp_path}/events.jsonl"),
     ):
-        assert "or you may not read it; the job set_up or `lookback init` makes the tables" in run(*command, code=2)
+        assert "or you may not read it; the job set_up or `lookback init` creates the tables" in run(*command, code=2)
     with pytest.raises(SetupError, match="or you may not read it"):
         notebook.open_workspace("", "spark_catalog", str(catalog.schema_name), str(conf), "payins")
     assert not catalog.spark.catalog.databaseExists(f"spark_catalog.{catalog.schema_name}")
@@ -217,7 +215,7 @@ def clustered(tables: Tables, name: str) -> list[str]:
 
 def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(tables: Tables) -> None:
     stream = Stream.from_dict({**STREAM.to_dict(), "comments": {"amount": "${spark.app.name}"}})
-    with pytest.raises(SetupError, match=r"holds \${, in place of which .* use another text"):
+    with pytest.raises(SetupError, match=r"contains \${, which Spark would replace .* use another text"):
         set_up(tables, {stream.name: stream})
 
 

@@ -70,7 +70,7 @@ def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(check
 
 
 def test_the_order_of_events_is_that_of_the_checkpoint(checkpoint: Checkpoint) -> None:
-    with pytest.raises(SetupError, match=r"order_by was \[\], is \['shop'\]"):
+    with pytest.raises(SetupError, match=r"order_by was \[\], now \['shop'\]"):
         checkpoint.require_fit(replace(STREAM, table="/lake/payins", order_by=("shop",)), 2)
 
 
@@ -78,7 +78,7 @@ def test_the_order_of_events_is_that_of_the_checkpoint(checkpoint: Checkpoint) -
 def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Checkpoint, text: str) -> None:
     file = checkpoint.folder / "offsets" / "2"
     file.write_text(text)
-    done = [f"{file} was torn and is removed: the batch had written nothing, and is planned again"]
+    done = [f"removed the torn file {file}: the batch had written nothing and is planned again"]
     assert checkpoint.repair(STREAM, lambda mark: mark != "q:2") == done
     assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
     assert checkpoint.repair(STREAM, lambda mark: True) == []
@@ -94,13 +94,13 @@ def with_ids(text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
-        ("offsets/2", with_ids(offsets(8)), "is of version v2"),
-        ("offsets/1", with_ids(offsets(5)), "is of version v2"),
-        ("offsets/2", "v7", "is of version v7"),
+        ("offsets/2", with_ids(offsets(8)), "has version v2"),
+        ("offsets/1", with_ids(offsets(5)), "has version v2"),
+        ("offsets/2", "v7", "has version v7"),
         ("offsets/2", with_ids(offsets(8)).replace("v2", "v1"), "names its sources"),
-        ("offsets/2", offsets(8).replace("reservoirVersion", "version"), "has offsets without a version of a table"),
-        ("offsets/2", f"{offsets(8)}\n-", "has 3 sources and not 2"),
-        ("commits/1", "v9\n{", "is of version v9"),
+        ("offsets/2", offsets(8).replace("reservoirVersion", "version"), "has offsets without a table version"),
+        ("offsets/2", f"{offsets(8)}\n-", "has 3 sources instead of 2"),
+        ("commits/1", "v9\n{", "has version v9"),
     ],
 )
 def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
@@ -113,7 +113,7 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
     (checkpoint.folder / "state/0/1/9.changelog").write_text("")
     before = {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")}
     with pytest.raises(
-        UnknownFormatError, match=rf"^{file} {what}, a format that this release does not know: .*Nothing is repaired"
+        UnknownFormatError, match=rf"^{file} {what}, a format that this release does not know: .*Nothing was repaired"
     ):
         checkpoint.repair(STREAM, lambda mark: False)
     assert {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")} == before
@@ -122,7 +122,8 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
 def test_c8_an_unknown_form_says_nothing_of_what_is_judged(checkpoint: Checkpoint) -> None:
     (checkpoint.folder / "offsets/1").write_text(with_ids(offsets(5)))
     with pytest.raises(
-        UnknownFormatError, match="is of version v2, a format that this release does not know; the last commit judged"
+        UnknownFormatError,
+        match="has version v2, a format that this release does not know, so the last evaluated commit",
     ):
         checkpoint.read_last_judged()
 
@@ -140,7 +141,7 @@ def test_c8_a_torn_mark_of_a_batch_that_has_ended_is_removed_so_that_it_is_run_a
     file = checkpoint.folder / "commits" / "1"
     file.write_text("v1\n{")
     assert checkpoint.repair(STREAM, lambda mark: True) == [
-        f"{file} was torn and is removed: the batch is run again, and written once"
+        f"removed the torn file {file}: the batch runs again, but is written only once"
     ]
     assert {"commits/1", "commits/.1.crc"}.isdisjoint(names(checkpoint))
     assert checkpoint.find_next_commits()[EVENTS] == 3
@@ -155,7 +156,7 @@ def test_c8_state_of_a_batch_that_was_not_finished_is_removed_for_a_torn_file_wo
     for name in {*kept, "3.changelog", ".3.changelog.crc", "10.zip"}:
         (part / name).write_text("")
     assert checkpoint.repair(STREAM, lambda mark: True) == [
-        "2 files of state of a batch that was not finished are removed: it is run again"
+        "removed 2 state files of an unfinished batch, which runs again"
     ]
     assert {file.name for file in part.iterdir()} == kept
     assert checkpoint.repair(STREAM, lambda mark: True) == []
@@ -205,11 +206,11 @@ def test_c8_a_declaration_may_gain_fields_and_lose_those_that_no_rule_reads(chec
 @pytest.mark.parametrize(
     ("stream", "shards", "problem"),
     [
-        (changed(amount="decimal(20,2)"), None, r"field amount was decimal\(18,2\), is decimal\(20,2\)"),
+        (changed(amount="decimal(20,2)"), None, r"field amount was decimal\(18,2\), now decimal\(20,2\)"),
         (changed(customer=None), None, "field customer, which rules read, is gone"),
         (Stream.from_dict({**STREAM.to_dict(), "stream": "other"}), None, "it is the checkpoint of stream 'payins'"),
-        (Stream.from_dict({**STREAM.to_dict(), "event_id": "shop"}), None, "event_id was id, is shop"),
-        (STREAM, 3, "divides its keys into 2 shards for good, not 3; leave the number out"),
+        (Stream.from_dict({**STREAM.to_dict(), "event_id": "shop"}), None, "event_id was id, now shop"),
+        (STREAM, 3, "has 2 shards, which cannot change to 3; leave the number out"),
     ],
 )
 def test_c8_a_checkpoint_of_another_declaration_or_number_of_shards_is_refused(
@@ -233,7 +234,7 @@ def test_c8_a_checkpoint_of_a_newer_spark_is_refused(checkpoint: Checkpoint, bef
     plan = checkpoint.read_plan()
     assert plan is not None
     checkpoint.write_plan(replace(plan, spark=before))
-    words = rf"{checkpoint.folder} was last written by Spark {before}, and this is Spark {now}: .*payins --rebuild$"
+    words = rf"{checkpoint.folder} was last written by Spark {before}, but this is Spark {now}: .*payins --rebuild$"
     with pytest.raises(SetupError, match=words):
         checkpoint.require_spark(now, STREAM.name)
     # Nothing is in a checkpoint before its first batch, so any Spark may begin it.

@@ -197,5 +197,5 @@ def test_machines_that_lack_lookback_are_told_what_to_install(
     with Driver(cluster, tables, tmp_path / "conf", "--once", python=python) as driver:
         assert driver.ended() == 2
         assert driver.error.splitlines()[-1].startswith(
-            "lookback: the Python of Spark's executors has no module 'lookback'; on every machine of the cluster install"
+            "lookback: the Python of Spark's executors has no module 'lookback'; on every machine of the cluster, install"
         )

@@ -38,8 +38,7 @@ def test_an_evaluation_whose_client_has_no_stateful_operator_is_refused_before_i
     assert found["connect"]
     message = found["refused"].pop("message")
     assert (
-        "has no stateful operator for Python; Spark 4.1 has. Evaluate on a cluster with dedicated access mode"
-        in message
+        "has no stateful operator for Python; it needs Spark 4.1. Use a cluster with dedicated access mode" in message
     )
     assert found["refused"] == {"checkpoint": False, "log": 0}
 

@@ -31,7 +31,7 @@ def test_the_demo_ends_with_a_backtest_its_picture_and_a_proof(
     assert sorted(tried) == [500, 650, 800, 1000, 1250, 1500, 2000]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
-    proved = re.search(r"([\d,]+) rows are alike, none differs", said)
+    proved = re.search(r"([\d,]+) rows match, none differs", said)
     assert proved is not None
     assert int(proved[1].replace(",", "")) > 0
     for picture in ("alert.png", "what-if.png"):

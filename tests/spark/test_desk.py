@@ -82,7 +82,7 @@ def test_a_reviewer_works_through_the_queue(judged: Tables) -> None:
     assert desk.status.text == "6 alerts wait."
     assert desk._opened is not None
     # Opened: explained by its events, with a picture and their fields.
-    assert desk._opened.lines[-1].endswith("equal those of the alert.")
+    assert desk._opened.lines[-1].endswith("match those of the alert.")
     assert desk._opened.picture.startswith(b"\x89PNG")
     assert desk._opened.events[0].fields["shop"] == "<b>a</b>"
     assert desk._opened.events[0].fields["amount"] == "10.00"
@@ -102,8 +102,8 @@ def test_a_reviewer_works_through_the_queue(judged: Tables) -> None:
     # Decided by another person meanwhile: told, not overwritten; recorded beside it only when pressed again.
     record_review(judged, second.alert_id, "benign", "lee", "<i>known</i>")
     desk.decide("confirmed", "mine")
-    assert desk.status.text.startswith("Problem: Not recorded of 1 alert, decided meanwhile: benign by lee at ")
-    assert ": <i>known</i>. Press once more" in desk.status.text
+    assert desk.status.text.startswith("Problem: Not recorded for 1 alert, decided meanwhile: benign by lee at ")
+    assert ": <i>known</i>. Press again" in desk.status.text
     assert len(reviews(judged)) == 2
     desk.decide("confirmed", "mine")
     assert reviews(judged)[2:] == [("kim", "confirmed", 0, "mine")]
@@ -121,7 +121,7 @@ def test_a_reviewer_works_through_the_queue(judged: Tables) -> None:
     desk.show(QueueFilter(), desk.queue.order)
     desk.choose_all()
     desk.decide("false_positive", "")
-    assert "write the reason into the note" in desk.status.text
+    assert "write the reason in the note" in desk.status.text
     before = judged.version("reviews")
     desk.decide("false_positive", "a test")
     assert judged.version("reviews") == before + 1
@@ -159,7 +159,7 @@ def test_a_decision_on_a_revision_that_is_not_the_last_is_told_and_the_last_is_o
     later["decided_at"] += HOUR
     judged.append(judged.spark.createDataFrame([later], ALERTS).coalesce(1), "alerts")
     desk.decide("confirmed", "")
-    assert "A later revision has come of 1 alert" in desk.status.text
+    assert "1 alert got a later revision" in desk.status.text
     assert reviews(judged) == [("kim", "confirmed", 0, "")]
     assert current(desk).revision == 1
     desk.decide("false_positive", "")
@@ -181,7 +181,9 @@ def test_two_people_at_once_see_what_the_other_has_decided(judged: Tables) -> No
     lee.choose_all()
     kim.decide("unclear", "")
     lee.decide("benign", "all of them")
-    assert "Recorded benign of 4 alerts. Not recorded of 1 alert, decided meanwhile: unclear by kim" in lee.status.text
+    assert (
+        "Recorded benign for 4 alerts. Not recorded for 1 alert, decided meanwhile: unclear by kim" in lee.status.text
+    )
     assert sorted(each[:2] for each in reviews(judged)) == [
         ("kim", "confirmed"), ("kim", "unclear"), *[("lee", "benign")] * 4,
     ]  # fmt: skip
@@ -200,7 +202,7 @@ def test_an_alert_is_opened_by_the_files_that_it_needs(judged: Tables) -> None:
     for file in {*files_of(judged, "alerts"), *files_of(judged, STREAM.name)} - before:
         file.unlink()
     for alert in reading.alerts[:2]:
-        assert records.open(alert).lines[-1].endswith("equal those of the alert.")
+        assert records.open(alert).lines[-1].endswith("match those of the alert.")
 
 
 def files_of(tables: Tables, name: str) -> list[Path]:
@@ -233,7 +235,7 @@ def test_an_explainer_keeps_rules_until_something_is_written_about_them(judged: 
     explainer._known[STREAM.name] = [read_again._replace(commits=(), read_at=read_again.read_at + HOUR)]
     assert explainer.explain(opened).consistent
     assert explainer._known[STREAM.name][0].history is read_again.history
-    with pytest.raises(ReviewError, match="is not there any more; read the queue again"):
+    with pytest.raises(ReviewError, match="no longer exists; read the queue again"):
         explainer.read_row("0" * 32, 0, first["decided_at"])
 
 
@@ -245,7 +247,7 @@ def test_many_reviews_are_checked_and_recorded_by_their_ids(judged: Tables) -> N
     assert len(recorded.recorded) == 148
     assert sorted(recorded.elsewhere) == [seen[0].alert_id, seen[1].alert_id]
     assert len(read_reviews_of(judged, [each.alert_id for each in seen])) == 150
-    for wrong, message in (("fraud", "a disposition is one of confirmed"), ("benign", "an empty reviewer")):
+    for wrong, message in (("fraud", "disposition must be one of confirmed"), ("benign", "reviewer must not be empty")):
         with pytest.raises(ReviewError, match=message):
             record_reviews(judged, seen, wrong, " ")
 
@@ -279,7 +281,7 @@ def test_the_notebook_shows_the_desk_where_somebody_is(
 ) -> None:
     place = notebook.Workspace(judged, STREAMS, STREAM, None)  # type: ignore[arg-type]
     assert notebook.open_desk(place) is None
-    assert "No desk is shown, as nobody is at this notebook" in capsys.readouterr().out
+    assert "No desk: the notebook runs non-interactively" in capsys.readouterr().out
     monkeypatch.setattr("lookback.notebook.has_person", lambda: True)
     assert notebook.open_desk(place, wanted=False) is None
     desk = notebook.open_desk(place, "by-customer", reviewer="kim")

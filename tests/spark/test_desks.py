@@ -64,7 +64,7 @@ def test_a_rule_goes_from_the_form_to_the_running_stream(ready: Tables, tmp_path
     field(desk, "rule-id").value = "Often"
     assert "must be 1 to 100 lower-case letters" in find(desk, "field-rule-id").children[1].value
     find(desk, "look").click()
-    assert desk.status == "Problem: 1 problem to mend first, see Check"
+    assert desk.status == "Problem: fix 1 problem first, see Check"
     fill_in(desk)
     assert "Raised when n >= 2, where n is the number of events" in find(desk, "words").value
     assert press(desk, "look").endswith("of 60 events judged; nothing was written.")
@@ -105,12 +105,12 @@ def test_the_gate_is_shown_and_the_draft_made_active(ready: Tables, tmp_path: Pa
     assert press(desk, "gate") == "1 condition of the gate not met."
     shown = [each.value for each in find(desk, "gate-table").children]
     assert shown[4:6] == ["at most 1e+09 alerts a day in a backtest of 1 days", "met"]
-    assert "let somebody other than ann activate it" in shown
+    assert "ask somebody other than ann to activate it" in shown
     assert (
         press(desk, "publish")
         == "often is published as version 1, draft; the settings have a gate: Activate makes it active."
     )
-    assert press(desk, "activate") == "Version 1 is not active: not all is met."
+    assert press(desk, "activate") == "Version 1 is not active: not all conditions are met."
     find(desk, "author").value = "bob"
     assert press(desk, "activate") == "Version 1 is active as version 2."
     field(desk, "severity").value = "low"
@@ -198,7 +198,7 @@ def test_the_stream_is_steered_from_the_list_of_its_rules(ready: Tables, spark: 
     ]
     find(desk, "value").value = "x"
     find(desk, "set").click()
-    assert "must be a number, as 3 is" in desk.status
+    assert "must be a number, such as 3" in desk.status
     find(desk, "value").value = "5"
     find(desk, "set").click()
     assert desk.status == "often is published as version 2 with limit = 5."
@@ -228,5 +228,5 @@ def test_a_continuous_evaluation_runs_beside_the_desk_until_stop(ready: Tables, 
         wait_until(lambda: "paused" in {row["action"] for row in ready.read("rule_log").select("action").collect()})
     finally:
         find(desk, "stop").click()
-    assert desk.status == "The evaluation has ended; the next one goes on where it ended."
+    assert desk.status == "The evaluation has ended; the next one continues from there."
     assert not desk.is_refreshing

@@ -58,10 +58,7 @@ def test_keys_of_json_that_differ_in_case_only(spark: SparkSession, tmp_path: Pa
     file.write_text(
         f'{{"id": "a", "at": "{AT}", "Note": "x", "note": "y"}}\n{{"id": "b", "at": "{AT}", "note": "z"}}\n'
     )
-    assert (
-        "# the key 'Note' differs from 'note' in case only and is not read; write one of them otherwise"
-        in draft_stream(file)
-    )
+    assert "# the key 'Note' differs from 'note' only in case and is not read; rename one of them" in draft_stream(file)
     assert drafted(spark, file) == [{"id": "a", "at": NOON, "note": "y"}, {"id": "b", "at": NOON, "note": "z"}]
 
 
@@ -79,7 +76,7 @@ def test_every_type_of_a_parquet_file_that_pandas_and_arrow_write(spark: SparkSe
     }  # fmt: skip
     assert drafted(spark, tmp_path / "new.parquet") == [row]
     assert drafted(spark, tmp_path / "old.parquet") == [row]
-    assert "in nanoseconds, which are cut" in draft_stream(tmp_path / "new.parquet")
+    assert "in nanoseconds, truncated" in draft_stream(tmp_path / "new.parquet")
     assert "nanoseconds" not in draft_stream(tmp_path / "old.parquet")
 
     # Without the draft's expression the reason has it.
@@ -127,5 +124,5 @@ def test_a_header_with_a_name_twice_is_told_by_ingest(spark: SparkSession, tmp_p
     file.write_text(f"id,at,n,N\na,{AT},1,2\n")
     fields = {"id": "string", "at": "timestamp"}
     stream = Stream.from_dict({"stream": "s", "event_id": "id", "event_time": "at", "fields": fields})
-    with pytest.raises(SetupError, match="its header names 'n' more than once; give each column a name of its own"):
+    with pytest.raises(SetupError, match="its header names 'n' more than once; give each column its own name"):
         Source.find(spark, stream, str(file), None, None).select_files(spark, stream).read_kept()

@@ -214,7 +214,7 @@ def test_a_line_with_a_key_twice_is_rejected(tables: Tables, tmp_path: Path) -> 
     )
     assert take(tables, stream(), file).rejected == 1
     (row,) = tables.read("rejected_events").collect()
-    assert row["reason"] == "a key is written twice in the line, and only one value can count; send it once"
+    assert row["reason"] == "the line contains a key twice, and only one value can count; send it once"
 
 
 @pytest.mark.long
@@ -229,7 +229,7 @@ def test_times_without_a_zone_and_days_without_a_time_are_counted(tables: Tables
     assert (report.ingested, report.rejected, report.without_zone, report.without_time) == (6, 1, 2, 1)
     assert report.assumptions == (
         "events: 2 rows have a time without a zone, taken as UTC; 1 row has a day without a time, taken as midnight UTC. "
-        "Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as to_utc_timestamp(at, 'Europe/Berlin')"
+        "Write times as 2026-01-31T12:00:00Z, or name the zone in `columns`, such as to_utc_timestamp(at, 'Europe/Berlin')"
     )
     both = report.plus(report)
     assert (both.without_zone, both.without_time) == (4, 2)

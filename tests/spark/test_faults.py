@@ -41,13 +41,13 @@ STATE = f"file:{FOLDER}/state/0/0/3.changelog"
         ("com.fasterxml.jackson.databind.exc.MismatchedInputException: No content to map due to end-of-input",
          "is torn, damaged or missing ("),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 1.",
-         "another query has written to this checkpoint, or a file of it is gone"),
+         "another query has written to this checkpoint, or one of its files is missing"),
         ("[DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] The streaming query was reading from an unexpected Delta table",
          "was made from another table of the same name, which was deleted and created again"),
         ("[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file file:/lake house/payins/part-0.parquet. File",
-         "/lake house/payins/part-0.parquet of a table cannot be read any more ("),
+         "/lake house/payins/part-0.parquet of a table can no longer be read ("),
         ("[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it, it's likely your query is lagging behind.",
-         "a file of a table cannot be read any more ("),
+         "a file of a table can no longer be read ("),
     ],
 )  # fmt: skip
 def test_c8_a_fault_is_told_with_the_file_and_the_remedy(text: str, told: str) -> None:
@@ -89,7 +89,7 @@ def test_the_causes_of_an_error_are_read_too() -> None:
     assert f"{FOLDER}/commits/7 is torn" in str(explain_failure(error, "payins", FOLDER))
 
 
-FULL = "the disk is full: /data/x could not be written. Make room and start again"
+FULL = "the disk is full: /data/x could not be written. Free some space and start again"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ FULL = "the disk is full: /data/x could not be written. Make room and start agai
         ),
         (
             RuntimeError("org.rocksdb.RocksDBException: While appending: No space left on device"),
-            "the disk is full. Make",
+            "the disk is full. Free",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_in_a_sentence_by_every_command(
         ("[DELTA_MISSING_CHANGE_DATA] Error getting change data for range [1 , 4] as change data was not\nrecorded for version [2].",
          "the changes of payins cannot be read without a gap ([DELTA_MISSING_CHANGE_DATA] Error getting change data"),
         ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `amount` cannot be resolved.",
-         "payins has no column `amount` any more: it was renamed or dropped"),
+         "payins no longer has the column `amount`: it was renamed or dropped"),
         ("java.io.IOException: No space left on device", "the disk is full"),
     ],
 )  # fmt: skip

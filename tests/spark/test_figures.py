@@ -161,7 +161,7 @@ def test_c10_5_overlap_says_what_two_rules_share_and_what_each_catches_alone(
         {"a": "c", "alone": 0, "flagged": 0, "adds_nothing": True},
     ]  # fmt: skip
     assert main([*words, "--since", time(MIDNIGHT + DAY).isoformat()]) == 0
-    assert "a and c add nothing to the others" in capsys.readouterr().out
+    assert "a and c add nothing: without" in capsys.readouterr().out
 
 
 def test_c10_5_a_rule_that_alone_catches_something_is_never_proposed_for_retirement() -> None:

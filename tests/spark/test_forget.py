@@ -263,8 +263,8 @@ def test_c4_what_is_no_condition_over_the_fields_is_refused_before_anything_is_r
     for where, said in (
         ("", "is empty"),
         ("customer", "is of type int"),
-        ("1 = 1", "names no field"),
-        ("true", "names no field"),
+        ("1 = 1", "does not name a field"),
+        ("true", "does not name a field"),
         ("custmer = 17", "did you mean 'customer'"),
         ("customer = 17; DROP TABLE payins", "without a semicolon"),
         ("customer = (select max(customer) from payins)", "not allowed"),

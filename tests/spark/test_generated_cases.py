@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1
-_MOST_RUNS = 4
+_MAX_RUNS = 4
 
 
 @cache
@@ -43,7 +43,7 @@ def pick_cases(count: int) -> list[dict[str, Any]]:
     def collect(case: dict[str, Any]) -> None:
         numbered(case)
         kinds = {kind_of(change["document"]) for change in case["changes"] if change["rule_id"] != "*"}
-        if len({change["after"] for change in case["changes"]}) <= _MOST_RUNS:
+        if len({change["after"] for change in case["changes"]}) <= _MAX_RUNS:
             alerts = len(run_oracle(case).alerts)
             if alerts:
                 found.append((len(kinds), alerts, case))

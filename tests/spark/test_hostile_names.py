@@ -227,13 +227,13 @@ def reads(text: str) -> bool:
 
 def test_an_expression_that_spark_would_change_is_refused() -> None:
     stream = Stream.from_dict({**STREAM.to_dict(), "columns": {STREAM.event_id: "`${env:HOME}`"}})
-    with pytest.raises(SetupError, match=r"in place of which Spark would put .* use another expression"):
+    with pytest.raises(SetupError, match=r"which Spark would replace .* use another expression"):
         find_source_columns(stream, STREAM.event_id)
 
 
 def test_a_place_that_sql_would_read_otherwise_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     # Spark puts a setting or an environment variable there, also between quotes.
-    with pytest.raises(SetupError, match="in place of which Spark would put"):
+    with pytest.raises(SetupError, match="which Spark would replace"):
         Tables.local(spark, tmp_path / "${env:HOME}").identifier("rules")
-    with pytest.raises(SetupError, match="in place of which Spark would put"):
+    with pytest.raises(SetupError, match="which Spark would replace"):
         Tables.catalog(spark, "main", "${spark.app.name}").path_or_name("rules")

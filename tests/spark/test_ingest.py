@@ -147,7 +147,7 @@ def test_c3_3_the_account_closes_with_every_kind_of_row(tables: Tables, tmp_path
         "amount: '12,50' is not decimal(18,2): write a decimal point, by columns: {amount: \"replace(amount, ',', '.')\"}",
         f"id is NULL; at: 'x' is not timestamp: {AS_TIME}; amount: 'y' is not decimal(18,2): write a number, such as 12.50",
         f"at: '+99999-01-01T00:00:00Z' is not timestamp: {AS_TIME}",
-        "id: 'a' is the id of an event that is there already, and this row differs from it: give the row an id of its own, or delete that event",
+        "id: 'a' is the id of an existing event, and this row differs from it: give the row its own id, or delete that event",
     }
     assert ('{"id": "b", "at": ', "malformed line") in reasons(tables)
     assert tables.read("events").where("id = 'a'").head()["note"] is None  # type: ignore[index]
@@ -289,15 +289,15 @@ def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Table
         ("e,1", "malformed line"),
         (
             '{"id":"c","ms":"soon","cents":"1","text":"x"}',
-            f"at: `{columns['at']}` is not timestamp where ms = 'soon': mend the expression or the row",
+            f"at: `{columns['at']}` is not timestamp where ms = 'soon': correct the expression or the row",
         ),
         (
             '{"id":"d","ms":"1709510400789","cents":"1o","text":"x"}',
-            f"amount: `{columns['amount']}` is not decimal(18,2) where cents = '1o': mend the expression or the row",
+            f"amount: `{columns['amount']}` is not decimal(18,2) where cents = '1o': correct the expression or the row",
         ),
         (
             '{"id":"g","ms":"9000000000000000000","cents":"1","text":"x"}',
-            f"at: `{columns['at']}` is not timestamp where ms = '9000000000000000000': mend the expression or the row",
+            f"at: `{columns['at']}` is not timestamp where ms = '9000000000000000000': correct the expression or the row",
         ),
     ]
 
@@ -436,7 +436,9 @@ def test_a_file_that_grew_after_it_was_taken_is_told(tables: Tables, tmp_path: P
     os.utime(file, (time.time() + 5, time.time() + 5))
     take_new()
     (warning,) = warnings
-    assert warning.startswith(f"1 file changed after an earlier run took it, such as {file}: a file is taken once")
+    assert warning.startswith(
+        f"1 file changed after an earlier run ingested it, such as {file}: each file name is read once"
+    )
     assert ids(tables) == ["e0000"]
     assert take(tables, stream(), file).ingested == 1
     assert shlex.quote(str(file)) in warning
@@ -505,9 +507,9 @@ def test_a_file_with_another_separator_is_told_with_the_option_that_reads_it(tab
     file = tmp_path / "in.csv"
     for number, separator in enumerate((";", "\t", "|")):
         file.write_text(f"id{separator}at{separator}note\ne{number}{separator}{at(1)}{separator}x\n")
-        with pytest.raises(SetupError, match="the header is one column") as refused:
+        with pytest.raises(SetupError, match="the header is a single column") as refused:
             ingest(tables, stream(), file, progress=None)
-        (option,) = re.findall(r"into the source of stream 'events': `(options: .*)`", str(refused.value))
+        (option,) = re.findall(r"to the source of stream 'events': `(options: .*)`", str(refused.value))
         source = {"format": "csv", "path": str(file), **yaml.safe_load(option)}
         assert source["options"] == {"sep": separator}
         assert ingest(tables, stream(source=source), progress=None).ingested == 1

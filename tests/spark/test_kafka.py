@@ -97,7 +97,7 @@ def test_records_go_in_once_and_what_cannot_be_read_is_kept_with_its_place(table
     found = rejected(tables)
     other, reason = found.pop("kafka:mixed/1/0")
     assert json.loads(other)["amount"] == 7
-    assert reason.startswith("id: 'e01' is the id of an event that is there already, and this row differs from it")
+    assert reason.startswith("id: 'e01' is the id of an existing event, and this row differs from it")
     malformed = "the value is not one JSON object"
     assert found == {
         "kafka:mixed/0/3": (None, "the record has no value (a tombstone); a deletion is not an event"),
@@ -200,7 +200,7 @@ def test_secrets_come_from_the_environment_and_are_said_nowhere(
     with pytest.raises(SetupError, match="environment variable KAFKA_PASSWORD, which is not set"):
         take(tables, declared)
     monkeypatch.setenv("KAFKA_PASSWORD", "wrong-password-7")
-    with pytest.raises(SetupError, match=r"the brokers refuse \(SaslAuthenticationException: .*\)") as refused:
+    with pytest.raises(SetupError, match=r"the brokers refuse access \(SaslAuthenticationException: .*\)") as refused:
         take(tables, declared)
     assert "wrong-password-7" not in str(refused.value)
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
@@ -220,7 +220,7 @@ def test_a_topic_that_is_not_there_is_said_in_words_and_files_beside_it_go_in(
     tables: Tables, broker: Broker, tmp_path: Path
 ):
     declared = stream(broker, "nowhere", options={"fetchOffset.numRetries": 1})
-    with pytest.raises(SetupError, match=r"topic nowhere at 127.0.0.1:\d+: there is no such topic"):
+    with pytest.raises(SetupError, match=r"topic nowhere at 127.0.0.1:\d+: the topic does not exist"):
         take(tables, declared)
 
     file = tmp_path / "backfill.jsonl"

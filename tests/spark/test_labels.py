@@ -228,7 +228,7 @@ def test_c10_4_the_command_prints_the_account(
     assert "2 offered = 0 stored + 0 of unknown events + 1 duplicates + 1 rejected" in text
     assert "fraud: 'maybe' is not boolean" in text
     assert main(words) == 2
-    assert "Name the right one by --positive" in capsys.readouterr().err
+    assert "Choose one with --positive" in capsys.readouterr().err
 
 
 def test_an_account_that_does_not_close_is_seen() -> None:

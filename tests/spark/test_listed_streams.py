@@ -170,7 +170,7 @@ def test_c11_3_changes_between_commits_are_obeyed_logged_and_replayed_alike(read
         assert explain(ready, STREAMS, alert.alert_id, revision=alert.revision).consistent
     (early, *_) = (row["id"] for row in part(2, 3) if row["shop"] == "a")
     (reason,) = explain_event(ready, STREAMS, "seen", early).reasons
-    assert (reason.name, "as table lists was before its first commit" in reason.text) == ("list", True)
+    assert (reason.name, "before the first commit of table lists" in reason.text) == ("list", True)
 
     with prove(ready, STREAM, STREAMS) as proofs:
         assert all(row.holds and not row.unprovable for row in proofs.rows), proofs.rows
@@ -248,7 +248,7 @@ def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables, monkeypa
     for first in range(last + 2):
         by_files = listfeed._read_changes(ready, first, last, None)
         with monkeypatch.context() as patch:
-            patch.setattr(listfeed, "_FEW_COMMITS", 0)
+            patch.setattr(listfeed, "_MAX_DIRECT_COMMITS", 0)
             by_spark = listfeed._read_changes(ready, first, last, None)
         # The rows that a commit changed have no order: a sum gives them as its threads come.
         assert by_files[0].schema.equals(by_spark[0].schema)

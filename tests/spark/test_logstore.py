@@ -189,4 +189,4 @@ def test_where_the_class_cannot_be_compiled_delta_uses_its_own(
     with caplog.at_level(logging.WARNING, "lookback"):
         logstore.use_folder_logs(spark)
     assert not conf.contains(_SETTING)
-    assert "Delta's own log store is used" in caplog.text
+    assert "using Delta's own log store" in caplog.text

@@ -112,7 +112,7 @@ def test_c11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_
     ]  # fmt: skip
     comments = {field.name: field.metadata["comment"] for field in tables.read("events").schema}
     assert comments["segment"] == "Looked up by ingest in customers, by customer_id"
-    assert comments["customers_version"] == "The version of table customers in which ingest looked the event up"
+    assert comments["customers_version"] == "The version of table customers that ingest used for the look-up"
 
 
 @pytest.mark.long
@@ -182,8 +182,8 @@ def test_one_version_is_read_whatever_is_written_meanwhile(
 @pytest.mark.parametrize(
     ("columns", "rows", "changes", "message"),
     [
-        ("", None, {}, r"table delta\..*/customers``?, in which stream 'events' looks events up, is not there, or is no Delta"),
-        ("id bigint, segment string", [(1, "x")], {}, "has no column customer_id; there are id, segment. Mend `lookups`"),
+        ("", None, {}, r"table delta\..*/customers``?, in which stream 'events' looks events up, does not exist, or is not a Delta"),
+        ("id bigint, segment string", [(1, "x")], {}, "has no column customer_id; there are id, segment. Correct `lookups`"),
         ("customer_id bigint", [(1,)], {"columns": {"segment": "upper(Tier)"}}, r"has no column Tier; there are customer_id\."),
         ("customer_id date, segment string", [], {}, "columns.customer_id cannot become bigint"),
         ("customer_id bigint, segment map<string,int>", [], {"fields": {"segment": "int"}}, "segment cannot become int"),
@@ -328,7 +328,7 @@ def test_c11_4_a_table_of_another_schema_has_a_name_of_three_parts(tables: Table
         assert stored(tables, "segment", "Clients_version") == [("a", "student", version)]
         # A view has no versions.
         spark.sql("CREATE VIEW spark_catalog.lookback_lookups.seen AS SELECT 1L AS customer_id, 'x' AS segment")
-        for other, said in (("seen", "has no versions that can be read"), ("none", "is not there")):
+        for other, said in (("seen", "has no readable versions"), ("none", "does not exist")):
             declared = stream({**LOOKUP, "table": f"spark_catalog.lookback_lookups.{other}"}, stream=f"of_{other}")
             with pytest.raises(SetupError, match=said):
                 ingest(tables, declared, tmp_path / "1.json", progress=None)
@@ -342,7 +342,7 @@ def test_c11_4_a_table_of_events_gets_the_columns_as_those_of_other_new_fields(t
     take(tables, stream(), offer(tmp_path / "1.json", ("a", 1)))
 
     with pytest.raises(
-        SetupError, match="segment is missing, declared is string; customers_version is missing"
+        SetupError, match="segment is missing, declared as string; customers_version is missing"
     ) as said:
         take(tables, stream(LOOKUP), tmp_path / "1.json")
     tables.spark.sql(str(said.value).partition("alter the table: ")[2])

@@ -196,7 +196,7 @@ def test_a_table_whose_writers_come_first_again_and_again_is_left_and_says_so(er
 
     tables: Any = SimpleNamespace(spark=SimpleNamespace(sql=sql))
     left = maintenance._optimize(tables, "t")
-    assert left == (0, 0, "others rewrote its files at the same time; left for the next time")
+    assert left == (0, 0, "other writers kept rewriting its files; left for the next run")
     assert asked == ["OPTIMIZE t"] * 3
     error = PySparkException("[TABLE_OR_VIEW_NOT_FOUND] t")
     with pytest.raises(PySparkException, match="NOT_FOUND"):

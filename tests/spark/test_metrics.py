@@ -72,8 +72,8 @@ def test_status_names_the_event_whose_fast_clock_made_the_others_late(tables: Ta
     for check in ("discarded", "watermark_ahead"):
         (what,) = (finding.what for finding in findings if finding.check == check)
         assert what.endswith(
-            f" The watermark was brought furthest by event 'fast' of {fast:%Y-%m-%dT%H:%M:%SZ}, 50 minutes ahead of the clock "
-            "when it was taken in."
+            f" The watermark was moved furthest by event 'fast' of {fast:%Y-%m-%dT%H:%M:%SZ}, 50 minutes ahead of the clock "
+            "when it was ingested."
         )
 
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_written_stops_nothing_and_is_in_the_next_row(
     assert (first["top_rule"], first["top_rule_alerts"]) in (("b", 3), ("b", 6))
     assert first["events_per_second"] in (2_000, 1_200)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["stream=payins metrics cannot be written; judging goes on: no space left on device"], (
+    assert warnings == ["stream=payins cannot write metrics; the evaluation continues: no space left on device"], (
         "said once, not every time"
     )
 

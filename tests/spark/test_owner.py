@@ -116,7 +116,7 @@ def test_c8_an_owner_that_has_emptied_its_file_and_still_holds_the_lock_is_waite
             assert json.loads(file.read_text())["pid"] == os.getpid()
         freeing.join()
         # Some other program may hold the lock: not for ever.
-        monkeypatch.setattr(owner, "_MOST_NAMELESS_SECONDS", 0.05)
+        monkeypatch.setattr(owner, "_MAX_NAMELESS_SECONDS", 0.05)
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(SetupError, match="in use by another process"), become_owner(file, "checkpoint c"):
             pass

@@ -52,5 +52,5 @@ def test_a_crash_while_writing_leaves_no_parcel(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "a\nb", "x" * 201])
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a parcel"):
+    with pytest.raises(ValueError, match="not a valid parcel name"):
         Parcels(tmp_path).write(name, b"")

@@ -191,7 +191,7 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     with prove(ready, STREAM, STREAMS, saved=saved) as nothing_new:
         assert [vars(row) for row in nothing_new.rows] == [vars(Proof(None, 0, 0, 0, 0))]
         assert nothing_new.differences.count() == 0
-    with pytest.raises(SetupError, match="goes on from its saved state begins after it"):
+    with pytest.raises(SetupError, match="a nightly proof begins after its saved state"):
         prove(ready, STREAM, STREAMS, saved=saved, first=3)
     # A state of other settings is of no use.
     declarations = read_declarations(ready, STREAM)
@@ -316,9 +316,9 @@ def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_th
         found = {row.rule_id: row for row in proofs.rows}
         assert all(row.holds for row in found.values()), found
         assert re.search(
-            r"begins at commit \d+: versions from before it count as the table has them. Some versions of deleted, paused are not "
-            r"there: their rows cannot be proved to differ, nor those of beside, kept, which began beside them, nor those of "
-            r"late_events$",
+            r"begins at commit \d+: earlier versions are read from the table's current rows. Some versions of deleted, paused "
+            r"are missing: their rows cannot be proved to differ, nor those of beside, kept, which came into force later, "
+            r"nor those of late_events$",
             proofs.gone,
         )
     counts = {row["rule_id"]: row["count"] for row in ready.read("alerts").groupBy("rule_id").count().collect()}

@@ -172,7 +172,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
     with monkeypatch.context() as patch:
         patch.setattr(RulesTable, "quarantine", lambda *_: (_ for _ in ()).throw(SetupError("others keep writing")))
         Quarantines(ready, STRICT, STREAMS, checkpoint).publish(at_once=True)
-    assert "could not be quarantined, it will be tried again: others keep writing" in caplog.text
+    assert "could not be quarantined, will retry: others keep writing" in caplog.text
     append(ready, [row for row in events if row["arrival"] in (2, 3)])
     evaluate(ready, STRICT)
     assert not (folder / FILE).exists()
@@ -182,7 +182,7 @@ def test_c4_a_rule_that_fails_too_often_or_breaks_is_quarantined_once_and_comes_
         ("divides", 2, "lookback"), ("breaks", 2, "lookback"),
     }  # fmt: skip
     assert len(published) == 2
-    assert all("mend the rule and push it again" in row["comment"] for row in published)
+    assert all("fix the rule and push it again" in row["comment"] for row in published)
     # Saying it once more changes nothing.
     again = Quarantines(ready, STRICT, STREAMS, checkpoint)
     again.add_failures(report)
@@ -270,5 +270,5 @@ def test_an_author_who_always_comes_second_is_told_who_was_first(
     monkeypatch.setattr(RulesTable, "_read_rows", lambda *_: rows)
     monkeypatch.setattr(RulesTable, "_insert", lambda *_: False)
     monkeypatch.setattr("lookback.spark.rules._MAX_PAUSE_SECONDS", 0.0)
-    with pytest.raises(SetupError, match=r"at every one of 20 attempts; the last version, 1, is by ann\. Look at"):
+    with pytest.raises(SetupError, match=r"during each of 20 attempts; the last version, 1, is by ann\. Look at"):
         rules.push(GOOD, author="bob")

@@ -54,7 +54,7 @@ def test_c10_8_a_report_for_a_pull_request(ready: Tables, tmp_path: Path, capsys
     assert "## Rules: 6 of 7 fail" in text
     assert "at most 1000 alerts a day in a backtest of" in text
     assert "nosuch" in text
-    assert "has a rule of this rule\\_id too" in text
+    assert "has a rule with the same rule\\_id" in text
     found = {
         row["file"].split("/")[-1]: row
         for row in map(json.loads, check(*documents, "torn", code=1, options=(*options, "--json")).splitlines())
@@ -79,6 +79,6 @@ def test_c10_8_a_report_for_a_pull_request(ready: Tables, tmp_path: Path, capsys
     text = check(
         "quiet", code=1, options=("--backtest", "--max-alerts-per-day", "5", "--since", "2040-01-01T00:00:00Z")
     )
-    assert "there are no events to try it on" in text
-    assert "give --backtest too" in check("quiet", code=2, options=("--max-alerts-per-day", "5"))
-    assert "must be a number from 0 on" in check("quiet", code=2, options=("--backtest", "--max-alerts-per-day", "-1"))
+    assert "no events to try it on" in text
+    assert "needs a backtest: add --backtest" in check("quiet", code=2, options=("--max-alerts-per-day", "5"))
+    assert "must be at least 0" in check("quiet", code=2, options=("--backtest", "--max-alerts-per-day", "-1"))

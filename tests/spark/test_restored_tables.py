@@ -51,15 +51,15 @@ def test_an_older_table_of_events_under_a_newer_checkpoint_is_refused_and_a_fres
     evaluate(ready)
     restore(ready, events, tmp_path / "backup")
     with pytest.raises(
-        SetupError, match=r"ends at commit 2, and commit 4 of it was read\. .*lookback evaluate payins --fresh"
+        SetupError, match=r"ends at commit 2, but commit 4 was read before\. .*lookback evaluate payins --fresh"
     ):
         evaluate(ready)
     # Others go on to write, until the numbers fit again.
     append_commits(ready, 5, 6)
     append_commits(ready, 4)
-    with pytest.raises(SetupError, match=r"commit 4 of table .* is of 20.*, and the one that was read was of 20"):
+    with pytest.raises(SetupError, match=r"commit 4 of table .* is from 20.*, but the one read before was from 20"):
         evaluate(ready)
-    with pytest.raises(SetupError, match="Bring back the tables that were read"):
+    with pytest.raises(SetupError, match="Restore the tables that were read"):
         evaluate(ready, rebuild=True)
     status = stream_status(ready, STREAM, Checkpoint(Path(checkpoint_folder(ready, STREAM))))
     assert not status["healthy"]
@@ -85,7 +85,7 @@ def test_an_older_checkpoint_under_newer_tables_is_refused_and_a_rebuild_writes_
     restore(ready, folder, tmp_path / "backup")
     with pytest.raises(
         SetupError,
-        match=r"ends at batch 0, and the tables have rows of its batch 1: .*lookback evaluate payins --rebuild",
+        match=r"ends at batch 0, but the tables have rows of its batch 1: .*lookback evaluate payins --rebuild",
     ):
         evaluate(ready)
     assert outputs(ready) == before
@@ -105,12 +105,12 @@ def test_a_table_of_lists_that_was_deleted_and_created_again_is_refused_and_a_fr
     shutil.rmtree(ready.path_or_name("lists"))
     ready.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
     ready.create(STREAM)
-    with pytest.raises(SetupError, match=r"lists` ends at commit 0, and commit 2 of it was read"):
+    with pytest.raises(SetupError, match=r"lists` ends at commit 0, but commit 2 was read before"):
         evaluate(ready)
     add_values(ready, "known", ["ü"])
     add_values(ready, "other", ["x"])
     append_commits(ready, 2)
-    with pytest.raises(SetupError, match=r"commit 2 of table .*lists` is of 20"):
+    with pytest.raises(SetupError, match=r"commit 2 of table .*lists` is from 20"):
         evaluate(ready)
     before = len(stored_alerts(ready))
     evaluate(ready, fresh=True)

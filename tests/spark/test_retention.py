@@ -189,7 +189,7 @@ def test_where_others_keep_writing_old_rows_are_left_and_it_is_told(
     monkeypatch.setattr(type(tables), "delta", refused)
     monkeypatch.setattr(retention, "_PATIENCE_SECONDS", 0.5)
     found = delete_old(tables, "ingests", YEAR)
-    assert found == Deletion(0, 0, "others kept writing to it; old rows are left for the next time")
+    assert found == Deletion(0, 0, "other writers kept conflicting; old rows are left for the next run")
     assert len(attempts) > 1
     monkeypatch.undo()
     assert delete_old(tables, "ingests", YEAR).rows == 1

@@ -123,7 +123,7 @@ def test_the_command_takes_no_path(capsys: pytest.CaptureFixture[str]):
     conf = str(Path(__file__).parents[2] / "conf")
 
     assert cli.main(["--conf", conf, "ingest", "items", "items.csv", "--retry-rejected"]) == 2
-    assert "leave PATH and --format out" in capsys.readouterr().err
+    assert "omit PATH and --format" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"columns": "no type ("}', '{"columns": "int"}', '{"format": "jdbc"}'])

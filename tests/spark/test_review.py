@@ -381,11 +381,13 @@ def test_c10_9_why_an_event_raised_nothing_is_said_with_its_values(tables: Table
     assert names(3) == ["where"]
     assert names(4) == ["raised"]
     assert names(6) == ["late"]
-    with pytest.raises(ReviewError, match=r"there is no rule 'day-spnd'; did you mean 'day-spend'"):
+    with pytest.raises(ReviewError, match=r"rule 'day-spnd' does not exist; did you mean 'day-spend'"):
         explain_event(tables, STREAMS, "day-spnd", "1")
-    with pytest.raises(ReviewError, match=r"has no event '77' and had none"):
+    with pytest.raises(ReviewError, match=r"never had an event '77'"):
         explain_event(tables, STREAMS, "day-spend", "77")
-    with pytest.raises(ReviewError, match=r"version 7 of rule 'day-spend' is not in the rules table"):
+    with pytest.raises(
+        ReviewError, match=r"version 7 of rule 'day-spend' is neither in the rules table nor in its history"
+    ):
         explain_event(tables, STREAMS, "day-spend", "1", version=7)
 
     RulesTable(tables, STREAMS).set_status("day-spend", "paused")
@@ -499,8 +501,8 @@ def test_c10_9_where_the_first_rules_are_gone_their_rows_of_now_explain_alerts_a
     assert [each.consistent for each in found.values()] == [True, False]
     (said,) = found["kept"].notes
     assert said.endswith(
-        f"begins at commit {begins}: versions from before it are taken as the table has them now; rows of 'changed' and "
-        "'deleted' are not there, so state that was theirs first may begin too late."
+        f"begins at commit {begins}: earlier versions are read from the table's current rows; rows of 'changed' and "
+        "'deleted' are missing, so state that they kept first may begin too late."
     )
     assert (
         "rows of 'changed' were updated or deleted, so it may have had another document" in found["changed"].notes[-1]
@@ -599,14 +601,14 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     assert review[:5] == (f"{4:032d}", "false_positive", 0, "kim", "a refund")
 
     with pytest.raises(
-        ReviewError, match="a disposition is one of confirmed, false_positive, benign, unclear, got 'fine'"
+        ReviewError, match="disposition must be one of confirmed, false_positive, benign, unclear, got 'fine'"
     ):
         record_review(tables, f"{5:032d}", "fine", "kim")
-    with pytest.raises(ReviewError, match="there is no alert 'nothing'"):
+    with pytest.raises(ReviewError, match="alert 'nothing' does not exist"):
         record_review(tables, "nothing", "confirmed", "kim")
-    with pytest.raises(ReviewError, match="there is no alert 'nothing'"):
+    with pytest.raises(ReviewError, match="alert 'nothing' does not exist"):
         explain(tables, STREAMS, "nothing")
-    with pytest.raises(ReviewError, match="name of who"):
+    with pytest.raises(ReviewError, match="reviewer must not be empty"):
         record_review(tables, f"{5:032d}", "confirmed", " ")
     assert tables.read("reviews").count() == 1
 
@@ -659,15 +661,15 @@ def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longe
 
     assert (old.revision, old.last, last.revision, last.last) == (0, 1, 1, 1)
     assert str(old) == (
-        f"Alert {name} is recorded as false_positive, by its revision 0: total 300. Revision 1 has come since; look at it, "
-        "and decide again where it changes your mind."
+        f"Alert {name} is recorded as false_positive, by its revision 0: total 300. Revision 1 has arrived since; look "
+        "at it, and decide again if it changes your mind."
     )
     assert str(last) == f"Alert {name} is recorded as confirmed, by its revision 1: total 5000000."
     # A repeated decision is no second row, so that it does not go over what somebody else has said in between.
     record_review(tables, name, "unclear", "ann")
     again = record_review(tables, name, "confirmed", "kim")
     assert not again.is_new
-    assert "was recorded as confirmed before" in str(again)
+    assert "was already recorded as confirmed" in str(again)
     recorded = tables.read("reviews").orderBy("reviewed_at").select("disposition", "revision", "reviewer").collect()
     assert [tuple(row) for row in recorded] == [
         ("false_positive", 0, "kim"),
@@ -695,17 +697,17 @@ def test_a_notebook_that_is_run_again_decides_only_on_the_alert_that_is_named(ta
     first, second = (row["alert_id"] for row in open_queue(tables).collect())
     for _ in range(2):
         said = run_all("", "", "confirmed")
-        assert f"To decide on the one above, give alert_id {first} and revision 0." in said
+        assert f"For the one above, set alert_id {first} and revision 0." in said
     assert tables.read("reviews").count() == 0
     for _ in range(2):
         said = run_all(second, "0", "confirmed")
-    assert f"Alert {second} was recorded as confirmed before, by its revision 0: 1 spends." in said
+    assert f"Alert {second} was already recorded as confirmed, by its revision 0: 1 spends." in said
     assert [tuple(row) for row in tables.read("reviews").select("alert_id", "revision").collect()] == [(second, 0)]
     with pytest.raises(ReviewError, match="has no revision 7"):
         run_all(second, "7", "confirmed")
     with pytest.raises(SetupError, match="parameter revision must be a whole number or empty, got 'last'"):
         run_all(second, "last", "confirmed")
-    assert "give a disposition" in run_all(second, "", "")
+    assert "set disposition to" in run_all(second, "", "")
 
 
 def recent_row(number: int, days: float, **changes: Any) -> dict[str, Any]:

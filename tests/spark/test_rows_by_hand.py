@@ -115,7 +115,7 @@ def test_no_row_of_a_person_stops_a_stream_its_rebuild_or_its_proof(ready: Table
     assert [row for row in stored_alerts(ready) if row.rule_id == "listed"] == replayed_alerts(expected)
     assert ready.read("alerts").where("rule_id = 'after'").count()
     told = ready.read("rule_log").where("action = 'rejected' and rule_id = '*'").collect()
-    assert "the stream has not written this row" in "".join(row["message"] for row in told)
+    assert "the stream did not write this row" in "".join(row["message"] for row in told)
     assert {row["version"] for row in ready.read("rule_log").where("action = 'list'").collect()} == {1, 2}
     before = outputs(ready)
     evaluate(ready, rebuild=True)

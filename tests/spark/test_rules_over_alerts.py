@@ -197,5 +197,5 @@ def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_f
 
 
 def test_c11_6_nothing_is_ingested_into_the_stream_of_alerts(ready: Tables, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="the events of stream 'alerts' are the alerts of the others"):
+    with pytest.raises(SetupError, match="the events of stream 'alerts' are the alerts of the other streams"):
         ingest(ready, OWN, tmp_path)

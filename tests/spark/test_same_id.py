@@ -45,9 +45,7 @@ def kept(tables: Tables) -> dict[str, set[Any]]:
     """By id, the amounts of the rows in rejected_events."""
     found: dict[str, set[Any]] = {}
     for each in tables.read("rejected_events").collect():
-        assert each["reason"].startswith(
-            f"id: '{json.loads(each['raw'])['id']}' is the id of an event that is there already"
-        )
+        assert each["reason"].startswith(f"id: '{json.loads(each['raw'])['id']}' is the id of an existing event")
         found.setdefault(json.loads(each["raw"])["id"], set()).add(json.loads(each["raw"])["amount"])
     return found
 

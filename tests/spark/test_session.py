@@ -98,7 +98,7 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     with caplog.at_level(logging.WARNING, "lookback"):
         Evaluation(at_theirs, STREAM, STREAMS, folder, once=True, default_shards=5).run()
     assert (
-        f"{folder} divides its keys into 2 shards for good, and the setting of 5 is for a new checkpoint; to change it: "
+        f"{folder} keeps its 2 shards, because the setting of 5 is only for a new checkpoint; to change it: "
         "lookback evaluate payins --rebuild --shards 5"
     ) in caplog.text
     assert Checkpoint(Path(folder)).read_plan().shards == 2  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only
     log = (folder / "offsets/0").read_text(encoding="utf-8")
     assert log.startswith("v2\n")
     append(tables, [row for row in events if row["arrival"] > 3])
-    with pytest.raises(SetupError, match="is of version v2, a format that this release does not know"):
+    with pytest.raises(SetupError, match="has version v2, a format that this release does not know"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
     assert (folder / "offsets/0").read_text(encoding="utf-8") == log
     with caplog.at_level(logging.WARNING, "lookback"):
@@ -164,8 +164,8 @@ def test_a_checkpoint_of_too_many_shards_is_gone_on_with_and_told_of(
     monkeypatch.setattr("lookback.spark.stream.resume.MAX_SHARDS", 2)
     with caplog.at_level(logging.WARNING, "lookback"):
         Evaluation(tables, STREAM, STREAMS, folder, once=True).run()
-    assert "divides its keys into 3 shards for good, and each costs time in every batch" in caplog.text
-    assert "lookback evaluate payins --rebuild --shards N, with the cores of the cluster for N" in caplog.text
+    assert "keeps its 3 shards, and each takes time in every batch" in caplog.text
+    assert "lookback evaluate payins --rebuild --shards N, where N is the number of cores of the cluster" in caplog.text
 
 
 def test_a_session_beside_theirs_has_what_lookback_needs(theirs: SparkSession) -> None:

@@ -103,9 +103,9 @@ def test_c11_5_reason_and_end_are_asked_for(desk: Tables) -> None:
     end = NOW + HOUR
     with pytest.raises(ReviewError, match="needs a reason"):
         snooze(desk, STREAMS, "by-customer", until=end, reason=" ")
-    with pytest.raises(ReviewError, match="ends after it begins and after now"):
+    with pytest.raises(ReviewError, match="must end after its begin and after now"):
         snooze(desk, STREAMS, "by-customer", until=NOW - HOUR, reason="late")
-    with pytest.raises(ReviewError, match="ends after it begins"):
+    with pytest.raises(ReviewError, match="must end after its begin"):
         snooze(desk, STREAMS, "by-customer", since=end, until=end, reason="empty")
     with pytest.raises(ReviewError, match="did you mean 'by-customer'"):
         snooze(desk, STREAMS, "by-custome", until=end, reason="unknown")

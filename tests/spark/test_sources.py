@@ -127,15 +127,15 @@ def test_a_topic_is_what_its_declaration_says():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"servers": "broker"}, "servers is host:port, with commas between several, got 'broker'"),
-        ({"topic": None}, "either `topic`, one or a list, or `pattern` is needed"),
-        ({"pattern": "x.*"}, "either `topic`, one or a list, or `pattern` is needed"),
+        ({"servers": "broker"}, "servers must be host:port, or several separated by commas, got 'broker'"),
+        ({"topic": None}, "either `topic` (a name or a list of names) or `pattern` is required"),
+        ({"pattern": "x.*"}, "either `topic` (a name or a list of names) or `pattern` is required"),
         ({"topic": "a/b"}, "got 'a/b'"),
-        ({"value": "avro"}, "value is json or csv, got 'avro'"),
-        ({"value": "csv"}, "name its values in order, `fields: [id, at]`"),
-        ({"fields": ["id"]}, "one of JSON needs no `fields`"),
+        ({"value": "avro"}, "value must be json or csv, got 'avro'"),
+        ({"value": "csv"}, "CSV values need `fields`"),
+        ({"fields": ["id"]}, "JSON values do not"),
         ({"options": {"maxOffsetPerTrigger": 5}}, "did you mean 'maxOffsetsPerTrigger'?"),
-        ({"options": {"kafka.bootstrap.servers": "x:1"}}, "set by Lookback; say `servers`"),
+        ({"options": {"kafka.bootstrap.servers": "x:1"}}, "set by Lookback; use `servers`"),
         ({"options": {"kafka.ssl.keystore.password": "hush"}}, "write ${env:NAME}"),
         ({"options": {"kafka.sasl.jaas.config": 'x required password="hush";'}}, "${secret:SCOPE/KEY}"),
     ],
@@ -179,7 +179,7 @@ def test_secrets_take_the_place_of_their_references_and_are_hidden(monkeypatch: 
 
 
 def test_secrets_of_the_workspace_are_read_there_alone(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(SetupError, match="only Databricks has such; here write"):
+    with pytest.raises(SetupError, match="available only on Databricks; here use"):
         Secrets().resolve("${secret:lake/kafka}", "options.x")
     asked: list[Any] = []
     module = ModuleType("pyspark.dbutils")
@@ -189,7 +189,7 @@ def test_secrets_of_the_workspace_are_read_there_alone(monkeypatch: pytest.Monke
 
     assert Secrets().resolve("${secret:lake/kafka}", "options.x") == "found"
     assert asked == [("lake", "kafka")]
-    with pytest.raises(SetupError, match=r"options.x: a secret of the workspace is written \$\{secret:SCOPE/KEY\}"):
+    with pytest.raises(SetupError, match=r"options.x: write a secret of the workspace as \$\{secret:SCOPE/KEY\}"):
         Secrets().resolve("${secret:lake}", "options.x")
 
 
@@ -207,7 +207,7 @@ def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
                 "[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] Some data may have been lost ... Could not read records in offset "
                 "[5, 15) for topic partition p-0\nwith consumer group spark-kafka-source-1."
             ),
-            "the next records of partition p-0 are those from offset 5 up to 15, and at least the first",
+            "the next records of partition p-0 are those from offset 5 up to 15, but at least the first",
         ),
         (
             (
@@ -228,14 +228,17 @@ def test_on_databricks_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch):
             "[KAFKA_DATA_LOSS.PARTITIONS_DELETED] Reason: Partitions p-0, p-1 have been deleted.",
             "the topic no longer has partitions p-0, p-1, which were read before: it was deleted. Begin with another",
         ),
-        ("UnknownTopicOrPartitionException: This server does not host this topic-partition.", "there is no such topic"),
+        (
+            "UnknownTopicOrPartitionException: This server does not host this topic-partition.",
+            "the topic does not exist",
+        ),
         (
             "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed: Invalid username",
-            "the brokers refuse (SaslAuthenticationException: Authentication failed: Invalid username)",
+            "the brokers refuse access (SaslAuthenticationException: Authentication failed: Invalid username)",
         ),
         (
             "TopicAuthorizationException: Not authorized to access topics: [payments]",
-            "refuse (TopicAuthorizationException",
+            "refuse access (TopicAuthorizationException",
         ),
         ("org.apache.kafka.common.config.ConfigException: Invalid value 7 for configuration x", "Invalid value 7"),
     ],
@@ -258,7 +261,7 @@ def test_a_checkpoint_of_another_topic_is_refused_before_anything_is_written(tmp
     assert read_checkpoint_topics(tmp_path / "none") == set()
     run = TopicIngest(Tables.local(cast(Any, None), tmp_path), stream(**KAFKA), offsets.parent)
     with pytest.raises(
-        SetupError, match=r"is of topic orders, and stream 'events' now reads payments\. Begin with another"
+        SetupError, match=r"is of topic orders, but stream 'events' now reads payments\. Begin with another"
     ):
         run.run()
 
@@ -290,7 +293,7 @@ def test_no_broker_answers_where_none_is():
 def test_what_only_topics_have_is_refused_for_files(capsys: pytest.CaptureFixture[str]):
     conf = str(Path(__file__).parents[2] / "conf")
     assert cli.main(["--conf", conf, "ingest", "items", "--skip-lost"]) == 2
-    assert "--skip-lost is for Kafka topics, and stream 'items' is to read files" in capsys.readouterr().err
+    assert "--skip-lost is for Kafka topics, and stream 'items' reads files" in capsys.readouterr().err
 
 
 def test_files_of_a_topic_have_to_be_named():
@@ -311,7 +314,9 @@ def test_nothing_is_ingested_into_a_table_that_others_write():
         lambda: retry_rejected(tables, declared),
         lambda: TopicIngest(tables, declared),
     ):
-        with pytest.raises(SetupError, match=r"are in main\.sales\.orders, which others write: nothing is ingested"):
+        with pytest.raises(
+            SetupError, match=r"are in main\.sales\.orders, which another program writes; you cannot ingest"
+        ):
             take()
 
 

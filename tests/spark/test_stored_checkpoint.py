@@ -48,7 +48,7 @@ def test_c8_the_checkpoint_of_an_older_spark_is_gone_on_with_and_that_of_a_newer
     append(tables, [row for row in EVENTS if row["arrival"] > JUDGED])
     if stored.stem > f"spark-{spark.version}":
         with pytest.raises(
-            SetupError, match=rf"was last written by Spark {plan.spark}, and this is Spark {spark.version}:"
+            SetupError, match=rf"was last written by Spark {plan.spark}, but this is Spark {spark.version}:"
         ):
             go_on(tables)
         go_on(tables, rebuild=True)

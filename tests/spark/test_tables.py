@@ -82,7 +82,7 @@ def test_a_table_that_does_not_fit_the_declaration_is_refused(created: Tables, t
     document = transactions.to_dict()
     document["fields"] = {**document["fields"], "amount": "int", "channel": "string"}
 
-    with pytest.raises(SetupError, match=r"amount is decimal\(18,2\), declared is int; channel is missing"):
+    with pytest.raises(SetupError, match=r"amount is decimal\(18,2\), declared as int; channel is missing"):
         created.create(Stream.from_dict(document))
 
 

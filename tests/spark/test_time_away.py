@@ -82,7 +82,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     plan = checkpoint.read_plan()
     assert plan is not None
     assert plan.starts == {EVENTS: 3, "rules": 0}
-    assert "can be read from commit 3 on: what was written before is not judged" in caplog.text
+    assert "can be read only from commit 3 on: earlier rows are not evaluated" in caplog.text
     assert stored_alerts(tables) == replayed_alerts(
         lookback.replay(RULES, [r for r in later if r["arrival"] <= 5], STREAM)
     )
@@ -94,14 +94,14 @@ def test_c3_1_a_history_that_does_not_reach_back(
     clean_log(tables, 9)
     assert find_first_readable(tables, STREAM.name) == 9
     with pytest.raises(
-        SetupError, match=r"goes on from commit 6 of .*, and commits 3 to 8 cannot be read any more: .* begins at commit 9 of "
-        r"20.*the last batch ended at 20.*lookback evaluate payins --rebuild, which makes the state anew from commit 9 on",
+        SetupError, match=r"resumes at commit 6 of .*, but commits 3 to 8 can no longer be read: .* begins at commit 9 of "
+        r"20.*the last batch ended at 20.*lookback evaluate payins --rebuild, which rebuilds the state from commit 9;",
     ):  # fmt: skip
         evaluate(tables)
     before = stored_alerts(tables)
     caplog.clear()
     evaluate(tables, rebuild=True)
-    assert "can be read from commit 9 on" in caplog.text
+    assert "can be read only from commit 9 on" in caplog.text
     append(tables, [row for row in later if row["arrival"] > 11])
     evaluate(tables)
     found = stored_alerts(tables)

@@ -224,8 +224,8 @@ def test_push_says_what_history_there_is(tables: Tables) -> None:
     append(tables, part(1, 12))
     rules = RulesTable(tables, STREAMS)
     found = re.fullmatch(
-        r"the running stream reads the (\d+) events since (\S+Z) from the table, in some 5 s, and until then the version before it "
-        r"stays in force",
+        r"the running stream reads the (\d+) events since (\S+Z) from the table, in about 5 s, and until then the version "
+        r"before it stays in force",
         rules.describe_history(LONG),
     )
     assert found
@@ -264,7 +264,7 @@ def test_events_are_left_out_before_a_gap_of_every_key(
     tables: Tables, times: list[float], is_left_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hours after the time that is settled, of the key NULL; another one is seldom there."""
-    monkeypatch.setattr(histories, "_LEAST_LEFT_OUT", 1)
+    monkeypatch.setattr(histories, "_MIN_LEFT_OUT", 1)
     monkeypatch.setattr(histories, "_SPANS", (1,))
     document = window("sessions", {"session": "1 hour"})
     settled = 100 * _DAY

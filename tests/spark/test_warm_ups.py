@@ -203,7 +203,7 @@ def test_after_three_failures_the_version_starts_cold(
     assert [(piece.piece, piece.pieces) for piece in rules.pieces] == pieces
     assert rules.pieces[0].is_cold == (failures >= 3)
     assert len(historian.requests) == min(failures + 1, 3)
-    assert "could not be made (attempt 2 of 3): no such volume" in caplog.text
+    assert "(attempt 2 of 3): no such volume" in caplog.text
 
 
 def test_a_row_that_cannot_be_written_is_written_later(checkpoint: Checkpoint) -> None:

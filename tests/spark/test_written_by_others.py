@@ -89,7 +89,7 @@ def test_rows_that_others_write_in_commits_of_several_files_are_judged_where_the
     there = tables.holding(stream)
     assert stored_alerts(tables) == replayed_alerts(replay_of_tables(there, stream))
     assert {row.rule_id for row in stored_alerts(tables)} >= {"by-customer", "by-shop", "minutes"}
-    assert f"2 rows of delta.`{place}` are no events and are passed over" in caplog.text
+    assert f"2 rows of delta.`{place}` are not events and are ignored" in caplog.text
 
     before = stored_alerts(tables)
     evaluate(tables, stream, rebuild=True)
@@ -121,10 +121,12 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
     caplog.set_level(logging.WARNING, "lookback")
     place = tmp_path / "late"
     stream = elsewhere(place)
-    with pytest.raises(SetupError, match=r"table delta.`.*late` of stream 'payins' is not there"):
+    with pytest.raises(SetupError, match=r"table delta.`.*late` of stream 'payins' does not exist"):
         tables.create(stream)
     steps = {step.thing: step.done for step in set_up(tables, {stream.name: stream})}
-    assert steps[f"table delta.`{place}`"].startswith(f"{REFUSED}table delta.`{place}` of stream 'payins' is not there")
+    assert steps[f"table delta.`{place}`"].startswith(
+        f"{REFUSED}table delta.`{place}` of stream 'payins' does not exist"
+    )
     assert steps[f"table {tables.identifier('alerts')}"] == AS_IT_SHOULD_BE
     events = make_events(75, seed=5)
     write(spark, place, [row for row in events if row["arrival"] == 1])
@@ -137,7 +139,7 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
     tables.create(stream)
     version = tables.holding(stream).version(stream.name)
     steps = {step.thing: step.done for step in set_up(tables, {stream.name: stream})}
-    assert steps[f"table delta.`{place}`"] == "written by others, left as it is"
+    assert steps[f"table delta.`{place}`"] == "written by another program, left unchanged"
     done = maintain(tables, {stream.name: stream}, {stream.name: checkpoint_folder(tables, stream)})
     assert stream.name not in {each.table for each in done.tables}
     assert tables.holding(stream).version(stream.name) == version
@@ -149,7 +151,7 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
     plan = Checkpoint(Path(checkpoint_folder(tables, stream))).read_plan()
     assert plan is not None
     assert plan.starts[EVENTS] == 1
-    assert "can be read from commit 1 on: what was written before is not judged" in caplog.text
+    assert "can be read only from commit 1 on: earlier rows are not evaluated" in caplog.text
     assert {row.arrival for row in stored_alerts(tables)} == {2}
 
     spark.sql(f"CREATE TABLE default.pay_ins ({COLUMNS}) USING delta TBLPROPERTIES ({PROPERTIES})")
@@ -160,7 +162,9 @@ def test_a_table_that_cannot_be_followed_is_refused_with_what_to_run_and_then_fo
         assert tables.holding(named).read("payins").columns == [*STREAM.fields, "ingested_at"]
         assert tables.holding(named).version("payins") == 0
         other = replace(named, fields={**STREAM.fields, "shop": STREAM.fields["customer"]})
-        with pytest.raises(SetupError, match="does not fit the stream's declaration: shop is string, declared is int"):
+        with pytest.raises(
+            SetupError, match="does not match the stream's declaration: shop is string, declared as int"
+        ):
             tables.create(other)
     finally:
         spark.sql("DROP TABLE default.pay_ins")
@@ -234,7 +238,7 @@ def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_
 
     alter("RENAME COLUMN shop TO store")
     folder = Checkpoint(Path(checkpoint_folder(tables, stream)))
-    misfit = r"shop is missing, declared is string\. .* RENAME COLUMN its_name_of_now TO `shop`"
+    misfit = r"shop is missing, declared as string\. .* RENAME COLUMN its_current_name TO `shop`"
     for read in (lambda: evaluate(tables, stream), lambda: prove(tables, stream, streams)):
         with pytest.raises(SetupError, match=misfit):
             read()
@@ -246,7 +250,7 @@ def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_
     assert stored_alerts(tables) == before
 
     alter("ALTER COLUMN customer TYPE bigint")
-    with pytest.raises(SetupError, match=r"customer is bigint, declared is int\. Declare the type that the table has"):
+    with pytest.raises(SetupError, match=r"customer is bigint, declared as int\. Declare the table's type"):
         evaluate(tables, stream)
     wider = replace(stream, fields={**stream.fields, "customer": parse_type("bigint")})
     evaluate(tables, wider, rebuild=True)

@@ -104,7 +104,7 @@ def test_names_are_checked_even_where_no_alert_comes(where: str):
     found = problems(RULE, {"events": events, "alerts": [{"event": 2, "key": {"card": 1}}]})
     assert found == [
         "t0: alert 1: an alert has no 'event'; did you mean 'event_id'? (tests[0])",
-        "t0: alert 1: the rule has no field of group_by 'card'; known are customer (tests[0])",
+        "t0: alert 1: the rule has no field of group_by 'card'; known: customer (tests[0])",
     ]
 
 

@@ -1,1 +1,1 @@
-"""The commands of the command line, by subject. A command that needs Spark imports it when it runs."""
+"""The commands of the command line, by subject. Commands that need Spark import it when they run."""

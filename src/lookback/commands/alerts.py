@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 def add_commands(command: AddCommand) -> None:
     """Adds these commands."""
     alerts = command("alerts", _list_alerts, "list alerts")
-    alerts.add_argument("--rule", help="only those of this rule")
-    alerts.add_argument("--stream", help="only those of this stream")
+    alerts.add_argument("--rule", help="only alerts of this rule")
+    alerts.add_argument("--stream", help="only alerts of this stream")
     waiting = alerts.add_mutually_exclusive_group()
     waiting.add_argument("--queue", action="store_true", help="the open queue: alerts that nobody has reviewed yet")
     waiting.add_argument(
         "--reports",
         action="store_true",
-        help="those of rules with `queue: false` or severity info, which the queue leaves out",
+        help="alerts of rules with `queue: false` or severity info, which the queue leaves out",
     )
     alerts.add_argument(
         "--days",
         type=float,
         metavar="N",
-        help="with --queue, --reports: alerts decided within so many days (default: 90)",
+        help="with --queue or --reports: alerts decided in the last N days (default: 90)",
     )
     explain = command("explain", _explain, "say why an alert was raised, or how a rule judged an event")
     explain.add_argument("alert_id", nargs="?", help="the alert")
     explain.add_argument("--revision", type=int, metavar="N", help="the revision of the alert (default: the last)")
     explain.add_argument("--rule", metavar="ID", help="with --event: the rule")
-    explain.add_argument("--event", metavar="ID", help="with --rule: the event, also one that raised no alert")
+    explain.add_argument("--event", metavar="ID", help="with --rule: the event, with or without an alert")
     explain.add_argument("--version", type=int, metavar="N", help="the rule's version (default: the one in force then)")
     explain.add_argument(
         "--picture", metavar="FILE", help="write the time line of the key to this file, such as key.png"
     )
-    review = command("review", _review, "record what a person decided about an alert")
+    review = command("review", _review, "record a decision on an alert")
     review.add_argument("alert_id")
     review.add_argument("--disposition", required=True, choices=list(DISPOSITIONS))
     review.add_argument(
         "--revision",
         type=int,
         metavar="N",
-        help="the revision of the alert that was seen (default: the last, which is shown)",
+        help="the revision that the reviewer saw (default: the last, which is shown)",
     )
     review.add_argument("--note", default="")
     review.add_argument("--reviewer", help="the person who decided (default: the current user)")
@@ -75,31 +75,35 @@ def add_commands(command: AddCommand) -> None:
     )
     snooze.add_argument("subject", metavar="RULE|ALERT_ID", help="a rule, * for any, or an alert, for its rule and key")
     snooze.add_argument(
-        "--key", action="append", metavar="FIELD=VALUE", help="only alerts whose key has this value; repeat for others"
+        "--key", action="append", metavar="FIELD=VALUE", help="only alerts whose key has this value; may be repeated"
     )
-    snooze.add_argument("--until", metavar="TIME", help="the time at which it ends, or a duration such as '8 hours'")
-    snooze.add_argument("--from", dest="since", metavar="TIME", help="the time at which it begins (default: now)")
-    snooze.add_argument("--reason", help="the reason, for those who wonder where the alerts are")
-    snooze.add_argument("--author", help="who says so (default: the current user)")
-    snooze.add_argument("--end", action="store_true", help="end the snoozes of just this rule and key now")
-    listed = command("snoozes", _list_snoozes, "list snoozes: of what, who, why, until when, and the alerts left out")
-    listed.add_argument("--all", action="store_true", help="those that have ended, too")
+    snooze.add_argument("--until", metavar="TIME", help="when it ends: a time, or a duration such as '8 hours'")
+    snooze.add_argument("--from", dest="since", metavar="TIME", help="when it begins (default: now)")
+    snooze.add_argument("--reason", help="the reason, for readers who wonder where the alerts are")
+    snooze.add_argument("--author", help="who snoozes them (default: the current user)")
+    snooze.add_argument("--end", action="store_true", help="end the snoozes of exactly this rule and key now")
+    listed = command(
+        "snoozes", _list_snoozes, "list snoozes: subject, author, reason, end, and the number of hidden alerts"
+    )
+    listed.add_argument("--all", action="store_true", help="include ended snoozes")
     notify = command("notify", _notify, "send alerts to the receivers of CONF/notifiers.yml")
     which = notify.add_mutually_exclusive_group(required=True)
-    which.add_argument("stream", nargs="?", help="the stream whose alerts are sent")
-    which.add_argument("--all", action="store_true", help="send those of all declared streams")
-    notify.add_argument("--once", action="store_true", help="send what is there, then end; 1 if some of it failed")
+    which.add_argument("stream", nargs="?", help="send alerts of this stream")
+    which.add_argument("--all", action="store_true", help="send alerts of all declared streams")
+    notify.add_argument(
+        "--once", action="store_true", help="send existing alerts, then exit; exit code 1 if any failed"
+    )
     notify.add_argument("--every", metavar="DURATION", default="10 seconds", help="how often to look (10 seconds)")
-    notify.add_argument("--since", metavar="TIME", help="the time from which on a new receiver gets alerts (now)")
+    notify.add_argument("--since", metavar="TIME", help="the time from which a new receiver gets alerts (now)")
 
 
 def _list_alerts(options: argparse.Namespace) -> None:
     settings = load_settings(options)
     if options.stream:
-        settings.stream(options.stream)  # raises if there is none
+        settings.stream(options.stream)  # raises if it is unknown
     if options.days is not None and not (options.queue or options.reports):
         raise SetupError(
-            "--days says how far back the queue goes: give --queue or --reports too, or leave it out to list every alert"
+            "--days is for the queue and reports: add --queue or --reports, or omit it to list every alert"
         )
     rows, note = answer(settings, lambda tables: _read_alerts(tables, options))
     if wants_json(options):
@@ -107,12 +111,12 @@ def _list_alerts(options: argparse.Namespace) -> None:
     else:
         print_table(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
     if note:
-        # On stderr, so that programs that read the rows do not see it.
+        # On stderr, so that programs reading the rows do not see it.
         print(note, file=sys.stderr)
 
 
 def _read_alerts(tables: Tables, options: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
-    """Reads the alerts that the options ask for, and a note on those that the queue leaves out."""
+    """Reads the alerts selected by the options, and a note on alerts that the queue leaves out."""
     if options.queue or options.reports:
         from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
 
@@ -147,7 +151,7 @@ def _explain(options: argparse.Namespace) -> None:
     picture = explained if isinstance(explained, Explanation) else explained.picture
     if options.picture:
         if picture is None:
-            raise SetupError("--picture: the rule does not see the event, so there is no time line to draw")
+            raise SetupError("--picture: the rule does not see the event, so it has no time line")
         from lookback.views.timeline import plot_key_timeline
 
         plot_key_timeline(picture).savefig(options.picture)
@@ -182,11 +186,7 @@ def _snooze(options: argparse.Namespace) -> None:
     tables = open_tables(settings, *streams.values())
     if options.end:
         ended = end_snoozes(tables, streams, options.subject, key)
-        print(
-            f"{count_noun(ended, 'snooze')} ended"
-            if ended
-            else "There is no such snooze; `lookback snoozes` lists them."
-        )
+        print(f"{count_noun(ended, 'snooze')} ended" if ended else "No such snooze; `lookback snoozes` lists them.")
         return
     made = snooze(
         tables, streams, options.subject, key, until=read_end(options.until), reason=options.reason,

@@ -1,4 +1,4 @@
-"""Commands that judge history once more: backtest, prove."""
+"""Commands that replay history: backtest, prove."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lookback.spark.replay.comparison import Comparison
     from lookback.spark.rules import RulesTable
 
-# Differences that `prove` prints.
+# The number of differences that `prove` prints.
 _MAX_SHOWN = 20
 
 
@@ -38,34 +38,32 @@ def add_commands(command: AddCommand) -> None:
     """Adds these commands."""
     tried = command("backtest", _backtest, "find the alerts that rules would have raised over all events of a stream")
     tried.add_argument("rules", nargs="+", metavar="FILE|ID", help="files of rules, or ids of rules in the table")
-    tried.add_argument("--since", metavar="TIME", help="the event time from which on they speak (default: the first)")
-    tried.add_argument("--until", metavar="TIME", help="the event time before which they speak (default: no end)")
+    tried.add_argument("--since", metavar="TIME", help="the event time from which alerts count (default: the first)")
+    tried.add_argument("--until", metavar="TIME", help="the event time before which alerts count (default: no end)")
     tried.add_argument("--since-commit", type=int, metavar="N", help="the first commit whose events may raise alerts")
     tried.add_argument(
         "--vary", action="append", default=[], metavar="NAME=V1,V2",
-        help="try the rules with each of these values of a parameter; repeat for others, and all combinations are tried",
+        help="try the rules with each of these values of a parameter; repeat it to try all combinations",
     )  # fmt: skip
-    tried.add_argument(
-        "--against", metavar="ID|FILE", help="compare with this version: the alerts that are gained, lost and kept"
-    )
-    tried.add_argument("--as-of", metavar="TIME", help="count the labels that were known at that time (default: now)")
+    tried.add_argument("--against", metavar="ID|FILE", help="compare with this version: alerts gained, lost and kept")
+    tried.add_argument("--as-of", metavar="TIME", help="use the labels known at that time (default: now)")
     tried.add_argument(
         "--lists", choices=["then", "now"], default="then",
-        help="lists as they were when events came (then), or as they are now all the time, as what-if",
+        help="use the lists at the time of each event (then), or the current ones for all events, as a what-if (now)",
     )  # fmt: skip
     tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
     proven = command(
-        "prove", _prove, "judge a stream's events anew, and compare with its alerts and late events row for row"
+        "prove", _prove, "replay a stream's events, and compare with its alerts and late events row by row"
     )
     proven.add_argument("stream")
     proven.add_argument("--from-commit", type=int, metavar="N", help="the first commit to compare (default: the first)")
     proven.add_argument(
         "--nightly", action="store_true",
-        help="go on after the commit that the last such proof reached, from its saved state",
+        help="continue from the saved state of the last such proof, after its last commit",
     )  # fmt: skip
     proven.add_argument(
         "--accept", action="store_true",
-        help="with --nightly: go on after these commits next time, also if rows differ",
+        help="with --nightly: continue after these commits next time even if rows differ",
     )  # fmt: skip
     proven.add_argument(
         "--until-commit", type=int, metavar="N", help="the last one (default: the last that was judged)"
@@ -90,7 +88,7 @@ def _backtest(options: argparse.Namespace) -> None:
     candidates = [_load_candidate(each, rules) for each in options.rules]
     against = None if options.against is None else _load_candidate(options.against, rules)
     if against is not None and len(candidates) > 1:
-        raise SetupError("--against compares one rule with another version of it; name one FILE or ID before it")
+        raise SetupError("--against compares one rule with another version of it; give only one FILE or ID")
     names = sorted({str(each.document["stream"]) for each in [*candidates, *([] if against is None else [against])]})
     if len(names) > 1:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
@@ -123,7 +121,7 @@ def _prove(options: argparse.Namespace) -> int:
     from lookback.spark.replay.proof import proof_folder, prove
 
     if options.accept and not options.nightly:
-        raise SetupError("--accept says how the next proof with --nightly goes on: give --nightly too")
+        raise SetupError("--accept is for --nightly: add --nightly")
     settings = load_settings(options)
     streams, stream = settings.streams(), settings.stream(options.stream)
     tables = open_tables(settings, *streams.values())
@@ -151,13 +149,13 @@ def _prove(options: argparse.Namespace) -> int:
             print(escape_unprintable(proofs.gone))
         first, last = proofs.commits
         print(
-            f"commits {first} to {last}: {'the tables differ from a replay' if differs else 'every row is as a replay has it'}"
+            f"commits {first} to {last}: {'the tables differ from a replay' if differs else 'all rows match a replay'}"
         )
     return FOUND_PROBLEMS if differs else 0
 
 
 def _load_candidate(text: str, rules: RulesTable) -> Candidate:
-    """Loads a rule from its file, or by its id from the table. Raises RuleError and SetupError."""
+    """Loads a rule from a file, or from the table by its id. Raises RuleError and SetupError."""
     from lookback.spark.replay.backtest import Candidate
 
     file = Path(text)
@@ -181,7 +179,7 @@ def _describe_comparison(comparison: Comparison, values: Mapping[str, Any]) -> s
         f"{comparison.gained.alerts:,} gained, {comparison.lost.alerts:,} lost, {comparison.kept.alerts:,} kept; "
         f"{gained} gained, {lost} lost"
     )
-    version = f"beside {comparison.rule_id} version {comparison.version}"
+    version = f"against {comparison.rule_id} version {comparison.version}"
     return escape_unprintable(f"{version}{f' with {named}' if named else ''}: {comparison.sentence} ({counts})")
 
 
@@ -189,8 +187,8 @@ def _describe(result: Backtest) -> str:
     first, last = result.commits
     text = f"{result.events:,} events of the commits {first} to {last}"
     if result.first_time is not None and result.last_time is not None:
-        text += f"; the rules speak from {to_text(to_utc(result.first_time))} to {to_text(to_utc(result.last_time))}"
+        text += f"; alerts count from {to_text(to_utc(result.first_time))} to {to_text(to_utc(result.last_time))}"
     if result.deletes:
         commits = f"{result.deletes:,} {'commit' if result.deletes == 1 else 'commits'}"
-        text += f"; {commits} deleted events, which count nowhere"
+        text += f"; {commits} deleted events, which are left out"
     return text

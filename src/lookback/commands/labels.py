@@ -9,12 +9,12 @@ from lookback.commands.options import AddCommand, load_settings, make_adder, ope
 from lookback.core.values.texts import escape_unprintable
 from lookback.views.terminal import format_json
 
-# Kinds of rejected rows that are printed.
-_MOST_REASONS = 5
+# The number of kinds of rejected rows to print.
+_MAX_REASONS = 5
 
 
 def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
-    """Adds `labels` with its sub-commands. places: the options that all commands have."""
+    """Adds `labels` with its sub-commands. `places` has the options of all commands."""
     parser = command("labels", _import_labels, "which events were what rules look for")
     add = make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
     imported = add("import", _import_labels, "append the labels in a file to the table labels")
@@ -25,10 +25,12 @@ def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
     )
     imported.add_argument("--positive", metavar="COL", help="the column that is true or false (positive)")
     imported.add_argument(
-        "--at", metavar="COL", help="the column of the time at which it became known (labelled_at, or now)"
+        "--at", metavar="COL", help="the column of the time when it became known (labelled_at, or now)"
     )
-    imported.add_argument("--format", choices=["parquet", "csv", "json"], help="of the file (default: by its name)")
-    imported.add_argument("--author", help="who says so (default: the current user)")
+    imported.add_argument(
+        "--format", choices=["parquet", "csv", "json"], help="format of the file (default: from its name)"
+    )
+    imported.add_argument("--author", help="who labelled the events (default: the current user)")
 
 
 def _import_labels(options: argparse.Namespace) -> None:
@@ -44,5 +46,5 @@ def _import_labels(options: argparse.Namespace) -> None:
         print(format_json(asdict(report)))
         return
     print(report)
-    for rejection in report.rejections[:_MOST_REASONS]:
+    for rejection in report.rejections[:_MAX_REASONS]:
         print(escape_unprintable(f"  {rejection}"))

@@ -14,38 +14,40 @@ if TYPE_CHECKING:
     from lookback.spark.lists import ListReport
     from lookback.spark.tables.lakehouse import Tables
 
-# Kinds of rejected rows that are printed.
-_MOST_REASONS = 5
+# The number of kinds of rejected rows to print.
+_MAX_REASONS = 5
 
 
 def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
-    """Adds `lists` with its sub-commands. places: the options that all commands have."""
+    """Adds `lists` with its sub-commands. `places` has the options of all commands."""
     parser = command("lists", _show, "values that rules look up with in_list(field, 'name')")
     add = make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
-    added = add("add", _add, "put values on a list, which is made with the first")
+    added = add("add", _add, "add values to a list, which the first value creates")
     added.add_argument("name", metavar="NAME")
-    added.add_argument("values", metavar="VALUE", nargs="+", help="as cast(field as string) writes it, or a CIDR range")
+    added.add_argument("values", metavar="VALUE", nargs="+", help="the text of cast(field as string), or a CIDR range")
     _add_options(added)
-    removed = add("remove", _remove, "take values off a list")
+    removed = add("remove", _remove, "remove values from a list")
     removed.add_argument("name", metavar="NAME")
     removed.add_argument("values", metavar="VALUE", nargs="+")
-    shown = add("show", _show, "all lists, or the values of one")
+    shown = add("show", _show, "show all lists, or the values of one")
     shown.add_argument("name", metavar="NAME", nargs="?")
-    imported = add("import", _import, "put the values in a file on a list")
+    imported = add("import", _import, "add the values in a file to a list")
     imported.add_argument("name", metavar="NAME")
     imported.add_argument("file", metavar="FILE", help="a file, a folder or a pattern: CSV, JSON lines or Parquet")
     imported.add_argument("--value", metavar="COL", help="the column of the values (value, or the only one)")
-    imported.add_argument("--format", choices=["parquet", "csv", "json"], help="of the file (default: by its name)")
+    imported.add_argument(
+        "--format", choices=["parquet", "csv", "json"], help="format of the file (default: from its name)"
+    )
     _add_options(imported)
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--until", metavar="TIME", help="events from this time on are not on the list; or a duration such as '30 days'"
+        "--until", metavar="TIME", help="when the values expire: a time, or a duration such as '30 days'"
     )
-    command.add_argument("--reason", help="the reason why they are on the list")
+    command.add_argument("--reason", help="why the values are on the list")
     command.add_argument("--kind", choices=["cidr"], help="cidr: the values are ranges of addresses")
-    command.add_argument("--author", help="who says so (default: the current user)")
+    command.add_argument("--author", help="who adds the values (default: the current user)")
 
 
 def _add(options: argparse.Namespace) -> None:
@@ -83,7 +85,7 @@ def _show(options: argparse.Namespace) -> None:
     elif rows:
         print_table(rows, names)
     else:
-        print("There are no lists; `lookback lists add NAME VALUE` makes one.")
+        print("No lists yet; `lookback lists add NAME VALUE` makes one.")
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -102,5 +104,5 @@ def _print_report(options: argparse.Namespace, report: ListReport) -> None:
         print(format_json(asdict(report)))
         return
     print(escape_unprintable(str(report)))
-    for rejection in report.rejections[:_MOST_REASONS]:
+    for rejection in report.rejections[:_MAX_REASONS]:
         print(escape_unprintable(f"  {rejection}"))

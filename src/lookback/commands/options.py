@@ -1,4 +1,4 @@
-"""Reads the options that all commands share, opens the place that they name, and ends a command on a signal."""
+"""Reads the shared options of all commands, opens the place they refer to, and ends a command on a signal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
 _Answer = TypeVar("_Answer")
-# Returns the exit code; None is 0.
+# Returns the exit code; None means 0.
 RunCommand = Callable[[argparse.Namespace], "int | None"]
 
 
 class AddCommand(Protocol):
-    """Adds a command of this name, which runs `run`, and returns its parser."""
+    """Adds a command that calls `run`, and returns its parser."""
 
     def __call__(self, name: str, run: RunCommand, text: str) -> Any:
-        """Adds the command. text: its description, for --help."""
+        """Adds the command, with `text` as its description for --help."""
 
 
 def make_adder(commands: Any, places: argparse.ArgumentParser) -> AddCommand:
-    """Returns a function that adds commands to the sub-parsers `commands`. places: the options that all commands have."""
+    """Returns a function that adds commands to the sub-parsers `commands`, with the shared options `places`."""
 
     def command(name: str, run: RunCommand, text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text, parents=[places])
@@ -52,7 +52,7 @@ def load_settings(options: argparse.Namespace) -> Settings:
 
 
 def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
-    """Starts or finds Spark. Returns the tables of the place. kafka: load the library that reads topics, too."""
+    """Starts or finds Spark. Returns the tables of the place. With `kafka` it also loads the library for topics."""
     from lookback.spark.platform.session import get_spark, has_session
     from lookback.spark.tables.lakehouse import Tables
 
@@ -62,10 +62,10 @@ def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Ta
 
 
 def answer(settings: Settings, compute: Callable[[Tables], _Answer], *streams: Stream) -> _Answer:
-    """Computes what a command shows from the tables of the place, at once where that needs no Spark.
+    """Computes a command's result from the tables of the place, without starting Spark if possible.
 
-    compute: only reads, and may run twice: where the tables are no folders, or have what only Spark reads for sure, Spark
-    computes the same. It returns rows, not frames. streams: see `Tables.holding`.
+    `compute` only reads, returns rows instead of frames, and may run twice: if the tables are not folders, or have
+    features that only Spark reads reliably, Spark runs it again. For `streams` see `Tables.holding`.
     """
     from lookback.spark.tables.answers import compute_at_once
 
@@ -76,12 +76,12 @@ def answer(settings: Settings, compute: Callable[[Tables], _Answer], *streams: S
 
 
 def announce(text: str) -> None:
-    """Says on stderr what a command waits for, so that programs that read its output do not see it."""
+    """Prints what a command is doing to stderr, so that programs reading its output do not see it."""
     print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 def read_time(options: argparse.Namespace, name: str) -> int | None:
-    """Reads the time of an option in microseconds; None where it is not given. Raises SetupError if it is no time."""
+    """Parses the time of an option, in microseconds; None if the option is missing. Raises SetupError."""
     text = getattr(options, name)
     try:
         return None if text is None else parse_calendar_time(text)
@@ -91,11 +91,11 @@ def read_time(options: argparse.Namespace, name: str) -> int | None:
 
 
 def print_line(line: str) -> None:
-    """Prints a line that is seen at once, also through a pipe."""
+    """Prints a line and flushes it, so that it shows immediately, even through a pipe."""
     print(line, flush=True)
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Calls `stop` on SIGTERM and SIGINT, so that a command ends in order; a half-done batch is left to the next start."""
+    """Calls `stop` on SIGTERM and SIGINT, for a clean end; the next start repeats an unfinished batch."""
     signal.signal(signal.SIGTERM, lambda *_: stop())
     signal.signal(signal.SIGINT, lambda *_: stop())

@@ -45,12 +45,12 @@ _REPORT_OPTIONS = ("max_alerts_per_day", "since", "until")
 
 
 def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
-    """Adds `rules` with its sub-commands, and `advance`. places: the options that all commands have."""
+    """Adds `rules` with its sub-commands, and `advance`. `places` has the options of all commands."""
     parser = command("rules", _list_rules, "publish, check and list rules")
     _add_subcommands(make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places))
-    advance = command("advance", _advance, "move a stream's watermark on while no events come")
+    advance = command("advance", _advance, "advance a stream's watermark while no events arrive")
     advance.add_argument("stream")
-    advance.add_argument("time", help="the time to move it to, such as 2026-01-31T12:00:00Z; UTC without a zone")
+    advance.add_argument("time", help="the new watermark, such as 2026-01-31T12:00:00Z; UTC without a zone")
 
 
 def _add_subcommands(command: AddCommand) -> None:
@@ -59,12 +59,12 @@ def _add_subcommands(command: AddCommand) -> None:
     push.add_argument("--status", default="active", choices=["active", "draft", "shadow", "paused"])
     push.add_argument("--author", default="")
     push.add_argument("--comment", default="")
-    push.add_argument("--cold", action="store_true", help="without the history of its windows: they fill from now on")
+    push.add_argument("--cold", action="store_true", help="do not fill its windows from history: they fill from now on")
     check = command("check", _check_rules, "check rules and run their own tests; nothing is written")
     check.add_argument("files", nargs="+")
     check.add_argument(
         "--against-data", action="store_true",
-        help="remark on conditions that no event of the stream meets, such as a text that was never seen in its field",
+        help="remark on conditions that no event satisfies, such as a text that was never seen in its field",
     )  # fmt: skip
     check.add_argument(
         "--events",
@@ -74,8 +74,8 @@ def _add_subcommands(command: AddCommand) -> None:
         help="how many of the newest events --against-data reads (50000)",
     )
     _add_report_options(check)
-    command("list", _list_rules, "the last version of every rule")
-    shown = command("show", _show_rule, "a rule in words, its versions and its document")
+    command("list", _list_rules, "list the last version of every rule")
+    shown = command("show", _show_rule, "show a rule in words, its versions and its document")
     shown.add_argument("rule_id")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         sub = command(name, _set_status, f"publish a version with status {status}")
@@ -83,7 +83,7 @@ def _add_subcommands(command: AddCommand) -> None:
         sub.add_argument("--author", default="")
         sub.add_argument("--comment", default="")
         sub.set_defaults(status=status)
-    changed = command("set", _set_parameters, "publish a version with other values of parameters")
+    changed = command("set", _set_parameters, "publish a version with other parameter values")
     changed.add_argument("rule_id")
     changed.add_argument("values", nargs="+", type=_read_pair, metavar="NAME=VALUE", help="such as limit=1200")
     changed.add_argument("--author", default="")
@@ -95,24 +95,20 @@ def _add_subcommands(command: AddCommand) -> None:
     activated.add_argument("--author", default="", help="who approves it; default: the current user")
     activated.add_argument("--comment", default="")
     compared = command(
-        "compare", _compare_versions, "what a rule's version in shadow raises that the active one does not"
+        "compare", _compare_versions, "compare the alerts of a rule's version in shadow with the active one's"
     )
     compared.add_argument("rule_id")
-    differing = command("diff", _diff_versions, "the difference between two versions of a rule")
+    differing = command("diff", _diff_versions, "show the difference between two versions of a rule")
     differing.add_argument("rule_id")
     differing.add_argument("before", type=int, metavar="V1")
     differing.add_argument("after", type=int, metavar="V2")
-    shared = command("overlap", _show_overlap, "which events rules flag together, and what each catches alone")
-    shared.add_argument(
-        "--since", metavar="TIME", help="the event time of the first event to look at (default: the first)"
-    )
-    shared.add_argument("--until", metavar="TIME", help="the event time before which events are (default: no end)")
-    shared.add_argument(
-        "--as-of", metavar="TIME", help="leave out alerts and labels that are from later (default: now)"
-    )
-    shared.add_argument("--stream", help="only rules of this stream (default: those of each stream apart)")
+    shared = command("overlap", _show_overlap, "show which events rules flag together, and what each catches alone")
+    shared.add_argument("--since", metavar="TIME", help="the event time from which events count (default: the first)")
+    shared.add_argument("--until", metavar="TIME", help="the event time before which events count (default: no end)")
+    shared.add_argument("--as-of", metavar="TIME", help="leave out later alerts and labels (default: now)")
+    shared.add_argument("--stream", help="only rules of this stream (default: each stream separately)")
     for name, text in (
-        ("clear-state", "forget all window state of a stream; its rules go on with empty windows"),
+        ("clear-state", "drop all window state of a stream; its rules continue with empty windows"),
         ("retire-all", "retire all rules of a stream"),
     ):
         sub = command(name, _send_command, text)
@@ -130,10 +126,10 @@ def _add_report_options(check: Any) -> None:
     )  # fmt: skip
     check.add_argument(
         "--max-alerts-per-day", type=float, metavar="N",
-        help="with --backtest: a rule that raises more fails (default: as the gate of the settings says)",
+        help="with --backtest: a rule that raises more fails (default: the limit in the gate of the settings)",
     )  # fmt: skip
-    check.add_argument("--since", metavar="TIME", help="with --backtest: the event time from which on rules speak")
-    check.add_argument("--until", metavar="TIME", help="with --backtest: the event time before which rules speak")
+    check.add_argument("--since", metavar="TIME", help="with --backtest: the event time from which alerts count")
+    check.add_argument("--until", metavar="TIME", help="with --backtest: the event time before which alerts count")
 
 
 def _show_overlap(options: argparse.Namespace) -> None:
@@ -185,17 +181,17 @@ def _make_rules_table(tables: Tables, settings: Settings) -> RulesTable:
 
 
 def _read_rules(options: argparse.Namespace, read: Callable[[RulesTable], _Result]) -> _Result:
-    """Reads something of the rules table; see `answer`."""
+    """Reads from the rules table; see `answer`."""
     settings = load_settings(options)
     return answer(settings, lambda tables: read(_make_rules_table(tables, settings)))
 
 
 def _check_rules(options: argparse.Namespace) -> int:
-    # `push` checks too, and has none of these options.
+    # `push` also checks, but has none of these options.
     if getattr(options, "backtest", False):
         return _report_rules(options)
     if given := [name for name in _REPORT_OPTIONS if getattr(options, name, None) is not None]:
-        raise SetupError(f"--{given[0].replace('_', '-')} is about a backtest: give --backtest too")
+        raise SetupError(f"--{given[0].replace('_', '-')} needs a backtest: add --backtest")
     settings = load_settings(options)
     streams, tables, events = settings.streams(), None, 0
     if getattr(options, "against_data", False):
@@ -216,7 +212,7 @@ def _report_rules(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     gate, most, streams = settings.gate or Gate(), options.max_alerts_per_day, settings.streams()
     if most is not None and not 0 <= most < inf:
-        raise SetupError(f"--max-alerts-per-day must be a number from 0 on, got {most:g}")
+        raise SetupError(f"--max-alerts-per-day must be at least 0, got {most:g}")
     gate = gate if most is None else replace(gate, max_alerts_per_day=most)
     since, until = read_time(options, "since"), read_time(options, "until")
     within = None if since is None and until is None else Range(since, until)
@@ -233,7 +229,7 @@ def _report_rules(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _CheckedFile:
-    """A rule's file, with its document, its problems or else its remarks, and the number of its own tests."""
+    """A rule's file with its document, its problems or remarks, and the number of its own tests."""
 
     file: str
     document: Mapping[str, Any]
@@ -280,7 +276,7 @@ def _print_findings(checked: _CheckedFile) -> None:
         lines = [f"Rule {checked.name!r}: {problem}" for problem in checked.problems]
         print("\n".join([f"{checked.file}:", *lines]), file=sys.stderr)
         return
-    print(f"{checked.file}: rule {checked.name!r} is fine ({count_noun(checked.tests, 'test')} of its own)")
+    print(f"{checked.file}: rule {checked.name!r} is valid ({count_noun(checked.tests, 'test')})")
     for remark in checked.remarks:
         print(escape_unprintable(f"remark: rule {checked.name!r}: {remark}"))
 
@@ -295,7 +291,7 @@ def _print_findings_json(checked: _CheckedFile) -> None:
 
 
 def _push_rules(options: argparse.Namespace) -> int:
-    # The check needs no Spark and comes before anything is published.
+    # The check needs no Spark, so it runs before anything is published.
     if _check_rules(options):
         return FOUND_PROBLEMS
     rules = _open_rules_table(options)
@@ -331,7 +327,7 @@ def _activate(options: argparse.Namespace) -> int:
         print_table(rows, ("condition", "figure", "met", "remedy"))
         what = f"version {found.candidate} of {options.rule_id}"
         print(
-            f"{what} is not active: not all is met"
+            f"{what} is not active: not all conditions are met"
             if found.version is None
             else f"published {what} as version {found.version} (active)"
         )
@@ -371,9 +367,9 @@ def _compare_versions(options: argparse.Namespace) -> None:
         print_json({"rule_id": found.rule_id, "active": found.active, "shadow": found.shadow, **row} for row in rows)
         return
     print_table(rows, ("side", "alerts", "keys", "positives", "negatives", "unlabelled"))
-    beside = "no active one" if found.active is None else f"version {found.active}"
-    since = "from the first commit on" if found.since is None else f"after commit {found.since}"
-    print(f"{found.rule_id}: version {found.shadow} in shadow beside {beside}, {since}")
+    active = "no active version" if found.active is None else f"version {found.active}"
+    since = "from the first commit" if found.since is None else f"after commit {found.since}"
+    print(f"{found.rule_id}: version {found.shadow} in shadow against {active}, {since}")
 
 
 def _diff_versions(options: argparse.Namespace) -> None:
@@ -411,7 +407,7 @@ def _show_rule(options: argparse.Namespace) -> None:
     from lookback.core.rules.wording import describe_rule
 
     def read(rules: RulesTable) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Mapping[str, Stream]]:
-        # It refuses a rule that is not there.
+        # Raises for an unknown rule.
         documents = rules.export(options.rule_id)
         return [asdict(row) for row in rules.read_versions(options.rule_id)], documents, rules.streams
 
@@ -421,7 +417,7 @@ def _show_rule(options: argparse.Namespace) -> None:
         print_json(rows)
         return
     for document in documents:
-        # A row that was written by hand may be no rule; its document is shown as it is.
+        # A row written by hand may not be a valid rule; its document is shown unchanged.
         with suppress(LookbackError, KeyError):
             print(escape_unprintable(describe_rule(compile_rule(document, streams[document["stream"]]))))
     print_table(rows, ("version", "status", "author", "changed_at", "comment"))

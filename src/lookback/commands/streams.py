@@ -34,34 +34,36 @@ if TYPE_CHECKING:
 
 
 def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
-    """Adds these commands. places: the options that all commands have."""
+    """Adds these commands. `places` has the options of all commands."""
     stream = command("stream", _draft_stream, "declare a stream")
     new = make_adder(stream.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)(
-        "new", _draft_stream, "draft the declaration of a stream from a file of its events, to be edited"
+        "new", _draft_stream, "draft the declaration of a stream from a file of its events, for you to edit"
     )
     new.add_argument("file", help="a CSV, JSON lines or Parquet file, or a folder of them")
     new.add_argument("--name", default="", help="the stream's name (default: the file's)")
-    new.add_argument("--format", choices=["parquet", "csv", "json"], default="", help="needed if the suffix shows none")
+    new.add_argument(
+        "--format", choices=["parquet", "csv", "json"], default="", help="needed if the suffix does not show it"
+    )
     new.add_argument("--write", action="store_true", help="write CONF/streams/NAME.yml, unless it exists; else print")
-    ingest = command("ingest", _ingest, "take files, or a Kafka topic, into a stream's events table")
+    ingest = command("ingest", _ingest, "ingest files, or a Kafka topic, into a stream's events table")
     ingest.add_argument("stream")
     ingest.add_argument("path", nargs="?", help="file or folder (default: the stream's source, which may be a topic)")
     ingest.add_argument("--format", choices=["parquet", "csv", "json"])
     ingest.add_argument(
         "--retry-rejected", action="store_true",
-        help="take in rows of rejected_events, and files, that can be read by now; they leave that table",
+        help="ingest rows of rejected_events, and files, that are readable by now; they leave that table",
     )  # fmt: skip
     mode = ingest.add_mutually_exclusive_group()
-    mode.add_argument("--every", metavar="DURATION", help="go on, looking so often for new files or records")
     mode.add_argument(
-        "--new", action="store_true", help="only files that have come since the last run with --new or --every"
+        "--every", metavar="DURATION", help="keep running, and look for new files or records at this interval"
     )
+    mode.add_argument("--new", action="store_true", help="only files added since the last run with --new or --every")
     ingest.add_argument(
         "--checkpoint",
         help="folder that keeps the files or offsets of --new, --every and topics (default: below the root)",
     )
     ingest.add_argument(
-        "--skip-lost", action="store_true", help="go on where Kafka has deleted records that were not read yet"
+        "--skip-lost", action="store_true", help="continue even if Kafka has deleted records that were not read yet"
     )
     rejected = command("rejected", _list_rejected, "list the rows that ingest could not use, and why")
     rejected.add_argument("stream")
@@ -69,30 +71,33 @@ def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
     evaluate = command("evaluate", _evaluate, "judge a stream's events by its rules")
     evaluate.add_argument("stream")
     how = evaluate.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true", help="judge what is there, then end")
-    how.add_argument("--every", metavar="DURATION", help="how often to look for more (default: as the profile says)")
+    how.add_argument("--once", action="store_true", help="judge existing events, then exit")
+    how.add_argument(
+        "--every", metavar="DURATION", help="how often to look for new events (default: as the profile says)"
+    )
     evaluate.add_argument(
         "--profile", metavar="NAME", help="settings of CONF/profiles/NAME.yml (default: as conf/settings.yml says)"
     )
     evaluate.add_argument(
         "--idle-after", metavar="DURATION",
-        help="each time that so much time passes without a new commit, move the watermark on by as much",
+        help="after each such interval without a new commit, advance the watermark by this duration",
     )  # fmt: skip
     evaluate.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
     evaluate.add_argument(
         "--shards", type=int, metavar="N",
-        help="the number of parts that the keys of a new checkpoint are divided into, for good (default: as the stream or the settings say, else one for each core, at most 48)",
+        help="the permanent number of shards of a new checkpoint (default: as the stream or the settings say, "
+        "else one per core, at most 48)",
     )  # fmt: skip
     begin = evaluate.add_mutually_exclusive_group()
     begin.add_argument(
         "--rebuild", action="store_true",
-        help="move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again",
+        help="move the checkpoint aside and rebuild the state from the tables; existing rows are not written again",
     )  # fmt: skip
     begin.add_argument(
         "--fresh", action="store_true",
-        help="begin a new checkpoint although there are alerts already: all of them are written once more",
+        help="start a new checkpoint although alerts exist already: all of them are written again",
     )  # fmt: skip
-    spread = command("repartition", _repartition, "divide the state of a stopped evaluation among more or fewer cores")
+    spread = command("repartition", _repartition, "spread the state of a stopped evaluation over more or fewer cores")
     spread.add_argument("stream")
     spread.add_argument("partitions", type=int, help="at most as many as the checkpoint has shards")
     spread.add_argument("--checkpoint", help="folder of the checkpoint (default: below the root)")
@@ -106,13 +111,13 @@ def _ingest(options: argparse.Namespace) -> None:
     stream = settings.stream(options.stream)
     progress = None if wants_json(options) else print
     if options.retry_rejected and (options.path or options.format):
-        raise SetupError("--retry-rejected reads what rejected_events names; leave PATH and --format out")
+        raise SetupError("--retry-rejected reads the files in rejected_events; omit PATH and --format")
     if options.retry_rejected:
         report = retry_rejected(open_tables(settings), stream, progress=progress)
     elif reads_kafka(stream) and not (options.path or options.format):
         report = _ingest_topic(options, open_tables(settings, kafka=True), stream)
     elif options.skip_lost:
-        raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} is to read files")
+        raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} reads files")
     elif options.new or options.every:
         _ingest_new_files(options, open_tables(settings), stream)
         return
@@ -132,7 +137,7 @@ def _ingest(options: argparse.Namespace) -> None:
 
 def _print_rejections(report: IngestReport) -> None:
     if report.why_rejected:
-        # It quotes the contents of files.
+        # A rejection quotes the contents of files.
         print_line("\n".join(map(escape_unprintable, report.why_rejected.splitlines())))
 
 
@@ -144,7 +149,7 @@ def _list_rejected(options: argparse.Namespace) -> None:
     rejected = RejectedRows(tables, stream) if tables.exists("rejected_events") else None
     if rejected is None or rejected.read().isEmpty():
         if not wants_json(options):
-            print(f"{stream.name}: no row is rejected")
+            print(f"{stream.name}: no rejected rows")
     elif wants_json(options):
         print_json(row.asDict() for row in rejected.read().toLocalIterator())
     else:
@@ -171,12 +176,12 @@ def _draft_stream(options: argparse.Namespace) -> int:
     else:
         file = load_settings(options).conf / "streams" / f"{name}.yml"
         if file.exists():
-            raise SetupError(f"{file} is there already; give the new stream another --name, or edit that file")
+            raise SetupError(f"{file} already exists; give the new stream another --name, or edit that file")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
         print(f"wrote {file}: read every line and edit it, then `lookback ingest {name}`")
     if problems:
-        print(f"the draft cannot be used before you have edited it:\n{problems}", file=sys.stderr)
+        print(f"edit the draft before you use it:\n{problems}", file=sys.stderr)
     return FOUND_PROBLEMS if problems else 0
 
 
@@ -230,7 +235,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     stream = settings.stream(options.stream)
     idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
     if idle_after is not None and options.once:
-        raise SetupError("--idle-after waits for time to pass, and --once does not wait; leave one of them out")
+        raise SetupError("--idle-after waits for time to pass, but --once does not wait; omit one of them")
     tables = open_tables(settings, *streams.values())
     tables.require(stream)
 
@@ -259,7 +264,7 @@ def _repartition(options: argparse.Namespace) -> None:
     stream, tables = settings.stream(options.stream), open_tables(settings)
     folder = options.checkpoint or checkpoint_folder(tables, stream)
     repartition(tables.spark, folder, options.partitions)
-    print(f"the state in {folder} has {options.partitions} partitions now")
+    print(f"the state in {folder} now has {options.partitions} partitions")
 
 
 def _format_batch(report: BatchReport) -> str:

@@ -1,4 +1,4 @@
-"""Commands for people who look after a place: init, status, maintain, forget."""
+"""Commands for operating a place: init, status, maintain, forget."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 def add_commands(command: AddCommand) -> None:
     """Adds these commands."""
-    command("init", _init, "create the tables of all declared streams; add comments that are missing")
+    command("init", _init, "create the tables of all declared streams; add missing comments")
     status = command("status", _show_status, "show figures of each stream, and whether it is healthy")
-    status.add_argument("--check", action="store_true", help="end with 1 if a stream is not healthy, for a monitor")
+    status.add_argument("--check", action="store_true", help="exit with 1 if a stream is not healthy, for a monitor")
     status.add_argument(
         "--warehouse",
         metavar="ID",
@@ -40,15 +40,13 @@ def add_commands(command: AddCommand) -> None:
     command(
         "maintain",
         _maintain,
-        "delete rows older than the settings keep, OPTIMIZE and VACUUM all tables, check the checkpoints",
+        "delete rows past their retention, OPTIMIZE and VACUUM all tables, check the checkpoints",
     )
     forget = command("forget", _forget, "delete all rows about some events, for a privacy request")
     forget.add_argument("stream")
-    forget.add_argument(
-        "--where", required=True, help="a condition over the stream's fields, such as 'customer_id = 17'"
-    )
+    forget.add_argument("--where", required=True, help="a condition on the stream's fields, such as 'customer_id = 17'")
     forget.add_argument("--dry-run", action="store_true", help="count the rows; delete nothing")
-    forget.add_argument("--yes", action="store_true", help="do not ask")
+    forget.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     forget.add_argument("--checkpoint", help="folder of the evaluation's checkpoint (default: below the root)")
 
 
@@ -62,11 +60,11 @@ def _init(options: argparse.Namespace) -> int:
     steps = set_up(tables, streams, checkpoints=checkpoints)
     refused = [step for step in steps if step.done.startswith(REFUSED)]
     for name, stream in streams.items():
-        print(f"{name}: {tables.path_or_name(name)}{' (others write it)' if stream.table else ''}")
+        print(f"{name}: {tables.path_or_name(name)}{' (external table)' if stream.table else ''}")
         if remark := describe_fast_clock(stream):
             print(f"{name}: {remark}", file=sys.stderr)
     for step in refused:
-        # This is a table that others write; all others have been created.
+        # This is an external table; all other tables have been created.
         print(f"{step.thing}: {step.done}", file=sys.stderr)
     return FOUND_PROBLEMS if refused else 0
 
@@ -136,7 +134,7 @@ def _report_health(options: argparse.Namespace, settings: Settings, rows: Sequen
 
 
 def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
-    """Sends a notice on each unhealthy stream to the receivers that want it. Returns whether all of them were sent."""
+    """Sends a notice about each unhealthy stream to its receivers. Returns whether all were sent."""
     from lookback.config import load_receivers
     from lookback.core.operations.notifications import SENT, make_health_notice
     from lookback.senders import make_sender, send_to_all
@@ -183,14 +181,14 @@ def _forget(options: argparse.Namespace) -> None:
     stream = settings.stream(options.stream)
     forget_condition(stream, options.where)
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
-        raise SetupError("forget deletes for good: add --yes, or --dry-run to see what it would delete")
+        raise SetupError("forget deletes permanently: add --yes, or --dry-run to see what it would delete")
     tables = open_tables(settings, stream)
     checkpoint = options.checkpoint or (checkpoint_folder(tables, stream) if tables.reaches_files else None)
     dry_run = not options.yes or options.dry_run
     report = forget(tables, stream, options.where, dry_run=dry_run, checkpoint=checkpoint)
     if dry_run and not options.dry_run:
         _print_report(report, sys.stderr if wants_json(options) else sys.stdout)
-        if not _confirm("Delete these rows for good? [y/N] "):
+        if not _confirm("Permanently delete these rows? [y/N] "):
             print("nothing was deleted")
             return
         report = forget(tables, stream, options.where, checkpoint=checkpoint)

@@ -1,7 +1,7 @@
-"""The desk of a rule's author: a form beside the YAML, checks while one types, trials, the gate, and a way to publish.
+"""The desk for writing a rule: a form next to the YAML, checks as you type, trials, the gate, and publishing.
 
-What it makes is the YAML file that git keeps. The form changes its text place by place (see `ruletext`); what the form has no
-field for is written in the YAML itself.
+It produces the YAML file that you keep in git. The form changes the text place by place (see `RuleText`); parts without
+a form field are written in the YAML itself.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _FIRST_TEXT = {
 
 
 def begin_rule(stream: Stream) -> RuleText:
-    """Writes the text of a new rule of a stream, for an author to change."""
+    """Returns the text of a new rule on a stream, for you to change."""
     return RuleText.of({**_FIRST_TEXT, "stream": stream.name})
 
 
 class Authoring:
-    """The desk of a rule's author. widget: what a notebook shows. text: the rule as it is written now.
+    """The desk for writing a rule. A notebook shows its `widget`; `text` is the rule as written now.
 
-    rules: the table of the rules. stream: that of a new rule. settings: where conf/ is, and its gate.
+    It takes the rules table, the stream of a new rule, and the settings with the configuration folder and the gate.
     """
 
     def __init__(self, rules: RulesTable, stream: Stream, settings: Settings, text: RuleText | None = None) -> None:
@@ -66,11 +66,11 @@ class Authoring:
         self.checked: Checked
         self._rules, self._settings, self._first_stream = rules, settings, stream
         self._file = Path(self.text.name) if Path(self.text.name).is_file() else None
-        # The files that were read or written here, with what was in them.
+        # The contents of the files that were read or written here.
         self._known = {} if self._file is None else {self._file: self.text.text}
         self._past: list[tuple[str, Path | None]] = []
         self._changed_by: object = None
-        # Why the YAML cannot be read; what was typed there is not in `text` then.
+        # Why the YAML cannot be read; `text` then lacks what was typed there.
         self._unread = ""
         self._work = Work(rules.tables.spark)
         self._trying = TryingPanel(rules, self._work, self._require_fine, self._take_values)
@@ -78,7 +78,7 @@ class Authoring:
         self._form = RuleForm(rules.streams, self._change)
         self._yaml = Place(
             "yaml",
-            make_area("YAML", "The rule as its file; what the form has no field for is written here", 44),
+            make_area("YAML", "The rule as its file; write parts without a form field here", 44),
             self._read_yaml,
         )
         self._words = make_text("", "lookback-words")
@@ -89,7 +89,7 @@ class Authoring:
 
     @property
     def status(self) -> str:
-        """The sentence in the line of the status."""
+        """The sentence in the status line."""
         return self._work.status.text
 
     @property
@@ -100,9 +100,9 @@ class Authoring:
     def _add_widgets(self) -> None:
         hint = "A file of conf/rules, or a new rule"
         self._files = make_field(ipywidgets.Dropdown, "Rule", hint, "lookback-files", options=self._list_files())
-        hint = "Open the chosen file, or begin a new rule"
+        hint = "Open the chosen file, or start a new rule"
         opened = self._work.make_button("Open", self._open, hint, "lookback-open")
-        undo = make_button("Undo", self._undo, "Take back the last change of the rule", "lookback-undo")
+        undo = make_button("Undo", self._undo, "Undo the last change of the rule", "lookback-undo")
         form = add_classes(ipywidgets.VBox([self._form.widget], layout=_HALF), "lookback-form")
         text = add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
         desk = make_desk(
@@ -115,14 +115,15 @@ class Authoring:
         )  # fmt: skip
         self.widget = add_classes(desk, "lookback-authoring")
 
-    # The text ----------------------------------------------------------------------------------------------------------
+    # The text
+    # ----------------------------------------------------------------------------------------------------------
 
     def _list_files(self) -> list[tuple[str, str]]:
         files = sorted((self._settings.conf / "rules").glob("*.y*ml"))
         return [(_NEW, ""), *((clean_text(file.name, 120), str(file)) for file in files)]
 
     def _choose_file(self) -> None:
-        """Shows which file is open, if it is one of conf/rules."""
+        """Selects the open file, if it is in conf/rules."""
         self._files.options = self._list_files()
         same = (value for _, value in self._files.options if value and self._file and Path(value).samefile(self._file))
         self._files.value = next(same, "")
@@ -135,27 +136,27 @@ class Authoring:
             self._known[self._file] = text.text
         self._trying.clear()
         self._publishing.clear()
-        what = f"{chosen} is open" if chosen else "A new rule is begun"
-        self._work.status.show(f"{what}; Undo brings back what was here.", "done")
+        what = f"{chosen} is open" if chosen else "Started a new rule"
+        self._work.status.show(f"{what}; Undo brings back the previous text.", "done")
 
     def _undo(self) -> None:
         if self._unread:
             self._show(None)
-            self._work.status.show("The YAML is as it was when it could be read.", "done")
+            self._work.status.show("The YAML is back at its last readable version.", "done")
             return
         if not self._past:
-            self._work.status.show("There is nothing to take back.")
+            self._work.status.show("Nothing to undo.")
             return
         text, self._file = self._past.pop()
         self.text, self._changed_by = self._name(text), None
         self._show(None)
-        self._work.status.show("The last change is taken back.", "done")
+        self._work.status.show("Undid the last change.", "done")
 
     def _name(self, text: str) -> RuleText:
         return RuleText(text) if self._file is None else RuleText(text, str(self._file))
 
     def _change(self, changed_by: Place | None, make: Callable[[RuleText], RuleText]) -> None:
-        """Changes the text as the form says; a sentence at the field if that cannot be."""
+        """Changes the text as the form says, or shows at the field why that fails."""
         try:
             self._accept(make(self.text), changed_by, self._file)
         except SetupError as error:
@@ -176,7 +177,7 @@ class Authoring:
 
     def _accept(self, text: RuleText, changed_by: Place | None, file: Path | None) -> None:
         if text.text != self.text.text:
-            # Letters typed into one field are taken back together.
+            # One Undo reverts everything typed into one field.
             if changed_by is None or changed_by is not self._changed_by:
                 self._past = [*self._past[1 - _MAX_UNDO :], (self.text.text, self._file)]
             self.text = text
@@ -184,7 +185,7 @@ class Authoring:
         self._show(changed_by)
 
     def _show(self, changed_by: Place | None) -> None:
-        """Shows the text in all fields but the one in which it was changed, and what a check says."""
+        """Shows the text in all fields except the one that changed it, and the result of a check."""
         self._form.show(self.text, changed_by)
         if changed_by is not self._yaml:
             self._yaml.show(self.text.text)
@@ -201,55 +202,54 @@ class Authoring:
         self._findings.show([(each.line, each.place or "the document", each.message) for each in found])
 
     def _require_fine(self) -> Mapping[str, Any]:
-        """Returns the document. Raises SetupError if it cannot be published."""
+        """Returns the document. Raises SetupError if it has problems."""
         self._require_read()
         if not self.checked.is_fine:
-            raise SetupError(f"{count_noun(len(self.checked.problems), 'problem')} to mend first, see Check")
+            raise SetupError(f"fix {count_noun(len(self.checked.problems), 'problem')} first, see Check")
         return self.text.document
 
     def _require_read(self) -> None:
         if self._unread:
             raise SetupError(f"the YAML cannot be read: {self._unread}")
 
-    # The file ----------------------------------------------------------------------------------------------------------
+    # The file
+    # ----------------------------------------------------------------------------------------------------------
 
     def _make_file_row(self) -> Any:
-        hint = "Whether to write over a file that was not opened here, or has changed since"
+        hint = "Whether to overwrite a file that was not opened here, or has changed since"
         self._replaces = make_field(
-            ipywidgets.Checkbox, "Replace a file that is there", hint, "lookback-replace", value=False
+            ipywidgets.Checkbox, "Replace an existing file", hint, "lookback-replace", value=False
         )
-        hint = "Write the YAML as the file that git keeps"
+        hint = "Write the YAML to the file that you keep in git"
         return make_row(
             self._work.make_button("Save as conf/rules/ID.yml", self.save, hint, "lookback-save"), self._replaces
         )
 
     def save(self) -> Path:
-        """Writes the text as conf/rules/ID.yml, and returns the file. Raises SetupError.
+        """Writes the text to conf/rules/ID.yml, and returns the file. Raises SetupError.
 
-        A file that is there is written over if it was opened here and has not changed since, or if the author says so.
+        It overwrites an existing file only if that was opened here and has not changed since, or if you allow it.
         """
         self._require_read()
         rule_id = self.text.get("rule_id")
         if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
-            raise SetupError("the file is named by rule_id; write one first, such as large-payment")
+            raise SetupError("the file name comes from rule_id; write one first, such as large-payment")
         file = self._settings.conf / "rules" / f"{rule_id}.yml"
         self._require_own(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            # A file of its own first: one that is torn would be no rule.
+            # Written to a temporary file first, since a partial file would not be a valid rule.
             draft = file.with_suffix(".yml.new")
             with draft.open("w", encoding="utf-8", newline="") as opened:
                 opened.write(self.text.text)
             draft.replace(file)
         except OSError as error:
-            raise SetupError(
-                f"{file} cannot be written: {error.strerror or error}; copy the YAML from above"
-            ) from error
+            raise SetupError(f"cannot write {file}: {error.strerror or error}; copy the YAML from above") from error
         self._file, self._known[file] = file, self.text.text
         self._replaces.value = False
-        problems = "" if self.checked.is_fine else f", with {count_noun(len(self.checked.problems), 'problem')} to mend"
+        problems = "" if self.checked.is_fine else f", with {count_noun(len(self.checked.problems), 'problem')} to fix"
         self._choose_file()
-        self._work.status.show(f"{file} is written{problems}.", "done")
+        self._work.status.show(f"Wrote {file}{problems}.", "done")
         return file
 
     def _require_own(self, file: Path) -> None:
@@ -257,8 +257,8 @@ class Authoring:
             return
         known = next((text for each, text in self._known.items() if each.exists() and each.samefile(file)), None)
         if read_text(file) != known:
-            why = "is there already" if known is None else "has changed since it was opened"
-            raise SetupError(f"{file} {why}; tick `Replace a file that is there`, or choose another rule_id")
+            why = "already exists" if known is None else "has changed since it was opened"
+            raise SetupError(f"{file} {why}; tick `Replace an existing file`, or choose another rule_id")
 
     def _take_values(self, chosen: Mapping[str, Any]) -> None:
         def put(text: RuleText) -> RuleText:
@@ -268,5 +268,5 @@ class Authoring:
 
         self._change(None, put)
         self._work.status.show(
-            f"The rule has {', '.join(f'{name} {value}' for name, value in chosen.items())} now.", "done"
+            f"The rule now has {', '.join(f'{name} {value}' for name, value in chosen.items())}.", "done"
         )

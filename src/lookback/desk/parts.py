@@ -1,8 +1,8 @@
-"""The parts that all desks are made of: texts, buttons, fields, tables, a status line, a picture.
+"""The parts of all desks: texts, buttons, fields, tables, a status line, a picture.
 
-A value of an event or an alert is shown as text and nothing else: neither as HTML nor as a formula. All text has the
-colours of the notebook's own theme, light or dark; colours of the desk's own are only in the edges beside texts, which name
-the same thing by a word.
+Values of events and alerts are shown as plain text, never as HTML or a formula. All text has the colours of the
+notebook's theme, light or dark. The desk's own colours are only in the edges next to texts, which say the same in a
+word.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import ipywidgets
 
 from lookback.core.values.texts import cut_end, escape_unprintable
 
-# What MathJax leaves alone; ipywidgets gives it all labels.
+# The class that MathJax skips; otherwise ipywidgets lets it process all labels.
 _NO_FORMULA = ("mathjax_ignore", "tex2jax_ignore")
-# Longer texts are cut: a browser need not lay out a megabyte.
-_MOST_CHARACTERS = 2_000
-# The edge beside a text, by what the text is about. Each has a contrast of at least 3 : 1 on white and on black (WCAG 2.2,
-# 1.4.11); Okabe and Ito's colours, darkened or lightened until that holds.
+# Longer texts are cut, so that the browser never has to lay out a megabyte.
+_MAX_CHARACTERS = 2_000
+# The edge next to a text, by its subject: Okabe and Ito's colours, darkened or lightened until each has a contrast of
+# at least 3:1 on white and on black (WCAG 2.2, 1.4.11).
 EDGES = {
     "critical": "#D55E00", "high": "#B07B00", "medium": "#3D87B8", "low": "#7F7F7F",
     "done": "#008F68", "problem": "#D55E00", "news": "#7F7F7F",
 }  # fmt: skip
-# No text has a colour or a ground of its own; a control that has the focus shows that in the colour of its text, which
-# ipywidgets forbids for its fields by `outline: none !important`.
+# No text has its own colour or background. A focused control gets an outline in its text colour; `!important` overrides
+# the `outline: none !important` of ipywidgets' fields.
 _STYLE = """
 .lookback-desk .jupyter-widgets:focus-visible, .lookback-desk .jupyter-widgets :focus-visible {
   outline: 2px solid currentColor !important; outline-offset: 1px; }
@@ -41,28 +41,29 @@ _STYLE = """
 """ + "\n".join(f".lookback-desk .lookback-{name} {{ border-left: 4px solid {colour}; padding-left: 8px; }}" for name, colour in EDGES.items())  # fmt: skip
 
 
-def clean_text(value: object, most: int = _MOST_CHARACTERS) -> str:
-    """Returns a value as a text of at most `most` characters, in which unprintable characters are escaped; empty for None.
+def clean_text(value: object, most: int = _MAX_CHARACTERS) -> str:
+    """Returns a value as a text of at most `most` characters, with unprintable characters escaped; empty for None.
 
-    Line breaks are kept. Marks that turn the direction of writing are unprintable, so a value cannot hide another.
+    Line breaks are kept. Marks that change the writing direction count as unprintable, so one value cannot hide
+    another.
     """
     lines = ("" if value is None else cut_end(str(value), most)).splitlines()
     return "\n".join(escape_unprintable(line) for line in lines)
 
 
 def make_text(value: object = "", *classes: str, layout: Any = None) -> Any:
-    """Makes a text. classes: stable names by which a test or a style finds it. layout: one that texts share; None: its own."""
+    """Makes a text with stable class names for tests and styles. Texts may share a `layout`; None gives it its own."""
     label = ipywidgets.Label(clean_text(value), layout=layout or {"width": "auto", "height": "auto"})
     return add_classes(label, "lookback-text", *_NO_FORMULA, *classes)
 
 
 def make_heading(title: str) -> Any:
-    """Makes a heading, by which readers of a screen move. title: a text of the desk's own, never a value."""
+    """Makes a heading, to which screen readers can jump. Its title is the desk's own text, never a value."""
     return ipywidgets.HTML(f"<h3>{html.escape(title)}</h3>")
 
 
 def make_button(title: str, act: Callable[[], None], hint: str, *classes: str, width: str = "auto") -> Any:
-    """Makes a button, which Tab reaches and Enter and Space press. hint: the whole sentence that its title stands for."""
+    """Makes a button that the keyboard reaches. Its hint is a full sentence that explains the title."""
     button = ipywidgets.Button(description=clean_text(title, 100), layout={"width": width})
     describe(button, hint)
     button.on_click(lambda _: act())
@@ -70,11 +71,11 @@ def make_button(title: str, act: Callable[[], None], hint: str, *classes: str, w
 
 
 def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: Any) -> Any:
-    """Makes a field for input with a title that belongs to it, such as `make_field(ipywidgets.Dropdown, "Rule", ...)`.
+    """Makes an input field with its title, such as `make_field(ipywidgets.Dropdown, "Rule", ...)`.
 
-    title: a text of the desk's own, never a value; with the class `lookback-named` only readers of a screen get it. values:
-    those of the widget. A text is sent when the field is left or Enter is pressed: what is typed while the kernel works would
-    arrive after a press of the next button. continuous_update=True sends it at every key, for what is checked meanwhile.
+    The title is the desk's own text, never a value; with the class `lookback-named` only screen readers get it.
+    `values` go to the widget. A text is sent when you leave the field or press Enter: text sent while the kernel is
+    busy could arrive after the press of a button. continuous_update=True sends it at every key, for checks as you type.
     """
     values.setdefault("style", {"description_width": "initial"})
     if issubclass(kind, ipywidgets.Text | ipywidgets.Textarea):
@@ -85,39 +86,39 @@ def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: 
 
 
 def describe(widget: Any, hint: str) -> None:
-    """Gives a widget a sentence that readers of a screen read out and a pointer shows; ipywidgets 7 and 8 alike."""
+    """Gives a widget a sentence for screen readers and as a tooltip, in ipywidgets 7 and 8."""
     name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
     if widget.has_trait(name):
         setattr(widget, name, clean_text(hint, 300))
 
 
 def add_classes(widget: Any, *classes: str) -> Any:
-    """Gives a widget stable names and returns it."""
+    """Gives a widget stable class names and returns it."""
     for name in classes:
         widget.add_class(name)
     return widget
 
 
 def make_desk(*parts: Any) -> Any:
-    """Puts parts below each other, with the style that they share."""
+    """Stacks parts with the shared style."""
     return add_classes(ipywidgets.VBox([ipywidgets.HTML(f"<style>{_STYLE}</style>"), *parts]), "lookback-desk")
 
 
 def make_row(*parts: Any, name: str = "") -> Any:
-    """Puts parts beside each other, in the order in which Tab reaches them; they wrap where there is no room."""
+    """Puts parts side by side, in Tab order; they wrap if the row is too narrow."""
     row = ipywidgets.HBox(list(parts), layout={"flex_flow": "row wrap", "align_items": "center"})
     return add_classes(row, *([name] if name else []))
 
 
 def make_column(*parts: Any, name: str = "") -> Any:
-    """Puts parts below each other."""
+    """Stacks parts."""
     return add_classes(ipywidgets.VBox(list(parts)), *([name] if name else []))
 
 
 def make_picture(png: bytes, words: str, *classes: str) -> Any:
-    """Makes a picture. png: the file, empty for none yet; words: what it shows, for those who cannot see it.
+    """Makes a picture from a PNG file, empty for none yet; `words` describe it for people who cannot see it.
 
-    ipywidgets' own Image has no text for those, and one with a tooltip cannot be shown.
+    ipywidgets' own Image has no alternative text, and an Image with a tooltip cannot be shown.
     """
     picture = add_classes(ipywidgets.HTML(), *classes)
     show_picture(picture, png, words)
@@ -125,14 +126,14 @@ def make_picture(png: bytes, words: str, *classes: str) -> Any:
 
 
 def show_picture(picture: Any, png: bytes, words: str) -> None:
-    """Shows another picture in place of the one that `make_picture` made."""
+    """Replaces the image in a picture from `make_picture`."""
     names, alt = html.escape(" ".join(picture._dom_classes)), html.escape(clean_text(words, 300))
     data = base64.b64encode(png).decode()
     picture.value = f'<img class="{names}" alt="{alt}" src="data:image/png;base64,{data}"/>' if png else ""
 
 
 class Status:
-    """One line that says what was done, or what is wrong and what to do. widget: the line."""
+    """The status line: says what was done, or what is wrong and what to do."""
 
     def __init__(self) -> None:
         self._text = make_text("", "lookback-status")
@@ -141,11 +142,11 @@ class Status:
 
     @property
     def text(self) -> str:
-        """The sentence that is shown."""
+        """The displayed sentence."""
         return str(self._text.value)
 
     def show(self, sentence: str, kind: str = "news") -> None:
-        """Shows a sentence. kind: news, done or problem; a problem begins with the word."""
+        """Shows a sentence of a kind: news, done, or problem, which it then begins with."""
         if self._kind:
             self._text.remove_class(f"lookback-{self._kind}")
         self._kind = kind
@@ -154,16 +155,16 @@ class Status:
 
 
 class TextTable:
-    """A table whose cells are texts, or widgets such as buttons. widget: the grid.
+    """A table whose cells are texts, or widgets such as buttons.
 
-    Texts are changed in place, so that another page of rows costs few messages. Nothing in a browser says that the cells
-    are a table: a widget in a row must name the row in its hint.
+    Texts are changed in place, so that another page of rows costs few messages. The browser does not know that the
+    cells form a table, so a widget in a row must name the row in its hint.
     """
 
     def __init__(self, columns: Sequence[str], widths: str = "", name: str = "") -> None:
-        """Makes an empty table. columns: their titles. widths: as CSS's grid-template-columns; default: as wide as texts are."""
+        """Makes an empty table with these column titles. `widths` is CSS's grid-template-columns."""
         self._columns = len(columns)
-        # One for all texts: each is a model of its own in the browser.
+        # One layout for all texts: each would be another model in the browser.
         self._layout = ipywidgets.Layout(width="auto", height="auto")
         self._heads = [make_text(title, "lookback-head", layout=self._layout) for title in columns]
         self._texts: list[Any] = []
@@ -172,7 +173,7 @@ class TextTable:
         self.widget = add_classes(grid, "lookback-table", *([name] if name else []))
 
     def show(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Shows rows: a cell for each column, a widget or a value that is written as text."""
+        """Shows rows with a cell per column: a widget, or a value to show as text."""
         cells, used = list(self._heads), 0
         for row in rows:
             for cell in row[: self._columns]:
@@ -188,7 +189,7 @@ class TextTable:
             self.widget.children = cells
 
     def read(self) -> list[list[str]]:
-        """Returns the texts that are shown, row by row, without the titles; of a button its title."""
+        """Returns the displayed texts row by row, without the titles; for a button its title."""
         cells = self.widget.children[self._columns :]
         shown = [str(getattr(cell, "value", getattr(cell, "description", ""))) for cell in cells]
         return [shown[at : at + self._columns] for at in range(0, len(shown), self._columns)]

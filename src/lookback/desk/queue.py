@@ -1,6 +1,6 @@
-"""The queue of a review desk: which alerts it shows, in which order, which page of them, and what this session decided.
+"""The queue of a review desk: which alerts it shows, in which order, on which page, and what this session decided.
 
-It is pure: neither widgets nor Spark nor a clock. Times are aware; `now` is an argument.
+It is pure: it uses no widgets, no Spark and no clock. Times are aware; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from lookback.core.rules.document import SEVERITIES
 
-# A browser shows a list of so many at once without delay.
+# A browser shows a list of this length without delay.
 PAGE_SIZE = 50
 _HOUR = dt.timedelta(hours=1)
 _DAY = dt.timedelta(days=1)
-# Of alerts, by the time since they were decided: title -> at least, at most.
+# Ranges of the time since an alert was decided, by title: at least, at most.
 AGES: Mapping[str, tuple[dt.timedelta | None, dt.timedelta | None]] = {
     "any age": (None, None),
     "at most 1 hour": (None, _HOUR),
@@ -32,7 +32,7 @@ SNOOZED = (WITHOUT_SNOOZED, WITH_SNOOZED, ONLY_SNOOZED)
 
 @dataclass(frozen=True)
 class QueuedAlert:
-    """An alert that waits for a person, by its last revision when the queue was read. The columns are those of `alerts`."""
+    """An open alert, by its last revision when the queue was read. The columns are those of `alerts`."""
 
     alert_id: str
     revision: int
@@ -55,9 +55,10 @@ class QueuedAlert:
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """Selects the alerts that a queue shows. rule_id, severity: None for any. entity: a part of the key in words, in any case.
+    """Selects the alerts that a queue shows.
 
-    age: one of AGES. snoozed: one of SNOOZED.
+    None selects any rule or severity. `entity` is a part of the key in words, ignoring case; `age` is one of AGES,
+    `snoozed` one of SNOOZED.
     """
 
     rule_id: str | None = None
@@ -67,7 +68,7 @@ class QueueFilter:
     snoozed: str = WITHOUT_SNOOZED
 
     def shows(self, alert: QueuedAlert, now: dt.datetime) -> bool:
-        """Returns whether an alert is shown. An age of just one hour is at most one hour."""
+        """Returns whether an alert is shown. An age of exactly one hour counts as at most one hour."""
         at_least, at_most = AGES[self.age]
         age = now - alert.decided_at
         return (
@@ -88,7 +89,7 @@ def _newest(alert: QueuedAlert) -> float:
     return -alert.event_time.timestamp()
 
 
-# Title -> what alerts are sorted by. The first is the order of `open_queue`; the id decides between equal ones.
+# The sort keys by title. The first is the order of `open_queue`; the id breaks ties.
 ORDERS: Mapping[str, Callable[[QueuedAlert], tuple[Any, ...]]] = {
     "severity, then newest": lambda alert: (_rank(alert), _newest(alert), alert.rule_id, alert.alert_id),
     "newest first": lambda alert: (_newest(alert), alert.alert_id),
@@ -102,7 +103,7 @@ class ReviewQueue:
     """The alerts of a desk: filtered, sorted, in pages. Work per change is linear in the alerts, plus a sort."""
 
     def __init__(self, alerts: Iterable[QueuedAlert] = (), now: dt.datetime | None = None) -> None:
-        """Takes the alerts that wait. now: the time by which ages count; None: no age is asked for."""
+        """Takes the open alerts. Ages are relative to `now`; None if no filter uses an age."""
         self._alerts: dict[str, QueuedAlert] = {each.alert_id: each for each in alerts}
         self._now = now or dt.datetime.max.replace(tzinfo=dt.timezone.utc)
         self._filter, self._order = QueueFilter(), next(iter(ORDERS))
@@ -110,28 +111,28 @@ class ReviewQueue:
         self._shown: list[QueuedAlert] | None = None
 
     def __len__(self) -> int:
-        """The number of alerts that wait, shown or not."""
+        """The number of open alerts, shown or not."""
         return len(self._alerts)
 
     def __contains__(self, alert_id: str) -> bool:
         return alert_id in self._alerts
 
     def find(self, alert_id: str) -> QueuedAlert | None:
-        """Returns the alert of an id; None if it does not wait."""
+        """Returns the alert with an id; None if it is not open."""
         return self._alerts.get(alert_id)
 
     @property
     def filter(self) -> QueueFilter:
-        """The filter of the alerts that are shown."""
+        """The current filter."""
         return self._filter
 
     @property
     def order(self) -> str:
-        """The title of their order, one of ORDERS."""
+        """The title of the current order, one of ORDERS."""
         return self._order
 
     def show(self, filter_: QueueFilter, order: str) -> None:
-        """Chooses which alerts are shown, in which order, from the first page."""
+        """Sets the filter and the order, and goes to the first page."""
         self._filter, self._order, self._page, self._shown = filter_, order, 0, None
 
     @property
@@ -149,7 +150,7 @@ class ReviewQueue:
 
     @property
     def page(self) -> int:
-        """The page that is shown, from 0; the last one if there are fewer by now."""
+        """The current page, from 0; the last one if there are fewer by now."""
         return min(self._page, self.pages - 1)
 
     @page.setter
@@ -158,11 +159,11 @@ class ReviewQueue:
 
     @property
     def on_page(self) -> Sequence[QueuedAlert]:
-        """The alerts of the page."""
+        """The alerts on the current page."""
         return self.shown[self.page * PAGE_SIZE : (self.page + 1) * PAGE_SIZE]
 
     def turn_to(self, alert_id: str) -> int | None:
-        """Turns to the page of an alert. Returns its place on it; None if it is not shown."""
+        """Turns to the page of an alert. Returns its position there; None if it is not shown."""
         place = next((at for at, each in enumerate(self.shown) if each.alert_id == alert_id), None)
         if place is None:
             return None
@@ -170,7 +171,7 @@ class ReviewQueue:
         return place % PAGE_SIZE
 
     def find_next(self, alert_ids: Collection[str]) -> QueuedAlert | None:
-        """Finds the alert that is opened after some: the first behind the last of them, else the first; none of them."""
+        """Finds the alert to open next: the first after all the given ones, else the first that is not among them."""
         chosen = set(alert_ids)
         places = [at for at, each in enumerate(self.shown) if each.alert_id in chosen]
         behind = self.shown[places[-1] + 1 :] if places else self.shown
@@ -178,7 +179,7 @@ class ReviewQueue:
         return next((each for each in (*behind, *before) if each.alert_id not in chosen), None)
 
     def take_out(self, alert_ids: Iterable[str]) -> list[QueuedAlert]:
-        """Takes alerts out, as they do not wait any more. Returns them."""
+        """Removes and returns alerts that are no longer open."""
         taken = [self._alerts.pop(each) for each in alert_ids if each in self._alerts]
         gone = {each.alert_id for each in taken}
         if self._shown is not None:
@@ -186,24 +187,24 @@ class ReviewQueue:
         return taken
 
     def put_back(self, alerts: Iterable[QueuedAlert]) -> None:
-        """Puts alerts in that wait again, or wait by another revision."""
+        """Puts back alerts that are open again, or have another revision."""
         self._alerts.update((each.alert_id, each) for each in alerts)
         self._shown = None
 
     def snooze(self, covers: Callable[[QueuedAlert], bool], *, is_snoozed: bool = True) -> list[QueuedAlert]:
-        """Marks the alerts that a snooze covers. Returns them as they were."""
+        """Marks the alerts that a snooze covers. Returns their previous state."""
         covered = [each for each in self._alerts.values() if each.is_snoozed != is_snoozed and covers(each)]
         self.put_back(replace(each, is_snoozed=is_snoozed) for each in covered)
         return covered
 
     def list_rules(self) -> list[str]:
-        """Lists the rules whose alerts wait, by name."""
+        """Lists the rules with open alerts, by name."""
         return sorted({each.rule_id for each in self._alerts.values()})
 
 
 @dataclass(frozen=True)
 class SessionStep:
-    """A decision of this session, which can be undone. alerts: as they were in the queue; reviewed_at: of their reviews."""
+    """A decision of this session, which can be undone: the alerts as queued, and the time of the reviews."""
 
     alerts: tuple[QueuedAlert, ...]
     disposition: str
@@ -213,7 +214,7 @@ class SessionStep:
 
 
 class Session:
-    """The decisions of a session, of which the last is undone first."""
+    """The decisions of a session. The last one is undone first."""
 
     def __init__(self) -> None:
         self._steps: list[SessionStep] = []
@@ -226,16 +227,16 @@ class Session:
             self._by_alert.setdefault(alert.alert_id, []).append(step)
 
     def find(self, alert_id: str) -> SessionStep | None:
-        """Finds the last decision about an alert; None if there is none."""
+        """Finds the last decision on an alert; None if there is none."""
         steps = self._by_alert.get(alert_id)
         return steps[-1] if steps else None
 
     @property
     def last(self) -> SessionStep | None:
-        """The decision that would be undone; None if there is none."""
+        """The decision that would be undone next; None if there is none."""
         return self._steps[-1] if self._steps else None
 
     def drop_last(self) -> None:
-        """Forgets the last decision, as it has been undone."""
+        """Drops the last decision after it has been undone."""
         for alert in self._steps.pop().alerts:
             self._by_alert[alert.alert_id].pop()

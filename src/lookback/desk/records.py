@@ -1,4 +1,4 @@
-"""Reads the alerts that a review desk shows from the tables, and writes what a person decides about them."""
+"""Reads the alerts of a review desk from the tables, and writes the decisions on them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# More alerts than these are not kept at once; those with the highest severity, and of them the newest, come first.
-MOST_QUEUED = 20_000
-_MOST_EVENTS = 50
+# The maximum number of alerts in memory: the highest severities first, and of each the newest first.
+MAX_QUEUED = 20_000
+_MAX_EVENTS = 50
 _COLUMNS = (
     "alert_id", "revision", "severity", "event_time", "decided_at", "rule_id", "rule_version", "stream", "key", "measures",
     "message",
@@ -49,7 +49,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class QueueReading:
-    """The open alerts, snoozed ones among them, as of a moment. is_cut: there are more than are kept. note: on older ones."""
+    """The open alerts as of a moment, including snoozed ones.
+
+    `is_cut` is true if there are more than fit in memory; `note` is about older alerts.
+    """
 
     alerts: Sequence[QueuedAlert]
     read_at: dt.datetime
@@ -59,7 +62,7 @@ class QueueReading:
 
 @dataclass(frozen=True)
 class ListedEvent:
-    """An event behind an alert. title: its time, its id and why it counts; fields: name -> exact text."""
+    """An event behind an alert: its title (time, id and why it counts), and its fields as exact texts by name."""
 
     title: str
     fields: Mapping[str, str | None]
@@ -67,9 +70,9 @@ class ListedEvent:
 
 @dataclass(frozen=True)
 class OpenedAlert:
-    """An alert as it is shown. lines: it in words; picture: a PNG, picture_words: what that shows.
+    """An explained alert: its row in the table `alerts`, the explanation in words (lines), and its picture.
 
-    row: of the table `alerts`. events: those that counted, the newest first.
+    `picture` is a PNG and `picture_words` describe it. `events` are those that counted, newest first.
     """
 
     alert: QueuedAlert
@@ -81,13 +84,13 @@ class OpenedAlert:
 
 
 class AlertRecords:
-    """The alerts of one place, as a desk needs them: the open ones, each explained, and a way to write a decision down."""
+    """The alerts of one place for a desk: reads and explains open alerts, and records decisions."""
 
     def __init__(
         self, tables: Tables, streams: Mapping[str, Stream], *, stream: str | None = None, rule_id: str | None = None,
         days: float = 90, reviewer: str | None = None,
     ) -> None:  # fmt: skip
-        """Takes whose alerts to read, as `open_queue` does. streams: the declared ones. reviewer: None: the current user."""
+        """Selects alerts as `open_queue` does. `reviewer` defaults to the current user."""
         self._tables, self._streams = tables.holding(*streams.values()), streams
         self._stream, self._rule_id, self._days = stream, rule_id, days
         self._explainer = Explainer(tables, streams)
@@ -95,7 +98,7 @@ class AlertRecords:
 
     def read_queue(self) -> QueueReading:
         """Reads the open alerts with their snoozes."""
-        # A quarter of the time that Spark takes, where the tables are folders.
+        # If the tables are folders, this takes a quarter of Spark's time.
         return compute_at_once(
             lambda them: self._read_queue(them.holding(*self._streams.values())),
             self._tables.root,
@@ -105,13 +108,13 @@ class AlertRecords:
     def _read_queue(self, tables: Tables) -> QueueReading:
         now = dt.datetime.now(dt.timezone.utc)
         queue = open_queue(tables, self._rule_id, self._stream, self._days, with_snoozed=True)
-        rows = queue.select(*_COLUMNS).limit(MOST_QUEUED + 1).toArrow().to_pylist()
+        rows = queue.select(*_COLUMNS).limit(MAX_QUEUED + 1).toArrow().to_pylist()
         active = [each for each in read_snoozes(tables, ended_after=now) if each.since <= now]
-        alerts = [make_queued(row, active) for row in rows[:MOST_QUEUED]]
-        return QueueReading(alerts, now, len(rows) > MOST_QUEUED, note_on_older(tables, self._days))
+        alerts = [make_queued(row, active) for row in rows[:MAX_QUEUED]]
+        return QueueReading(alerts, now, len(rows) > MAX_QUEUED, note_on_older(tables, self._days))
 
     def open(self, alert: QueuedAlert) -> OpenedAlert:
-        """Explains an alert by the revision that the queue shows, and draws its picture."""
+        """Explains the revision of an alert that the queue shows, and draws its picture."""
         row = self._explainer.read_row(alert.alert_id, alert.revision, alert.decided_at)
         explanation = self._explainer.explain(row)
         figure = plot_key_timeline(explanation)
@@ -119,7 +122,7 @@ class AlertRecords:
         return OpenedAlert(alert, row, list(describe_alert(explanation)), draw_png(figure), read_title(figure), events)
 
     def find_last(self, alert_id: str) -> QueuedAlert:
-        """Finds the last revision of an alert, whatever its verdict."""
+        """Finds the last revision of an alert, of any verdict."""
         return make_queued(read_last_row(self._tables, alert_id))
 
     def read_like(self, opened: OpenedAlert) -> list[dict[str, Any]]:
@@ -135,11 +138,11 @@ class AlertRecords:
         return counts
 
     def decide(self, seen: Sequence[SeenAlert], disposition: str, note: str) -> RecordedReviews:
-        """Records one decision about alerts as they were seen; see `record_reviews`."""
+        """Records one decision on alerts as you saw them; see `record_reviews`."""
         return record_reviews(self._tables, seen, disposition, self.reviewer, note)
 
     def undo(self, step: SessionStep) -> dict[str, list[Review]]:
-        """Withdraws a decision of this session. Returns the reviews that its alerts still have, from others."""
+        """Withdraws a decision of this session. Returns the reviews of its alerts by other reviewers."""
         withdraw_reviews(self._tables, step.reviewer, step.reviewed_at)
         return read_reviews_of(self._tables, [each.alert_id for each in step.alerts])
 
@@ -147,7 +150,7 @@ class AlertRecords:
         """Leaves the alerts of an alert's rule and key, or of the whole rule, out of the queue for a while."""
         key = None if whole_rule else {name: text for name, text in alert.key.items() if text is not None}
         if key is not None and len(key) < len(alert.key):
-            # Only the alert itself names a key with NULL in it.
+            # A key with NULL in it can only be given by the alert's id.
             return snooze(
                 self._tables, self._streams, alert.alert_id, until=read_end(until), reason=reason, author=self.reviewer
             )
@@ -157,7 +160,7 @@ class AlertRecords:
 
 
 def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> QueuedAlert:
-    """Makes an alert of the queue from a row of `alerts`. snoozes: those that are active."""
+    """Makes an alert of the queue from a row of `alerts` and the active snoozes."""
     maps: dict[str, Any] = {name: dict(row[name] or []) for name in ("key", "measures")}
     values: dict[str, Any] = {name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message")}
     values |= {name: row[name].astimezone(dt.timezone.utc) for name in ("event_time", "decided_at")}
@@ -166,13 +169,13 @@ def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> Queue
 
 
 def list_events(explanation: Explanation, stream: Stream) -> Iterator[ListedEvent]:
-    """Lists the newest events that an alert counted or took, at most 50 of the main measure or of each step."""
+    """Lists the newest events that an alert counted or matched, at most 50 of the main measure or of each step."""
     parts = [
         (each.events, f"counted for {each.name}") for each in explanation.measures if each.name == explanation.main
     ]
     parts += [(each.events, f"step {each.name}") for each in explanation.steps]
     for events, reason in parts:
-        for fields in reversed(_list_fields(events.tail(_MOST_EVENTS), stream)):
+        for fields in reversed(_list_fields(events.tail(_MAX_EVENTS), stream)):
             time = fields[stream.event_time]
             when = "" if time is None else format_time(parse_time(time)).removesuffix(" UTC")
             yield ListedEvent(f"{when}  {fields[stream.event_id]}  {reason}", fields)
@@ -188,7 +191,7 @@ def _list_fields(events: pd.DataFrame, stream: Stream) -> list[dict[str, str | N
 
 
 def _write_value(value: Any, *, is_integer: bool) -> str | None:
-    """Writes a value of a frame as exact text: pandas makes NULL no number, and integers beside it decimals."""
+    """Formats a value of a frame as exact text: pandas turns NULL into NaN, and integers in its column into floats."""
     if value is None or value != value:
         return None
     return to_text(int(value) if is_integer else value)
@@ -200,5 +203,5 @@ def describe_decisions(counts: Mapping[str, int]) -> str:
     if not listed:
         return "none yet"
     decided = sum(counts.get(name, 0) for name, positive in DISPOSITIONS.items() if positive is not None)
-    share = f": {counts.get('confirmed', 0) / decided:.0%} of those that are clear confirmed" if decided else ""
+    share = f": {counts.get('confirmed', 0) / decided:.0%} of the clear ones confirmed" if decided else ""
     return ", ".join(listed) + share

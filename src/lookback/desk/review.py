@@ -1,6 +1,6 @@
 """The review desk: a queue, one alert with its picture, and one press to decide.
 
-All that is slow is prepared while a person looks at something else: the alert that comes next is explained in the background.
+It does slow work ahead of time: while you look at one alert, it explains the next one in the background.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ from lookback.desk.queue import (
 from lookback.desk.records import AlertRecords, ListedEvent, OpenedAlert, describe_decisions
 from lookback.spark.review import RecordedReviews, Review, SeenAlert
 
-# Of each disposition its button's title and what it means.
+# The button's title and the meaning of each disposition.
 _MEANINGS = {
     "confirmed": ("Confirmed", "it is what the rule looks for"),
     "false_positive": ("False positive", "it is not what the rule looks for"),
     "benign": ("Benign", "true but harmless"),
-    "unclear": ("Unclear", "it cannot be told"),
+    "unclear": ("Unclear", "the facts do not decide it"),
 }
 _ANY = "any"
 _LIST_ROWS = 14
-_MOST_LISTED_LIKE = 20
+_MAX_LISTED_LIKE = 20
+# The maximum width of the text columns in the list, in characters.
 _WIDTHS = {"severity": 8, "rule": 24, "entity": 28, "message": 90}
-# Of a column of texts in a list: as wide as it needs, but no wider than above.
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 class ReviewDesk:
-    """A desk for reviewing alerts. widget: what a notebook shows.
+    """A desk for reviewing alerts. A notebook shows its `widget`.
 
-    What it does is in public methods, which the buttons call; a decision is bound to the revision and the reviews that were
-    seen. Every method shows what went wrong in the status line, as an error in a browser's callback would be lost.
+    The buttons call its public methods. A decision is bound to the revision and the reviews that were shown. Every
+    method reports errors in the status line, as an error in a browser's callback would be lost.
     """
 
     def __init__(self, records: AlertRecords, *, in_background: bool = True) -> None:
-        """Reads the queue and opens its first alert. in_background: explain the next alert while a person looks at this one."""
+        """Reads the queue and opens its first alert. With `in_background` it explains the next alert ahead of time."""
         self.records = records
         self.queue, self.session = ReviewQueue(), Session()
         self.status = Status()
         self._is_cut = False
         self._opened: OpenedAlert | None = None
         self._current: QueuedAlert | None = None
-        # The reviews of others that this person was told of, by alert.
-        self._told: dict[str, tuple[Review, ...]] = {}
+        # Reviews by other reviewers that were already shown, by alert.
+        self._seen_reviews: dict[str, tuple[Review, ...]] = {}
         self._chosen: tuple[str, ...] = ()
         self._counts: Mapping[str, dict[str, int]] = {}
         self._ahead = _Ahead(records, in_background=in_background)
@@ -85,37 +85,37 @@ class ReviewDesk:
         self.widget = make_desk(make_heading("Review desk"), self.status.widget, self._list.widget, self._alert.widget)
         self.read()
 
-    # What a person does with the queue.
+    # Actions on the queue.
 
     def read(self) -> None:
-        """Reads the queue anew, with the filter and order that are chosen, and opens the alert that was open, else the first."""
+        """Reloads the queue with the chosen filter and order, and reopens the current alert, else opens the first."""
         with self._working("Reading the queue ..."):
             reading = self.records.read_queue()
             before, order = self.queue.filter, self.queue.order
             self.queue = ReviewQueue(reading.alerts, reading.read_at)
             self.queue.show(before, order)
             self._is_cut = reading.is_cut
-            self._told.clear()
+            self._seen_reviews.clear()
             self._ahead.forget()
             self._list.offer_rules(self.queue.list_rules())
             self.status.show(" ".join(part for part in (self._describe_queue(), reading.note) if part))
             self._open_first()
 
     def show(self, filter_: QueueFilter, order: str) -> None:
-        """Shows the alerts of a filter in an order, and opens the first of them."""
+        """Sets the filter and the order, and opens the first alert."""
         with self._working():
             self.queue.show(filter_, order)
             self.status.show(self._describe_queue())
             self._open_first()
 
     def turn(self, pages: int) -> None:
-        """Turns so many pages on, or back."""
+        """Turns a number of pages forward or, if negative, back."""
         with self._working():
             self.queue.page += pages
             self._list.refresh(self._chosen)
 
     def choose(self, alert_ids: Sequence[str]) -> None:
-        """Chooses alerts. One is opened; a decision is about all of them."""
+        """Chooses alerts, and opens one of them. A decision applies to all of them."""
         with self._working():
             self._chosen = tuple(alert_ids)
             alert = self.queue.find(alert_ids[0]) if len(alert_ids) == 1 else None
@@ -124,23 +124,23 @@ class ReviewDesk:
             self._alert.name_chosen(len(self._chosen))
 
     def choose_all(self) -> None:
-        """Chooses all alerts that the filter shows, on whatever page."""
+        """Chooses all alerts that the filter shows, on all pages."""
         with self._working():
             self._chosen = tuple(each.alert_id for each in self.queue.shown)
             self._list.refresh(self._chosen)
             self._alert.name_chosen(len(self._chosen))
-            self.status.show(f"{count_noun(len(self._chosen), 'alert')} chosen: a decision is recorded of all of them.")
+            self.status.show(f"{count_noun(len(self._chosen), 'alert')} chosen: a decision applies to all of them.")
 
     def skip(self) -> None:
         """Opens the next alert without a decision."""
         with self._working():
-            gone = [each for each in self._chosen if each in self._told]
+            gone = [each for each in self._chosen if each in self._seen_reviews]
             self._go_on(self._chosen, gone)
 
-    # What a person decides.
+    # Decisions.
 
     def decide(self, disposition: str, note: str | None = None) -> None:
-        """Records a decision about the alerts that are chosen, and opens the next. note: None: that of the field."""
+        """Records a decision on the chosen alerts, and opens the next. `note` defaults to the text in the field."""
         note = self._alert.note if note is None else note
         with self._working("Recording ..."):
             alerts = [each for each in map(self.queue.find, self._chosen) if each is not None]
@@ -148,7 +148,7 @@ class ReviewDesk:
                 raise ReviewError("No alert is chosen: choose one in the queue.")
             if len(alerts) > 1 and not note.strip():
                 raise ReviewError(
-                    f"{len(alerts):,} alerts are chosen: write the reason into the note, which is recorded with each of them."
+                    f"{len(alerts):,} alerts are chosen: write the reason in the note; each of them gets it."
                 )
             seen = [self._describe_seen(each) for each in alerts]
             recorded = self.records.decide(seen, disposition, note)
@@ -159,16 +159,16 @@ class ReviewDesk:
         step = self.session.last
         with self._working("Undoing ..."):
             if step is None:
-                raise ReviewError("This session has recorded nothing that could be undone.")
+                raise ReviewError("Nothing to undo in this session.")
             left = self.records.undo(step)
             self.session.drop_last()
             self._count(step, -1)
             self._ahead.drop()
-            # One that waits by a later revision is there already.
+            # An alert that is open with a later revision is in the queue already.
             back = [each for each in step.alerts if each.alert_id not in left and each.alert_id not in self.queue]
             self.queue.put_back(back)
             for alert_id, reviews in left.items():
-                self._told[alert_id] = tuple(reviews)
+                self._seen_reviews[alert_id] = tuple(reviews)
             sentence = f"Undone: {step.disposition} of {_name_alerts(step.alerts)}."
             if left:
                 sentence += f" {count_noun(len(left), 'alert')} stay decided: {_list_reviews(left)}."
@@ -179,7 +179,7 @@ class ReviewDesk:
                 self._list.refresh(self._chosen)
 
     def snooze(self, until: str, reason: str, *, whole_rule: bool = False) -> None:
-        """Leaves the open alert's rule and key, or its whole rule, out of the queue for a while, and opens the next."""
+        """Snoozes the open alert's rule and key, or its whole rule, and opens the next alert."""
         with self._working("Recording ..."):
             if self._current is None:
                 raise ReviewError("No alert is open: choose one in the queue.")
@@ -188,30 +188,30 @@ class ReviewDesk:
             self.status.show(f"{made} ({count_noun(len(covered), 'alert')} of this queue.)", "done")
             self._open_first()
 
-    # How the parts follow.
+    # Updates of the parts.
 
     def _follow(self, alerts: Sequence[QueuedAlert], recorded: RecordedReviews, disposition: str, note: str) -> None:
-        """Shows what became of a decision, and goes on."""
+        """Shows the outcome of a decision, and opens the next alert."""
         own = set(recorded.recorded)
         done = tuple(each for each in alerts if each.alert_id in own)
         if done:
             step = SessionStep(done, disposition, note, self.records.reviewer, recorded.reviewed_at)
             self.session.add(step)
             self._count(step, 1)
-        self._told.update(recorded.elsewhere)
-        sentences = [f"Recorded {disposition} of {_name_alerts(done)}."] if done else []
+        self._seen_reviews.update(recorded.elsewhere)
+        sentences = [f"Recorded {disposition} for {_name_alerts(done)}."] if done else []
         if recorded.elsewhere:
             sentences.append(
-                f"Not recorded of {count_noun(len(recorded.elsewhere), 'alert')}, decided meanwhile: "
+                f"Not recorded for {count_noun(len(recorded.elsewhere), 'alert')}, decided meanwhile: "
                 f"{_list_reviews(recorded.elsewhere)}."
             )
         is_single = len(alerts) == 1
         if recorded.elsewhere and is_single:
-            sentences.append("Press once more to record yours beside it, which then counts, or Next to leave it.")
+            sentences.append("Press again to override, or Next to leave it.")
         if recorded.later:
             sentences.append(
-                f"A later revision has come of {count_noun(len(recorded.later), 'alert')}: look at it, and decide again where "
-                "it changes your mind."
+                f"{count_noun(len(recorded.later), 'alert')} got a later revision: look at it, and decide again if it "
+                "changes your mind."
             )
         kind = "problem" if recorded.elsewhere or recorded.later else "done"
         self.status.show(" ".join(sentences), kind)
@@ -224,18 +224,18 @@ class ReviewDesk:
         self._go_on(self._chosen, [*own, *recorded.elsewhere])
 
     def _show_later(self, alert: QueuedAlert, recorded: RecordedReviews) -> None:
-        """Opens the revision of a decided alert that has come meanwhile; the decision before is one that this person knows."""
+        """Opens the later revision of a decided alert; your own earlier decision counts as seen."""
         self.queue.take_out([alert.alert_id])
         last = self.records.find_last(alert.alert_id)
         step = self.session.last
         assert step is not None
         own = Review(alert.alert_id, step.disposition, alert.revision, step.reviewer, step.note, recorded.reviewed_at)
-        self._told[alert.alert_id] = (*self._told.get(alert.alert_id, ()), own)
+        self._seen_reviews[alert.alert_id] = (*self._seen_reviews.get(alert.alert_id, ()), own)
         self.queue.put_back([last])
         self._open(last)
 
     def _go_on(self, after: Sequence[str], gone: Sequence[str]) -> None:
-        """Opens the alert after some, and takes out those that do not wait any more."""
+        """Opens the alert after the given ones, and removes those that are no longer open."""
         following = self.queue.find_next(after)
         self.queue.take_out(gone)
         if following is None:
@@ -254,14 +254,14 @@ class ReviewDesk:
             self._current = self._opened = None
             self._chosen = ()
             self._list.refresh(())
-            self._alert.show_nothing("Nothing waits that the filter shows." if len(self.queue) else "Nothing waits.")
+            self._alert.show_nothing("No open alert matches the filter." if len(self.queue) else "No open alerts.")
 
     def _open(self, alert: QueuedAlert) -> None:
-        """Shows an alert: first what the queue knows of it, then the explanation."""
+        """Shows an alert: first what the queue has, then the explanation."""
         self._current, self._chosen = alert, (alert.alert_id,)
         self.queue.turn_to(alert.alert_id)
         self._list.refresh(self._chosen)
-        self._alert.show_row(alert, self._told.get(alert.alert_id, ()))
+        self._alert.show_row(alert, self._seen_reviews.get(alert.alert_id, ()))
         try:
             self._opened = self._ahead.open(alert)
             self._alert.show_explanation(self._opened)
@@ -275,7 +275,7 @@ class ReviewDesk:
             self._ahead.prepare(following)
 
     def _add_own_review(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds the decision of this session to an alert of the same entity, which may have been read before it."""
+        """Adds this session's decision to an alert of the same entity, which may have been read earlier."""
         step = self.session.find(row["alert_id"])
         if step is None or any(each.reviewed_at == step.reviewed_at for each in row["reviews"]):
             return row
@@ -288,13 +288,13 @@ class ReviewDesk:
         return "being counted" if not self._ahead.is_counted else describe_decisions(own or {})
 
     def _count(self, step: SessionStep, by: int) -> None:
-        """Counts a decision of this session, so that nothing is read again."""
+        """Counts a decision of this session, which saves reading the counts again."""
         for alert in step.alerts:
             self._ahead.add(alert.rule_id, step.disposition, by)
 
     def _describe_seen(self, alert: QueuedAlert) -> SeenAlert:
-        told = frozenset(self._told.get(alert.alert_id, ()))
-        return SeenAlert(alert.alert_id, alert.revision, alert.decided_at, told)
+        seen = frozenset(self._seen_reviews.get(alert.alert_id, ()))
+        return SeenAlert(alert.alert_id, alert.revision, alert.decided_at, seen)
 
     def _describe_queue(self) -> str:
         waiting, shown = len(self.queue), len(self.queue.shown)
@@ -304,7 +304,7 @@ class ReviewDesk:
 
     @contextmanager
     def _working(self, sentence: str = "") -> Iterator[None]:
-        """Shows a sentence while something is done, and in its place what went wrong."""
+        """Shows a sentence during the work, and replaces it with the error if the work fails."""
         if self._is_working:
             yield
             return
@@ -320,7 +320,7 @@ class ReviewDesk:
 
 
 class _Ahead:
-    """Prepares the next alert and the counts by rule in the background. It touches no widget."""
+    """Prepares the next alert and the counts by rule in the background, without touching widgets."""
 
     def __init__(self, records: AlertRecords, *, in_background: bool) -> None:
         self._records = records
@@ -332,12 +332,12 @@ class _Ahead:
 
     @property
     def is_counted(self) -> bool:
-        """True once the counts are there."""
+        """Whether the counts have been read."""
         return self._counting is not None and self._counting.done() and self._counting.exception() is None
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """The decided alerts by rule and disposition, with those of this session; empty if they are not there yet."""
+        """The decided alerts by rule and disposition, including this session; empty until they are read."""
         if not self.is_counted or self._counting is None:
             return {}
         counts = {rule_id: dict(own) for rule_id, own in self._counting.result().items()}
@@ -347,21 +347,21 @@ class _Ahead:
         return counts
 
     def add(self, rule_id: str, disposition: str, by: int) -> None:
-        """Counts a decision, or one that is undone; what is being counted now has it from the table."""
+        """Counts a decision or its undoing. A count that is still running sees it in the table."""
         if self.is_counted:
             self._added.append((rule_id, disposition, by))
 
     def forget(self) -> None:
-        """Forgets what was prepared, as the queue is read anew."""
+        """Drops everything prepared, as the queue is reloaded."""
         self._next = self._counting = None
         self._added.clear()
 
     def drop(self) -> None:
-        """Drops the alert that was prepared, as decisions beside it were withdrawn."""
+        """Drops the prepared alert, as decisions on related alerts were withdrawn."""
         self._next = None
 
     def prepare(self, alert: QueuedAlert) -> None:
-        """Begins to explain an alert, unless that is done or under way; after the first one also counts decisions."""
+        """Starts explaining an alert unless that is done or running; after the first alert it also counts decisions."""
         if self._pool is None:
             return
         if self._next is None or self._next[0] != alert:
@@ -372,7 +372,7 @@ class _Ahead:
             self._counting = self._pool.submit(self._records.count_decisions)
 
     def open(self, alert: QueuedAlert) -> OpenedAlert:
-        """Returns the explained alert: prepared, or explained now."""
+        """Returns the explained alert: the prepared one, or explained now."""
         if self._next is not None and self._next[0] == alert and not self._next[1].cancelled():
             opened, like = self._next[1].result()
             self._like = opened, like
@@ -380,7 +380,7 @@ class _Ahead:
         return self._records.open(alert)
 
     def read_like(self, opened: OpenedAlert) -> list[dict[str, Any]]:
-        """Returns the alerts of the same entity: prepared, or read now."""
+        """Returns the alerts of the same entity: the prepared ones, or read now."""
         if self._like is not None and self._like[0] is opened:
             return self._like[1]
         return self._records.read_like(opened)
@@ -391,7 +391,7 @@ class _Ahead:
 
 
 class _QueueView:
-    """The filters, the list and its pages. The list is one control: arrows move in it, Shift and Ctrl choose many."""
+    """The filters, the list and its pages. The list is one control: arrows move, Shift and Ctrl select several."""
 
     def __init__(self, desk: ReviewDesk) -> None:
         self._desk = desk
@@ -406,7 +406,7 @@ class _QueueView:
             ipywidgets.Text, "Entity", "Show only alerts whose key contains this text; Enter applies it",
             "lookback-filter-entity", placeholder="part of a key",
         )  # fmt: skip
-        self._age = choose("Age", "Show only alerts decided so long ago", "lookback-filter-age", options=list(AGES))
+        self._age = choose("Age", "Show only alerts decided this long ago", "lookback-filter-age", options=list(AGES))
         self._snoozed = choose(
             "Snoozed", "Whether snoozed alerts are shown", "lookback-filter-snoozed", options=list(SNOOZED)
         )
@@ -414,7 +414,7 @@ class _QueueView:
         filters = (self._rule, self._severity, self._entity, self._age, self._snoozed, self._order)
         for field in filters:
             field.observe(self._apply, "value")
-        read = make_button("Read again", desk.read, "Read the queue anew from the tables", "lookback-read")
+        read = make_button("Read again", desk.read, "Reload the queue from the tables", "lookback-read")
         self._head = make_text("", "lookback-head", "lookback-list-head")
         self.list = make_field(
             ipywidgets.SelectMultiple, "The alerts that wait", "Arrows open another one; with Shift or Ctrl several are chosen",
@@ -436,7 +436,7 @@ class _QueueView:
         )
 
     def offer_rules(self, rules: Sequence[str]) -> None:
-        """Offers the rules whose alerts wait; the one that is chosen stays."""
+        """Offers the rules with open alerts, and keeps the chosen one."""
         with self._filling():
             chosen = self._rule.value
             names = sorted({*rules, *([chosen] if chosen else [])})
@@ -469,7 +469,7 @@ class _QueueView:
 
     @contextmanager
     def _filling(self) -> Iterator[None]:
-        """Marks changes of the controls that are the desk's own, which nobody has pressed."""
+        """Marks changes of the controls that the desk makes itself."""
         before, self._is_filling = self._is_filling, True
         try:
             yield
@@ -478,7 +478,7 @@ class _QueueView:
 
 
 class _AlertView:
-    """One alert: what it says, the buttons to decide, the picture, the events, and what is known of its like."""
+    """One alert: its words, the buttons to decide, the picture, the events, and related alerts."""
 
     def __init__(self, desk: ReviewDesk) -> None:
         self._desk = desk
@@ -486,11 +486,11 @@ class _AlertView:
         self._title = make_text("", "lookback-head", "lookback-alert-title")
         self._severity = ""
         self._words = make_text("", "lookback-words")
-        self._told = make_text("", "lookback-told")
+        self._reviews = make_text("", "lookback-told")
         self._picture_place = make_column(name="lookback-picture")
         self._fields = TextTable(["field", "value"], name="lookback-fields")
         self._event_list = make_field(
-            ipywidgets.Select, "The events behind the alert", "Arrows choose one, whose fields are shown beside",
+            ipywidgets.Select, "The events behind the alert", "Arrows choose one and show its fields next to it",
             "lookback-list", "lookback-events", "lookback-named", rows=8, layout={"width": "100%"},
         )  # fmt: skip
         self._event_list.observe(self._show_fields, "index")
@@ -498,10 +498,10 @@ class _AlertView:
         self._like = TextTable(columns, name="lookback-like")
         self._like_words, self._counts = make_text("", "lookback-like-words"), make_text("", "lookback-counts")
         self.widget = make_column(
-            make_heading("The alert"), self._title, self._told, self._words, self._make_decision(), self._make_snooze(),
+            make_heading("The alert"), self._title, self._reviews, self._words, self._make_decision(), self._make_snooze(),
             self._picture_place,
             make_heading("Events behind it"), self._event_list, self._fields.widget,
-            make_heading("Its like"), self._counts, self._like_words, self._like.widget,
+            make_heading("Related alerts"), self._counts, self._like_words, self._like.widget,
             name="lookback-alert",
         )  # fmt: skip
 
@@ -546,16 +546,16 @@ class _AlertView:
 
     @property
     def note(self) -> str:
-        """The note as it stands."""
+        """The current text of the note."""
         return str(self._note.value)
 
     def clear_note(self, *, is_kept: bool = False) -> None:
-        """Empties the note, as it is recorded. is_kept: nothing was recorded, so the text stays."""
+        """Empties the note after recording it. With `is_kept` nothing was recorded, so the text stays."""
         if not is_kept:
             self._note.value = ""
 
     def name_chosen(self, number: int) -> None:
-        """Names on the buttons how many alerts a decision is about."""
+        """Shows on the buttons how many alerts a decision applies to."""
         of = "this alert" if number <= 1 else f"all {number:,} chosen alerts"
         for name, button in self._buttons.items():
             title, meaning = _MEANINGS[name]
@@ -565,17 +565,17 @@ class _AlertView:
     def show_nothing(self, sentence: str) -> None:
         """Shows that no alert is open."""
         self._set_severity("")
-        self._title.value, self._told.value, self._words.value = sentence, "", ""
+        self._title.value, self._reviews.value, self._words.value = sentence, "", ""
         self._clear()
         self.name_chosen(1)
 
-    def show_row(self, alert: QueuedAlert, told: Sequence[Review]) -> None:
-        """Shows what the queue knows of an alert. told: the reviews of others that the person was told of."""
+    def show_row(self, alert: QueuedAlert, seen: Sequence[Review]) -> None:
+        """Shows what the queue knows about an alert, with the reviews by other reviewers that were already shown."""
         self._set_severity(alert.severity)
         snoozed = ", snoozed" if alert.is_snoozed else ""
         title = f"{alert.severity}{snoozed}: {alert.rule_id}, {alert.entity or 'all events'}, {format_time(alert.event_time)} (+00:00)"
         self._title.value = clean_text(title)
-        self._told.value = clean_text(f"Decided before: {'; '.join(map(str, told))}." if told else "")
+        self._reviews.value = clean_text(f"Decided before: {'; '.join(map(str, seen))}." if seen else "")
         measures = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in alert.measures.items())
         self._words.value = clean_text(
             f"{alert.message or 'The rule has no message.'}\n{measures}\nBeing explained ..."
@@ -594,13 +594,13 @@ class _AlertView:
         self._event_list.index = 0 if opened.events else None
 
     def show_no_explanation(self, sentence: str) -> None:
-        """Shows why there is no explanation."""
+        """Shows why the alert cannot be explained."""
         self._words.value = self._words.value.replace("Being explained ...", clean_text(f"Not explained: {sentence}"))
 
     def show_like(self, like: Sequence[Mapping[str, Any]], counts: str) -> None:
         """Shows the other alerts of the entity, and how alerts of the rule were decided."""
         self._counts.value = clean_text(f"Alerts of the same rule, decided before: {counts}.")
-        shown = like[:_MOST_LISTED_LIKE]
+        shown = like[:_MAX_LISTED_LIKE]
         more = f"; the newest {len(shown)}" if len(like) > len(shown) else ""
         words = (
             f"Other alerts of the same entity: {len(like):,}{more}." if like else "No other alert of the same entity."
@@ -621,7 +621,7 @@ class _AlertView:
             add_classes(self._title, f"lookback-{self._severity}")
 
     def _clear(self) -> None:
-        """Clears what an explanation shows, so that nothing of another alert is seen beside this one."""
+        """Clears the explanation, so that nothing of another alert shows next to this one."""
         self._picture_place.children = []
         self._events = ()
         self._event_list.options = []
@@ -642,10 +642,10 @@ def _list_cells(alert: QueuedAlert) -> tuple[str, str, str, str, str]:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligns lines below their titles, which come first. A browser shows them in letters of one width."""
+    """Aligns lines below their titles, which come first, for a monospaced font."""
     lines = [("severity", "event time (UTC, +00:00)", "rule", "entity", "message"), *rows]
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
-    # A browser joins ordinary spaces in a list.
+    # A browser collapses ordinary spaces in a list.
     return [
         "\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}".join(
             text.ljust(width, "\N{NO-BREAK SPACE}") for text, width in zip(line, widths, strict=True)
@@ -672,11 +672,11 @@ def _name_alerts(alerts: Sequence[QueuedAlert]) -> str:
 
 
 def _list_reviews(reviews: Mapping[str, Sequence[Review]]) -> str:
-    """Lists the last review of the first alerts that others decided."""
+    """Lists the last review of each of the first three alerts."""
     listed = [str(each[-1]) for each in list(reviews.values())[:3]]
     return "; ".join(listed) + ("; ..." if len(reviews) > 3 else "")
 
 
 def _name_error(error: BaseException) -> str:
-    """Describes an error in a sentence: one that was raised on purpose says what to do."""
+    """Describes an error in a sentence; one that Lookback raises says what to do."""
     return str(error) if isinstance(error, LookbackError) else summarize_error(error)

@@ -1,4 +1,4 @@
-"""Runs a piece of work that takes a while in a thread of its own, so that a person can go on and can cancel it."""
+"""Runs slow work in a separate thread, so that you can continue meanwhile, or cancel it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _LOG = logging.getLogger("lookback")
 
 
 class Run:
-    """One piece of work in a thread of its own.
+    """One piece of work in a separate thread.
 
-    work: called there with a function that shows a line of progress; its Spark jobs can be cancelled. on_done: called with
-    the result; on_failure: called with a sentence if there is none; both in the thread of the work, and neither after a
-    cancellation, but on_cancelled when the work has ended. is_lasting: the work writes something, so that a result which comes
-    in spite of a cancellation counts.
+    `work` gets a function that shows a line of progress; its Spark jobs can be cancelled. In the same thread, `on_done`
+    gets the result, or `on_failure` a sentence. After a cancellation `on_cancelled` is called instead once the work has
+    ended. With `is_lasting` the work writes something, so a result counts even after a cancellation.
     """
 
     def __init__(
@@ -46,16 +45,16 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """True while the work goes on, also where it was cancelled and has not ended yet."""
+        """Whether the work is running, which includes cancelled work that has not ended yet."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the work has ended, at most so many seconds. Returns whether it has."""
+        """Waits until the work has ended, up to `seconds`. Returns whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Cancels the work: its Spark jobs end now, and each further one as it starts, until the thread has ended."""
+        """Cancels the work: its running Spark jobs, and each further job as it starts, until the thread has ended."""
         if not self._is_cancelled.is_set():
             self._is_cancelled.set()
             threading.Thread(target=self._cancel_until_ended, name="lookback-desk-cancel", daemon=True).start()
@@ -91,10 +90,10 @@ class Run:
 
 
 class Ticker:
-    """Does something again and again in a thread of its own, until it is stopped or nobody has touched it for a while.
+    """Calls a function repeatedly in a separate thread, until it is stopped or has not been touched for a while.
 
-    act: what is done; an error of it is logged, and it is done again next time. seconds: the pause between two times.
-    patience: so many seconds after the last `touch` it stops by itself, and calls on_end.
+    `act` is called with pauses of `seconds`; its errors are logged, and the next call follows. After `patience` seconds
+    without a `touch` it stops and calls `on_end`.
     """
 
     def __init__(self, act: Callable[[], None], seconds: float, patience: float, on_end: Callable[[], None]) -> None:
@@ -110,15 +109,15 @@ class Ticker:
 
     @property
     def is_running(self) -> bool:
-        """True while the thread is there."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def touch(self) -> None:
-        """Says that a person is there."""
+        """Restarts the patience, as the user is active."""
         self._touched_at = time.monotonic()
 
     def stop(self, wait: bool = True) -> None:
-        """Ends the thread. wait: until it has ended, unless this is called in it."""
+        """Stops the thread. With `wait` it returns once the thread has ended, unless called from that thread."""
         self._stopping.set()
         if wait and self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()

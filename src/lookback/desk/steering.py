@@ -1,4 +1,4 @@
-"""The rules of a stream as a list to steer it by: status, alerts a minute, parameters."""
+"""The rules of a stream as a list for controlling it: status, alerts per minute, parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME_WIDTH = 34
 
 @dataclass(frozen=True)
 class SteeredRule:
-    """A version of a rule in the list. role: of `name_role`; per_minute: alerts, on average; parameters: their values."""
+    """A version of a rule in the list: its role (see `name_role`), average alerts per minute, and parameter values."""
 
     role: str
     rule_id: str
@@ -28,13 +28,13 @@ class SteeredRule:
 
     @property
     def line(self) -> str:
-        """The rule in one line of a list whose letters have one width."""
+        """The rule as a line of a list in a monospaced font."""
         name = cut_end(to_one_line(self.rule_id), _NAME_WIDTH)
         return f"{name:<{_NAME_WIDTH}} {self.status:<11} v{self.version:<5} {self.per_minute:>8,.1f} a minute"
 
 
 def list_steered(rows: Iterable[RuleRow], stream: str, alerts: Mapping[str, int], minutes: float) -> list[SteeredRule]:
-    """Lists the rules of a stream. rows: the versions that count. alerts: their numbers in the last `minutes`, by role."""
+    """Lists the rules of a stream from the current versions, and from alert counts by role in the last `minutes`."""
     listed = []
     for row in rows:
         document = row.document or {}

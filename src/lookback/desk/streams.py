@@ -1,4 +1,4 @@
-"""The desk of a stream: its rules with their alerts a minute, and buttons to pause, resume and change them."""
+"""The desk of a stream: its rules with their alerts per minute, and buttons to pause, resume and change them."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.pipeline import Evaluation
 
-# Alerts are counted over this time.
+# The period over which alerts are counted.
 MINUTES = 5.0
 _REFRESH_SECONDS = 10.0
-# So long after the last press the list is no longer refreshed by itself.
+# After this long without a press the list no longer refreshes automatically.
 _PATIENCE_SECONDS = 3_600.0
 _LIST_ROWS = 14
 _WIDE = {"width": "98%"}
-# The desks that refresh themselves, by place and stream: a cell that runs again opens another one in place of its own.
+# The desks that refresh automatically, by place and stream. When a cell runs again, its new desk replaces the old one.
 _OPEN: dict[tuple[str, str], StreamDesk] = {}
 
 
 class StreamDesk:
-    """The desk of one stream. widget: what a notebook shows.
+    """The desk of one stream. A notebook shows its `widget`.
 
-    rules: the table of the rules. seconds: between two refreshes; 0: only by the button. The refreshing ends with Stop, with
-    another desk of the stream, and when nobody has pressed anything for an hour.
+    It refreshes every `seconds`; with 0 only the button does. Refreshing ends with Stop, when another desk of the
+    stream opens, or after an hour without a press.
     """
 
     def __init__(self, rules: RulesTable, stream: Stream, seconds: float = _REFRESH_SECONDS) -> None:
@@ -72,27 +72,27 @@ class StreamDesk:
             self._start_ticker()
 
     def attach(self, evaluation: Evaluation) -> None:
-        """Draws the progress of an evaluation, which has been started, until it ends; Stop ends it."""
+        """Plots the progress of a running evaluation until it ends. Stop ends it."""
         self._evaluation, self._drawn = evaluation, -1
-        describe(self._stop, "End the evaluation; the next one goes on where it ended")
+        describe(self._stop, "Stop the evaluation; the next one continues from there")
         self._picture.layout.display = ""
-        self._status.show("The evaluation runs beside this desk; Stop ends it.", "done")
+        self._status.show("The evaluation runs in the background; Stop ends it.", "done")
         if not self.is_refreshing:
             self._start_ticker()
 
     @property
     def status(self) -> str:
-        """The sentence in the line of the status."""
+        """The sentence in the status line."""
         return self._status.text
 
     @property
     def rules(self) -> list[SteeredRule]:
-        """The rules as they were read last."""
+        """The rules as of the last refresh."""
         return list(self._listed)
 
     @property
     def is_refreshing(self) -> bool:
-        """True while the list is refreshed by itself."""
+        """Whether the list refreshes automatically."""
         return self._ticker is not None and self._ticker.is_running
 
     def _add_widgets(self) -> None:
@@ -110,19 +110,19 @@ class StreamDesk:
         self._name.observe(self._show_value_of_chosen, names="value")
         self._value = make_field(ipywidgets.Text, "Value", "Its new value, such as 1200 or 24 hours", "lookback-value")
         self._author = make_field(
-            ipywidgets.Text, "Author", "Who does it; empty: who runs the notebook", "lookback-author"
+            ipywidgets.Text, "Author", "Who makes the change; empty: the user of the notebook", "lookback-author"
         )
         self._comment = make_field(ipywidgets.Text, "Comment", "Why; it stays with the version", "lookback-comment")
         self._picture = make_picture(b"", "", "lookback-progress-picture")
         buttons = [
-            make_button("Pause", lambda: self._act(self._pause), "Pause the chosen rule; its windows go on", "lookback-pause"),
+            make_button("Pause", lambda: self._act(self._pause), "Pause it; its windows keep filling", "lookback-pause"),
             make_button("Resume", lambda: self._act(self._resume), "Make the chosen rule active again", "lookback-resume"),
-            make_button("Refresh", lambda: self._act(self.refresh), "Read rules and alerts anew", "lookback-refresh"),
+            make_button("Refresh", lambda: self._act(self.refresh), "Reload rules and alerts", "lookback-refresh"),
         ]  # fmt: skip
         set_value = make_button(
             "Set", lambda: self._act(self._set), "Publish the next version with this value", "lookback-set"
         )
-        self._stop = make_button("Stop", lambda: self._act(self.stop), "No longer refresh by itself", "lookback-stop")
+        self._stop = make_button("Stop", lambda: self._act(self.stop), "Stop refreshing automatically", "lookback-stop")
         self._picture.layout.display = "none"
         self.widget = add_classes(
             make_desk(
@@ -133,10 +133,11 @@ class StreamDesk:
             "lookback-streams",
         )  # fmt: skip
 
-    # Reading -----------------------------------------------------------------------------------------------------------
+    # Reading
+    # -----------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Reads the rules and their alerts anew. Does nothing while another thread does."""
+        """Reloads the rules and their alerts. Does nothing while another thread does so."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -185,7 +186,7 @@ class StreamDesk:
             self._show_value()
 
     def _show_parameters(self) -> None:
-        """Shows the parameters of the chosen rule; a value that is being typed stays."""
+        """Shows the parameters of the chosen rule, and keeps a value that is being typed."""
         chosen = self._find_chosen()
         names = [] if chosen is None else [str(name) for name in chosen.parameters]
         shown = (None if chosen is None else chosen.role, names)
@@ -203,7 +204,8 @@ class StreamDesk:
         value = None if chosen is None or name is None else chosen.parameters.get(name)
         self._value.value = clean_text(str(value).lower() if isinstance(value, bool) else value)
 
-    # Acting ------------------------------------------------------------------------------------------------------------
+    # Acting
+    # ------------------------------------------------------------------------------------------------------------
 
     def _act(self, act: Callable[[], object]) -> None:
         if self._ticker is not None:
@@ -244,7 +246,8 @@ class StreamDesk:
         self.refresh()
         self._status.show(sentence, "done")
 
-    # Time --------------------------------------------------------------------------------------------------------------
+    # Time
+    # --------------------------------------------------------------------------------------------------------------
 
     def _start_ticker(self) -> None:
         key = (self._rules.tables.place, self._stream.name)
@@ -259,30 +262,30 @@ class StreamDesk:
             self.refresh()
             return
         if self._ticker is not None:
-            self._ticker.touch()  # whoever lets it run wants to see it
+            self._ticker.touch()  # the user of a running evaluation wants to see it
         has_ended = not self._evaluation.running
         self.refresh()
         if has_ended:
             self._end_evaluation()
 
     def _show_rest(self) -> None:
-        self._status.show("Nobody has pressed anything for an hour: the list is not refreshed by itself any more.")
+        self._status.show("Nothing was pressed for an hour, so the list no longer refreshes automatically.")
 
     def stop(self) -> None:
-        """Ends the refreshing, and the evaluation if one is attached."""
+        """Stops the refreshing, and the evaluation if one is attached."""
         if self._ticker is not None:
             self._ticker.stop()
         if self._evaluation is None:
-            self._status.show("The list is not refreshed by itself any more; Refresh reads it anew.", "done")
+            self._status.show("The list no longer refreshes automatically; Refresh reloads it.", "done")
             return
-        self._status.show("The evaluation ends after what it is at ...")
+        self._status.show("Stopping the evaluation after its current batch ...")
         self._end_evaluation()
         self.refresh()
 
     def _end_evaluation(self) -> None:
-        """Ends the attached evaluation, and says how it ended."""
+        """Stops the attached evaluation, and shows how it ended."""
         evaluation, self._evaluation = self._evaluation, None
-        describe(self._stop, "No longer refresh by itself")
+        describe(self._stop, "Stop refreshing automatically")
         if evaluation is None:
             return
         try:
@@ -290,4 +293,4 @@ class StreamDesk:
         except Exception as error:  # noqa: BLE001 - whatever ended the evaluation is shown to the person who started it
             self._status.show(f"The evaluation failed: {summarize_error(error)}", "problem")
             return
-        self._status.show("The evaluation has ended; the next one goes on where it ended.", "done")
+        self._status.show("The evaluation has ended; the next one continues from there.", "done")

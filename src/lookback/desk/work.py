@@ -1,4 +1,4 @@
-"""The work of a desk: one piece at a time, the buttons that start it, and the line that says what came of it."""
+"""The work of a desk: one piece at a time, the buttons that start it, and the status line with its outcome."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """The work of a desk. cancel_button: ends what is running; status: the line; run: the last piece of work, if any.
+    """The work of a desk, with its status line, its cancel button and the last piece of work (run), if any.
 
-    The buttons that are made here are off while something runs, and the one that cancels it is on then.
+    While something runs, the buttons made here are disabled and the cancel button is enabled.
     """
 
     def __init__(self, spark: SparkSession | None) -> None:
@@ -27,7 +27,7 @@ class Work:
         self._spark, self._buttons = spark, list[Any]()
 
     def make_button(self, title: str, act: Callable[[], object], hint: str, name: str) -> Any:
-        """Makes a button; an error of what it does is shown as a sentence."""
+        """Makes a button. An error of its action is shown as a sentence."""
         button = make_button(title, lambda: self._guard(act), hint, name)
         self._buttons.append(button)
         return button
@@ -35,7 +35,7 @@ class Work:
     def start(
         self, title: str, work: Callable[[Callable[[str], None]], Any], show: Callable[[Any], None], *, is_lasting: bool = False
     ) -> None:  # fmt: skip
-        """Starts work in a thread of its own. show: called with its result. is_lasting: see `Run`."""
+        """Starts work in a separate thread. `show` gets its result. For `is_lasting` see `Run`."""
         if self.run is not None and self.run.is_running:
             self.status.show("Something is still running; cancel it first.", "problem")
             return
@@ -58,7 +58,7 @@ class Work:
         ).start()  # fmt: skip
 
     def cancel(self) -> None:
-        """Cancels what is running, if anything is."""
+        """Cancels the running work, if any."""
         if self.run is not None and self.run.is_running:
             self.status.show("Cancelling ...")
             self.run.cancel()

@@ -32,16 +32,16 @@ from lookback.core.values.times import parse_time, to_utc
 from lookback.remote.workspace import RemoteWorkspace, explain_errors
 
 Row = Mapping[str, "str | None"]
-# Runs a query; the values of its rows are texts, as the statement execution API returns them.
+# Runs a query. The values of its rows are texts, as in the statement execution API.
 Execute = Callable[["Query"], Sequence[Row]]
-# The length to which a message of the log is cut.
+# The maximum length of a log message.
 _MAX_CHARACTERS = 200
-# The actions of rule_log that say what became of a row of the rules table.
+# The actions of rule_log that record the outcome of a row of the rules table.
 _DECISIONS = ", ".join(f"'{action}'" for action in ("rejected", *ACTIONS.values()))
 
 
 class Query(NamedTuple):
-    """A SQL text, and the values of its :markers."""
+    """An SQL text and the values of its :markers."""
 
     text: str
     values: Mapping[str, str]
@@ -49,7 +49,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamTables:
-    """The tables of a stream. quote: returns the name of a table as SQL writes it."""
+    """The tables of a stream. `quote` returns the name of a table for SQL."""
 
     stream: str
     quote: Callable[[str], str]
@@ -61,9 +61,9 @@ class StreamTables:
 
 
 def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Figures:
-    """Returns the figures of a stream at the time `now` (aware), as `lookback status` has them for local tables.
+    """Returns the figures of a stream at the aware time `now`, as `lookback status` does for local tables.
 
-    The last commit judged is the one that `metrics` names, as the checkpoint is not read.
+    The last judged commit comes from `metrics`, as the checkpoint is not read.
     """
     reader = _Reader(tables, execute, str(parse_time(now - RECENT)))
     samples, last = reader.read_samples()
@@ -85,7 +85,7 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
 
 @dataclass(frozen=True)
 class _Reader:
-    """Runs the queries of a stream. since: the time from which rows count as recent, in microseconds."""
+    """Runs the queries of a stream. Rows count as recent from the time `since`, in microseconds."""
 
     tables: StreamTables
     execute: Execute
@@ -93,7 +93,7 @@ class _Reader:
     _since: str = field(default="timestamp_micros(cast(:since AS bigint))", init=False)
 
     def read_samples(self) -> tuple[list[Sample], Row | None]:
-        """Returns the rows of `metrics` of the last hour, oldest first, and the last row of all."""
+        """Returns the rows of `metrics` in the last hour, oldest first, and the last row ever."""
         table = self.tables.quote("metrics")
         rows = self._query(
             f"SELECT unix_micros(measured_at) AS at_us, measured_at >= {self._since} AS recent, events, late, discarded, "
@@ -105,11 +105,11 @@ class _Reader:
         return [_parse_sample(row) for row in rows if row["recent"] == "true"], rows[-1] if rows else None
 
     def read_statuses(self) -> list[tuple[str, str]]:
-        """Returns rule_id and status of each version of the stream's rules that counts: a rule may have one in each role.
+        """Returns rule_id and status of the current versions of the stream's rules; a rule may have one in each role.
 
-        Versions that the stream rejected and never obeyed are left out.
+        Versions that the stream rejected and never applied are left out.
         """
-        # Only some versions' documents are read.
+        # Reads the documents of some versions only.
         rows = self._query(
             "WITH refused AS (SELECT rule_id, version FROM (SELECT rule_id, version, bool_and(action = 'rejected') AS is_refused "
             f"FROM {self.tables.quote('rule_log')} WHERE stream = :stream AND action IN ({_DECISIONS}) GROUP BY rule_id, version) "
@@ -131,14 +131,14 @@ class _Reader:
         ]
 
     def _is_own(self, document: str | None) -> bool:
-        """Returns whether a document is one of the stream."""
+        """Returns whether a document belongs to the stream."""
         try:
             return bool(read_document(document).get("stream") == self.tables.stream)
         except LookbackError:
             return False
 
     def read_judged(self, last: Row | None) -> int | None:
-        """Returns the last commit judged, by the last row of `metrics`; without one, the last that raised an alert."""
+        """Returns the last judged commit from the last row of `metrics`; without one, the last that raised an alert."""
         if last is not None and last["judged"] is not None:
             return int(last["judged"])
         rows = self._query(
@@ -159,7 +159,7 @@ class _Reader:
         ]  # fmt: skip
 
     def count_rejected(self) -> tuple[int, str]:
-        """Counts the rows that ingest rejected within the last hour; with the reason of the newest."""
+        """Counts the rows that ingest rejected in the last hour, and returns the reason of the newest."""
         rows = self._query(
             "SELECT count(*) AS counted, max_by(reason, ingested_at) AS reason "
             f"FROM {self.tables.quote('rejected_events')} WHERE stream = :stream AND ingested_at >= {self._since}",
@@ -168,7 +168,7 @@ class _Reader:
         return int(rows[0]["counted"] or 0), (rows[0]["reason"] or "")[:_MAX_CHARACTERS]
 
     def count_ingested(self) -> int:
-        """Counts the rows that ingest took within the last hour."""
+        """Counts the rows that ingest accepted in the last hour."""
         rows = self._query(
             f"SELECT count(*) AS counted FROM {self.tables.quote(self.tables.stream)} WHERE ingested_at >= {self._since}",
             since=self.since,
@@ -176,7 +176,7 @@ class _Reader:
         return int(rows[0]["counted"] or 0)
 
     def read_log(self, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
-        """Maps rules that failed within the last hour, and rules whose last version was rejected, to the log's message."""
+        """Maps rules that failed in the last hour, and rules whose last version was rejected, to the log's message."""
         rows = self._query(
             "SELECT rule_id, has_failed, newest.action AS action, newest.message AS message, at_us FROM ("
             "SELECT rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us, "
@@ -215,14 +215,14 @@ def prepare_queries(
     seconds: float = 600.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Execute:
-    """Returns a function that runs queries on a SQL warehouse and starts it if need be; it cancels one after `seconds`."""
+    """Returns a function that runs queries on an SQL warehouse, starts it if needed, and cancels after `seconds`."""
 
     def execute(query: Query) -> Sequence[Row]:
         api = workspace.client.statement_execution
         values = [StatementParameterListItem(name=name, value=value) for name, value in query.values.items()]
         until = time.monotonic() + seconds
         with explain_errors(workspace.host, f"a query on SQL warehouse {warehouse_id}"):
-            # The wait is shorter than a request may take.
+            # The wait is shorter than the timeout of a request.
             answer = api.execute_statement(
                 query.text, warehouse_id, parameters=values, wait_timeout="5s", format=Format.JSON_ARRAY,
                 disposition=Disposition.INLINE, on_wait_timeout=ExecuteStatementRequestOnWaitTimeout.CONTINUE,
@@ -244,7 +244,7 @@ def prepare_queries(
 
 
 def _collect_rows(workspace: RemoteWorkspace, answer: StatementResponse) -> list[Row]:
-    """Returns the rows of an answer, which may come in several chunks."""
+    """Returns the rows of an answer, which may have several chunks."""
     schema = answer.manifest.schema if answer.manifest else None
     names = [column.name or "" for column in (schema.columns if schema else None) or []]
     chunk: ResultData | None = answer.result
@@ -264,7 +264,7 @@ def _get_state(answer: StatementResponse) -> StatementState | None:
 def _explain_failure(answer: StatementResponse, seconds: float) -> str:
     state = _get_state(answer)
     if state in (StatementState.PENDING, StatementState.RUNNING):
-        return f"no answer to a query within {seconds:,.0f} seconds; it was cancelled. Is the warehouse able to start?"
+        return f"no answer to a query within {seconds:,.0f} seconds; it was cancelled. Can the warehouse start?"
     error = answer.status.error if answer.status else None
     text = collapse_spaces((error and error.message) or str(state))[:300]
     if "TABLE_OR_VIEW_NOT_FOUND" in text or "DELTA_MISSING_DELTA_TABLE" in text:
@@ -298,7 +298,7 @@ def _parse_micros(text: str | None) -> dt.datetime:
 
 
 def _parse_time(text: str) -> dt.datetime:
-    """Reads a time such as 2026-03-01T10:00:00.000Z; one without a zone is UTC."""
+    """Parses a time such as 2026-03-01T10:00:00.000Z; without a zone it is UTC."""
     try:
         found = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

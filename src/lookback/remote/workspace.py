@@ -74,7 +74,7 @@ def connect(request_seconds: float, retry_seconds: float) -> WorkspaceClient:
             raise SetupError(f"no workspace is named: {_LOG_IN}")
         return WorkspaceClient(config=config)
     except ValueError as error:
-        raise SetupError(f"there are no credentials for a workspace ({_describe_error(error)}): {_LOG_IN}") from error
+        raise SetupError(f"no credentials for a workspace ({_describe_error(error)}): {_LOG_IN}") from error
 
 
 def _get_host(client: WorkspaceClient) -> str:
@@ -83,7 +83,7 @@ def _get_host(client: WorkspaceClient) -> str:
 
 @contextlib.contextmanager
 def explain_errors(host: str, subject: str) -> Iterator[None]:
-    """Raises RemoteError in place of the SDK's errors; its cause is the workspace's own. subject: what is requested."""
+    """Raises RemoteError instead of the SDK's errors, with the workspace's error as its cause. `subject` is requested."""
     try:
         yield
     except (TimeoutError, DatabricksError) as error:
@@ -96,15 +96,13 @@ def explain_errors(host: str, subject: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         # A program that fetches the token, such as the Databricks CLI, has failed.
-        raise RemoteError(
-            f"{host}: {subject}: there is no valid log-in ({_describe_error(error)}): {_LOG_IN}"
-        ) from error
+        raise RemoteError(f"{host}: {subject}: you are not logged in ({_describe_error(error)}): {_LOG_IN}") from error
 
 
 def _explain_error(error: BaseException) -> str:
     text = _describe_error(error)
     if isinstance(error, TooManyRequests):
-        return "too many requests (429), also after the wait that it requested; try again in some minutes"
+        return "too many requests (429), even after the requested wait; try again in some minutes"
     if isinstance(error, TemporarilyUnavailable):
         return "is not available for now (503); try again in some minutes"
     if isinstance(error, requests.Timeout):
@@ -116,7 +114,7 @@ def _explain_error(error: BaseException) -> str:
     if isinstance(error, PermissionDenied):
         return f"not allowed (403: {text}); ask for it, or use another DATABRICKS_CONFIG_PROFILE"
     if isinstance(error, NotFound):
-        return f"is not there (404: {text}), or not for you to see"
+        return f"does not exist (404: {text}), or you may not see it"
     if isinstance(error, InternalError):
         return f"the workspace failed (500: {text}); try again, and look at the status page of the platform"
     if isinstance(error, DatabricksError):

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Activation:
-    """The result of an attempt.
+    """The result of an attempt: the checked version (candidate), its conditions, and the published version.
 
-    candidate: the version that was checked. version: the published one; None: not all is met.
+    `version` is None if a condition is not met.
     """
 
     candidate: int
@@ -44,11 +44,20 @@ def activate(
     rules: RulesTable, rule_id: str, gate: Gate, *, approver: str = "", comment: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Activation:  # fmt: skip
-    """Checks the version of a rule that is to become active, and publishes it if it meets the gate.
+    """Checks a rule's candidate against the gate, and publishes it as active if it meets all conditions.
 
-    That is the last draft, else the version in shadow, else the one that is active, paused or quarantined. rules: the
-    table. gate: the conditions. approver: who activates it; default: the current user. progress: called with lines for
-    people. Raises RuleError for an unknown or retired rule, and if its document fails its check.
+    The candidate is the last draft, else the version in shadow, else the paused, active or quarantined one.
+
+    Args:
+        rules: The rules table.
+        rule_id: The rule.
+        gate: The conditions.
+        approver: Who activates it; default: the current user.
+        comment: Comment of the new version.
+        progress: Receives lines for people.
+
+    Raises:
+        RuleError: If the rule is unknown or retired, or its document fails its check.
     """
     approver = approver or rules.tables.current_user
     row = find_candidate(rules, rule_id)
@@ -58,19 +67,19 @@ def activate(
     document = row.document or {}
     author, _ = _find_author(rules, row, hash_document(document))
     evidence = write_evidence(document, conditions, dt.datetime.now(dt.timezone.utc).isoformat())
-    # Nobody approves a rule of their own; a gate without `approval` asks for nobody else.
-    other = "" if is_same_person(approver, author) else approver
-    version = rules.publish_approved(row, author=author, approver=other, evidence=evidence, comment=comment)
+    # Authors cannot approve their own rule; without `approval` in the gate nobody else has to.
+    second = "" if is_same_person(approver, author) else approver
+    version = rules.publish_approved(row, author=author, approver=second, evidence=evidence, comment=comment)
     return Activation(row.version, conditions, version)
 
 
 def find_conditions(
     rules: RulesTable, row: RuleRow, gate: Gate, *, approver: str = "", progress: Callable[[str], None] | None = None
 ) -> list[Condition]:
-    """Finds the conditions of a gate, each met or not by a row, which need not be in the table yet.
+    """Evaluates the conditions of a gate for a row, which need not be in the table of `rules` yet.
 
-    rules: the table. approver: who would activate it; default: the current user. progress: called with lines for people.
-    Raises RuleError if the row's document fails its check.
+    `approver` is who would activate it (default: the current user); `progress` receives lines for people. Raises
+    RuleError if the row's document fails its check.
     """
     document = row.document or {}
     compiled, tables = rules.check(document), rules.tables
@@ -94,10 +103,10 @@ def check_document(
     author: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> list[Condition]:
-    """Finds the conditions of a gate, each met or not by a document that is to be published.
+    """Evaluates the conditions of a gate for a document before it is published to `rules`.
 
-    rules: the table. author: who wrote the document and would activate it; empty: the current user wrote it. progress: called
-    with lines for people. Raises RuleError if the document fails its check.
+    `author` wrote the document and would activate it (default: the current user); `progress` receives lines for people.
+    Raises RuleError if the document fails its check.
     """
     rule_id = str(document["rule_id"])
     writer = author or rules.tables.current_user
@@ -106,7 +115,7 @@ def check_document(
 
 
 def find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
-    """Finds the version of a rule that `activate` takes, in the table `rules`. Raises RuleError if `rule_id` has none."""
+    """Finds the version of a rule in `rules` that `activate` checks. Raises RuleError if the rule has none."""
     rows = [row for row in rules.list_obeyed(rule_id) if row.document is not None]
     for status in ("draft", "shadow", "paused", "active", "quarantined"):
         for row in rows:
@@ -116,9 +125,9 @@ def find_candidate(rules: RulesTable, rule_id: str) -> RuleRow:
 
 
 def _find_author(rules: RulesTable, row: RuleRow, wanted: str) -> tuple[str, int]:
-    """Finds who wrote the document of a row, and the first version of the rule that had it.
+    """Finds who wrote the document of a row, and the first version of the rule with this document.
 
-    A later version with the same document, such as that of a pause, names who published that.
+    A later version with the same document, such as a pause, has its own publisher as author.
     """
     versions = rules.read_versions(row.rule_id)
     alike = [each for each in versions if each.document is not None and hash_document(each.document) == wanted]
@@ -127,7 +136,7 @@ def _find_author(rules: RulesTable, row: RuleRow, wanted: str) -> tuple[str, int
 
 
 def _find_committers(tables: Tables, rule_id: str, version: int) -> list[str]:
-    """Finds the users who wrote a version of a rule, by the history of the table; none where that names no users."""
+    """Finds the users who wrote a version of a rule in the table's history; empty if the history has no users."""
     is_written = F.col("_change_type").isin("insert", "update_postimage")
     own = is_written & (F.col("rule_id") == rule_id) & (F.col("version") == version)
     changes = tables.read_changes("rules", find_first_readable(tables, "rules")).where(own)
@@ -139,7 +148,7 @@ def _find_committers(tables: Tables, rule_id: str, version: int) -> list[str]:
 def _try(
     tables: Tables, rules: RulesTable, name: str, row: RuleRow, days: float, progress: Callable[[str], None] | None
 ) -> tuple[float | None, float | None]:
-    """Returns the alerts a day and the precision of a version over the last days of events. name: of its stream."""
+    """Returns the alerts per day and the precision of a version over the last days of its stream, which is `name`."""
     stream = rules.streams[name]
     within = find_last_days(tables, stream, days)
     if within is None:
@@ -153,7 +162,7 @@ def _try(
 
 
 def _find_shadow_hours(rules: RulesTable, rule_id: str, wanted: str) -> float | None:
-    """Returns since how many hours the stream has judged a document in shadow; None if it does not."""
+    """Returns for how many hours a document has been in shadow; None if it is not in shadow."""
     row = next((row for row in rules.rows() if (row.rule_id, row.status) == (rule_id, "shadow")), None)
     if row is None or row.document is None or hash_document(row.document) != wanted:
         return None

@@ -1,4 +1,4 @@
-"""Compares the alerts of a rule's version in shadow, its challenger, with those of the active one beside it."""
+"""Compares the alerts of a rule's version in shadow, the challenger, with those of its active version."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ BOTH, ONLY_ACTIVE, ONLY_SHADOW = "both", "only active", "only shadow"
 class ChallengerComparison:
     """The alerts of two versions of a rule since the shadow began.
 
-    active, shadow: their versions; active None: the rule has no other version than the one in shadow. since: the commit
-    judged before the shadow began; None for before the first, or if the stream has not obeyed it yet. alerts: one row per
-    subject that either alerts on, with the columns side (both, only active, only shadow), key, event_id, event_time,
-    window_start, active_alert_id, shadow_alert_id and positive, the label of the event if it has one.
+    Attributes:
+        rule_id: The rule.
+        active: Number of the active or paused version; None if the rule only has the one in shadow.
+        shadow: Number of the version in shadow.
+        since: Last commit that was judged before the shadow began; None if it began before the first commit, or the
+            stream has not applied it yet.
+        alerts: One row per key and event or window with an alert, with the columns side (both, only active, only
+            shadow), key, event_id, event_time, window_start, active_alert_id, shadow_alert_id and positive, the label
+            of the event if it has one.
     """
 
     rule_id: str
@@ -57,11 +62,19 @@ def compare_versions(
     tables: Tables, streams: Mapping[str, Stream], rule_id: str, *, as_of: dt.datetime | None = None,
     has_gate: bool = False,
 ) -> ChallengerComparison:  # fmt: skip
-    """Compares the version of a rule in shadow with the one beside it, by key and event or start of window.
+    """Compares the version of a rule in shadow with the active one, by key and event or start of window.
 
-    Alerts of the last evaluation that stand count: those whose last verdict is raised. A suppressed or retracted one does not.
-    streams: the declared streams by name. as_of: an aware time, as of which labels are read; None: now. has_gate: whether the settings have one; see
-    `RulesTable`. Raises RuleError if no version is in shadow.
+    Only alerts of the last evaluation whose last verdict is raised count, not suppressed or retracted ones.
+
+    Args:
+        tables: The tables of the place.
+        streams: The declared streams by name.
+        rule_id: The rule.
+        as_of: Aware time as of which to read labels; None for now.
+        has_gate: Whether the settings have a gate; see `RulesTable`.
+
+    Raises:
+        RuleError: If no version is in shadow.
     """
     tables = tables.holding(*streams.values())
     rows = [row for row in RulesTable(tables, streams, has_gate).rows() if row.rule_id == rule_id]
@@ -91,7 +104,7 @@ def compare_versions(
 
 
 def _match_sides(alerts: DataFrame) -> DataFrame:
-    """Puts the alerts of both modes on one subject into one row."""
+    """Joins the alerts of both modes on the same key and event or window into one row."""
     last = alerts.groupBy("alert_id", "mode").agg(
         *(
             F.max_by(name, "revision").alias(name)
@@ -100,7 +113,7 @@ def _match_sides(alerts: DataFrame) -> DataFrame:
     )
     standing = last.where("verdict = 'raised'")
     entries = F.to_json(F.array_sort(F.map_entries("key")))
-    # An alert on an event is the same whatever the window, so windows tell apart only what has no event.
+    # An alert on an event is the same in any window, so windows only distinguish alerts without an event.
     window = F.when(F.col("event_id").isNull(), F.col("window_start"))
 
     both = standing.groupBy(entries.alias("_key"), "event_id", window.alias("_window")).agg(

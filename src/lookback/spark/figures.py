@@ -1,7 +1,7 @@
-"""Figures of rules over a period: how often each was right, how much it found, and what it adds to the others.
+"""Measures rules over a period of event time: how often each was right, how much it found, what it adds to other rules.
 
-All are as of a moment: alerts that were decided later, and labels that became known later, do not count. The period is one
-of event time. An alert is active, not in shadow, and stands if its last revision is raised.
+All figures are as of a moment: alerts decided later and labels that became known later do not count. Only alerts in
+mode active count, not those in shadow. An alert stands if its last revision is raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _DAY_US = 86_400_000_000
-# No rule is called so.
+# Stands for all rules together; no rule can have this id.
 _TOGETHER = ""
 _WITH_NULLS = {"ignoreNullFields": "false"}
 _FIGURES = (
@@ -42,9 +42,10 @@ _CASES = ("cases", "case_precision", "case_recall")
 
 @dataclass(frozen=True)
 class Period:
-    """A part of the event time, [since, until), as of a moment. Times are aware; None: no bound, and now.
+    """A range of event time, [since, until), as of a moment.
 
-    unlabelled_are_negative: whether an event without a label counts as a negative one.
+    Times are aware. A range without `since` or `until` has no such bound; `as_of` defaults to now. With
+    `unlabelled_are_negative` an event without a label counts as negative.
     """
 
     since: dt.datetime | None = None
@@ -53,7 +54,7 @@ class Period:
     unlabelled_are_negative: bool = False
 
     def holds(self, time: str) -> Column:
-        """Returns the condition that the time in a column is in the period."""
+        """Returns the condition that a column's time is in the period."""
         bounds = [F.lit(True)]
         if self.since is not None:
             bounds.append(F.col(time) >= to_timestamp(parse_time(self.since)))
@@ -65,8 +66,8 @@ class Period:
 class RuleFigures:
     """The figures of a stream's rules over a period. The tables are read once; later changes do not show.
 
-    rules: the ids to look at; None: those that have an alert or are active. streams: every declared stream by name, to one
-    of which a version may have moved a rule; None: there are no others.
+    `rules` selects rules by id; the default is every rule with an alert and every active rule. `streams` has every
+    declared stream by name, since a version may have moved a rule to another stream; None means there is only one.
     """
 
     def __init__(
@@ -97,22 +98,29 @@ class RuleFigures:
 
     @property
     def unexplained(self) -> DataFrame:
-        """The standing alerts whose events are not known, by rule: rule_id, alerts. They flag nothing here.
+        """The standing alerts whose events are unknown, by rule: rule_id, alerts. They flag no events here.
 
-        They are alerts of windows, or of sequences with more events than an alert names, that cannot be reproduced.
+        These alerts cannot be reproduced: they are on windows, or on sequences with more events than an alert can name.
         """
         rows = self._flagged.where(F.col("event_id").isNull())
         return rows.groupBy("rule_id").agg(F.count("*").alias("alerts")).orderBy("rule_id")
 
     def by_rule(self) -> DataFrame:
-        """Returns a row for each rule, and a last one for all together, with rule_id NULL.
+        """Returns a row for each rule, and a last row for all rules together, with rule_id NULL.
 
-        alerts: those that stand and whose time is in the period; alerts_per_day: over the days of its events; keys: how many
-        have one. flagged: events; labelled, unlabelled and positives of them; precision: positives / labelled; recall:
-        positives / all_positives, which are those of the period. value_precision, value_recall: the same by the stream's
-        field `value`. cases, case_precision, case_recall: the same by the rule's key, which is positive if one of its
-        events is: of the flagged ones for precision, of all for recall. seconds_to_alert: the median time from the event
-        to the first decision. A ratio over 0 is NULL.
+        Columns, where a ratio over 0 is NULL:
+            alerts: Standing alerts in the period.
+            alerts_per_day: Alerts divided by the days between the period's first and last event.
+            keys: Number of keys with an alert.
+            flagged: Flagged events; labelled, unlabelled and positives are parts of it.
+            all_positives: Positive events of the period.
+            precision: positives / labelled.
+            recall: positives / all_positives.
+            value_precision, value_recall: The same, weighted by the stream's field `value`.
+            cases, case_precision, case_recall: The same, counting keys instead of events. A key is positive if any of
+            its
+                events is: any flagged event for precision, any event at all for recall.
+            seconds_to_alert: Median time from the event to the first decision.
         """
         rows = self._aggregate(by_day=False).drop("day").join(self._count_cases(), "rule_id", "left")
         days = self._count_days()
@@ -120,12 +128,12 @@ class RuleFigures:
         return _order(rows, "rule_id").select(*_FIGURES, *_CASES)
 
     def by_day(self) -> DataFrame:
-        """Returns the figures of `by_rule` for each UTC day of the period, in a column `day`, without those by key."""
+        """Returns the figures of `by_rule`, except those by key, for each UTC day of the period, in a column `day`."""
         rows = self._aggregate(by_day=True).withColumn("alerts_per_day", F.col("alerts").cast("double"))
         return _order(rows, "day", "rule_id").select("day", *_FIGURES)
 
     def pairs(self) -> DataFrame:
-        """Returns for each pair of rules, a before b, how many events both flagged, and that over those of either (jaccard)."""
+        """Counts, for each pair a < b, the events that both flagged, and their share of those either flagged."""
         flagged = self.flagged.select("rule_id", "event_id")
         sizes = self._list_rules(flagged.groupBy("rule_id").agg(F.count("*").alias("flagged")), "flagged")
         first, second = (sizes.select(F.col("rule_id").alias(n), F.col("flagged").alias(f"of_{n}")) for n in "ab")
@@ -137,10 +145,11 @@ class RuleFigures:
         return pairs.select("a", "b", shared.alias("both"), jaccard.alias("jaccard")).orderBy("a", "b")
 
     def alone(self) -> DataFrame:
-        """Returns for each rule `a` how many positives no other one flagged (alone), and how many events it flagged.
+        """Counts, for each rule `a`, the positives that only it flagged (alone) and all events it flagged (flagged).
 
-        adds_nothing: whether the others, without those that add nothing either, flag every event of it that is positive or
-        has no label. So a rule that is the only one to catch something never is among them, and of two equal ones one stays.
+        A rule adds nothing (adds_nothing) if the remaining rules that add something flag all its events that are
+        positive or have no label. So a rule that alone catches something always stays, and of two equal rules one
+        stays.
         """
         kinds = self.flagged.groupBy("event_id").agg(
             F.array_sort(F.collect_set("rule_id")).alias("rules"), F.max("positive").alias("positive")
@@ -165,9 +174,10 @@ class RuleFigures:
         return self._tables.spark.createDataFrame(rows, "a string, alone bigint, flagged bigint, adds_nothing boolean")
 
     def _read_standing(self) -> DataFrame:
-        """Reads the last revision of each alert as of the moment, where it is raised, with the first decision's time.
+        """Reads the alerts whose last revision as of the moment is raised, with the time of the first decision.
 
-        The last is that of the last evaluation that wrote the alert: each numbers its revisions from 0.
+        Each evaluation numbers revisions from 0, so the last revision is that of the last evaluation that wrote the
+        alert.
         """
         alerts = self._tables.read("alerts").where(F.col("stream") == self._stream.name)
         alerts = alerts.where((F.col("decided_at") <= self._moment) & (F.col("mode") == "active"))
@@ -203,19 +213,19 @@ class RuleFigures:
         return rows
 
     def _read_flagged(self) -> DataFrame:
-        """Finds the events that each standing alert flagged; event_id NULL for an alert whose events are not known."""
+        """Finds the events that each standing alert flagged; event_id is NULL if an alert's events are unknown."""
         is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < MAX_EVIDENCE_IDS)
         whole = self._alerts.where(is_whole).select(
             "rule_id", "alert_id", F.explode(list_named_events()).alias("event_id")
         )
-        others = self._alerts.where(~is_whole)
-        if others.isEmpty():
+        partial = self._alerts.where(~is_whole)
+        if partial.isEmpty():
             return whole
-        counted = find_counted_events(self._tables, self._streams, others)
-        return whole.unionByName(others.select("rule_id", "alert_id").join(counted, "alert_id"))
+        counted = find_counted_events(self._tables, self._streams, partial)
+        return whole.unionByName(partial.select("rule_id", "alert_id").join(counted, "alert_id"))
 
     def _aggregate(self, *, by_day: bool) -> DataFrame:
-        """Counts alerts and flagged events of each rule and of all together, which is named _TOGETHER."""
+        """Counts alerts and flagged events of each rule and of all rules together (_TOGETHER)."""
         day = F.col("day") if by_day else F.lit(None).cast("date").alias("day")
         flagged = self.flagged
         rows = flagged.unionByName(flagged.withColumn("rule_id", F.lit(_TOGETHER)).distinct())
@@ -248,19 +258,19 @@ class RuleFigures:
             "value_precision": ("positive_value", "labelled_value"), "value_recall": ("positive_value", "all_positive_value"),
         }  # fmt: skip
         if self._stream.value:
-            # A sum without a row is NULL; that of flagged events is 0 then.
+            # SQL's sum over no rows is NULL; the sum over no flagged events is 0.
             rows = rows.withColumn("positive_value", F.coalesce("positive_value", F.lit(0.0)))
         rows = rows.withColumns({name: F.try_divide(*parts) for name, parts in ratios.items()})
         return rows.withColumn("unlabelled", F.col("flagged") - F.col("labelled"))
 
     def _list_rules(self, counts: DataFrame | None, *names: str) -> DataFrame:
-        """Returns a row for each rule with its counts, 0 where there are none; without counts also one for all together."""
+        """Returns a row for each rule with its counts, by default 0. Without counts adds a row for all together."""
         ids = self.rules if counts is not None else [*self.rules, _TOGETHER]
         rows = self._tables.spark.createDataFrame([(each,) for each in ids], "rule_id string")
         return rows if counts is None else rows.join(counts, "rule_id", "left").fillna(0, list(names))
 
     def _count_cases(self) -> DataFrame:
-        """Counts the keys of each rule that have a flagged event, and how many of them are positive."""
+        """Counts each rule's keys with a flagged event, and how many of these are positive."""
         found = []
         for names, rules in self._find_groupings().items():
             key = F.to_json(
@@ -281,7 +291,7 @@ class RuleFigures:
         )
 
     def _find_groupings(self) -> dict[tuple[str, ...], list[str]]:
-        """Finds the rules by the fields of their key: that of the stream's highest version, else that of their alerts."""
+        """Groups the rules by the fields of their key, from the highest version on this stream or their alerts."""
         is_own = F.get_json_object("document", "$.stream") == self._stream.name
         rows = self._tables.read("rules").where(F.col("rule_id").isin(self.rules) & is_own)
         last = rows.groupBy("rule_id").agg(F.max_by("document", "version").alias("document"))
@@ -295,7 +305,7 @@ class RuleFigures:
         return groupings
 
     def _count_days(self) -> float:
-        """Returns the days from the first to the last event of the period, or its own bounds where it has them."""
+        """Returns the days from the first to the last event of the period."""
         time = F.unix_micros("event_time")
         bounds = self._events.agg(F.min(time).alias("first"), F.max(time).alias("last")).head()
         if bounds is None or bounds["first"] is None:
@@ -305,7 +315,7 @@ class RuleFigures:
 
 @dataclass(frozen=True)
 class _FlaggedSet:
-    """The events that exactly these rules flagged: all, the positive ones, and those that are positive or unlabelled."""
+    """Counts of events that exactly these rules flagged: all, positive, and positive or unlabelled (wanted)."""
 
     rules: frozenset[str]
     events: int
@@ -314,17 +324,17 @@ class _FlaggedSet:
 
 
 def find_redundant(rules: Sequence[str], sets: Sequence[_FlaggedSet]) -> set[str]:
-    """Finds rules without which the others still flag every event that is positive or has no label.
+    """Finds the rules that can go while the rest still flags every event that is positive or has no label.
 
-    sets: the flagged events by the rules that flagged them. Rules with the fewest positives go first; none goes if, with
-    those that go already, something would be lost.
+    `sets` has the flagged events by the rules that flagged them. Rules with the fewest positives go first. A rule stays
+    if dropping it with those already dropped would lose an event.
     """
     positives = {rule_id: sum(each.positives for each in sets if rule_id in each.rules) for rule_id in rules}
-    going = set[str]()
+    dropped = set[str]()
     for rule_id in sorted(rules, key=lambda each: (positives[each], each)):
-        if not any(each.wanted and each.rules <= {*going, rule_id} for each in sets):
-            going.add(rule_id)
-    return going
+        if not any(each.wanted and each.rules <= {*dropped, rule_id} for each in sets):
+            dropped.add(rule_id)
+    return dropped
 
 
 def _divide(part: int, whole: int) -> float | None:
@@ -336,13 +346,13 @@ def _find_day(time: str) -> Column:
 
 
 def _join_by(rows: DataFrame, other: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Joins the columns of `other`; NULL equals NULL."""
+    """Adds the columns of `other` by a left join in which NULL equals NULL."""
     renamed = other.withColumnsRenamed({name: f"__{name}" for name in names})
     same = reduce(and_, [rows[name].eqNullSafe(renamed[f"__{name}"]) for name in names])
     return rows.join(renamed, same, "left").drop(*(f"__{name}" for name in names))
 
 
 def _order(rows: DataFrame, *names: str) -> DataFrame:
-    """Sorts the rows; the name of all rules together becomes NULL, which comes last."""
+    """Sorts the rows. The id for all rules together becomes NULL and comes last."""
     rows = rows.withColumn("rule_id", F.nullif(F.col("rule_id"), F.lit(_TOGETHER)))
     return rows.orderBy(*(F.col(name).asc_nulls_last() for name in names))

@@ -1,7 +1,7 @@
-"""Labels of events, which say whether an event is what rules look for, and when that became known: imports and reads them.
+"""Imports and reads labels, which say whether an event is what rules look for, and when that became known.
 
-A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that what became
-known later does not leak into an earlier figure.
+A label is a row of the table `labels`, or a person's review of an alert. Both are read as of a moment, so that later
+knowledge does not leak into an earlier figure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 TABLE = "labels"
-# Columns of the file that are taken where it has them, and no option names others.
+# The columns to read from a file if no option names another.
 _EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
 _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
 _REVIEW = "review"
@@ -53,28 +53,36 @@ _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new
 def read_labels(
     tables: Tables, stream: Stream, as_of: dt.datetime | None = None, *, streams: Mapping[str, Stream] | None = None
 ) -> DataFrame:
-    """Reads the labels of a stream's events that were known at a moment. One row an event that has one.
+    """Reads the labels of a stream's events as known at a moment, one row per labelled event.
 
-    as_of: an aware time; None: now. Columns: event_id (exact text), positive, label, labelled_at, source. Of the rows of
-    `labels` known by then the last by labelled_at counts; of rows of one time a positive one. An event without such a row has
-    the label of a review: the last one of each alert by then, of its triggering event and all events that its sequence
-    matched, also beyond those that `evidence` names. confirmed is positive, false_positive and benign are negative;
-    unclear is no label. A review of a window labels no event. streams: every declared stream by name, to one of which a
-    version may have moved a rule; None: there are no others.
+    If `labels` has several rows for an event, the latest by labelled_at counts; on a tie a positive one. An event
+    without a row gets its label from reviews: the last review of each alert labels the triggering event and all events
+    that the sequence matched, including those that `evidence` does not name. confirmed is positive; false_positive and
+    benign are negative; unclear gives no label. A review of a window labels no event.
+
+    Args:
+        tables: The tables of the place.
+        stream: The stream of the events.
+        as_of: Aware time of the moment; None for now.
+        streams: Every declared stream by name, since a version may have moved a rule to another stream; None if there
+            is only one.
+
+    Returns:
+        The columns event_id (exact text), positive, label, labelled_at and source.
     """
     moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
     known = _read_reviews(tables, stream, moment, streams or {})
     if tables.exists(TABLE):
         rows = tables.read(TABLE).where((F.col("stream") == stream.name) & (F.col(_AT) <= moment))
         known = known.unionByName(rows.select(*_COLUMNS, F.lit(1).alias("rank")))
-    # The struct is compared field by field; NULL comes first.
+    # Structs compare field by field, with NULL first.
     last = F.max(F.struct("rank", _AT, _POSITIVE, _LABEL, _SOURCE)).alias("last")
     by_event = known.groupBy(_EVENT_ID).agg(last)
     return by_event.select(_EVENT_ID, *(F.col(f"last.{name}").alias(name) for name in _COLUMNS[1:]))
 
 
 def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mapping[str, Stream]) -> DataFrame:
-    """Reads the labels that reviews until a moment give, with `rank` 0; an event may have several."""
+    """Reads the labels from reviews up to a moment, with `rank` 0. An event may have several."""
     reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
     last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
     reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
@@ -84,10 +92,10 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mappi
         "alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at", "stream",
         evaluations.number().alias(_EVALUATION),
     )  # fmt: skip
-    # A row that others wrote may not name the revision that was seen: it is the last by then.
+    # A review written outside Lookback may lack the revision; it then means the last one at its time.
     seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
     seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
-    # An evaluation that began after the review may have written the alert again, and not as it was seen.
+    # An evaluation that began after the review may have written the alert differently from what the reviewer saw.
     had_begun = F.col(_EVALUATION) <= evaluations.number("reviewed_at")
     last = F.struct(had_begun, _EVALUATION, "number")
     row = F.max_by(F.struct("event_id", "evidence", "number", _EVALUATION), last).alias("row")
@@ -111,9 +119,10 @@ def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mappi
 def _add_unnamed(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], evaluations: Evaluations, reviewed: DataFrame
 ) -> DataFrame:
-    """Adds the events that the sequences of reviewed alerts matched beyond those that `evidence` names.
+    """Adds the events of reviewed sequence alerts that `evidence` does not name.
 
-    reviewed: alert_id, the number of the revision that was seen and of the evaluation that wrote it, event_id and more.
+    `reviewed` has alert_id, event_id, the number of the reviewed revision, the evaluation that wrote it, and more
+    columns.
     """
     rows = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("verdict") == "raised"))
     full = rows.where(F.col("event_id").isNotNull() & (F.size("evidence") >= MAX_EVIDENCE_IDS))
@@ -122,18 +131,18 @@ def _add_unnamed(
     full = full.join(seen, ["alert_id", "revision", _EVALUATION], "left_semi").drop(_EVALUATION)
     if full.isEmpty():
         return reviewed
-    # An alert that cannot be reproduced labels the events that it names.
+    # An alert that cannot be reproduced labels only the events that it names.
     matched = find_counted_events(tables, {**streams, stream.name: stream}, full).where(F.col(_EVENT_ID).isNotNull())
-    others = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
-    return reviewed.unionByName(others)
+    unnamed = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
+    return reviewed.unionByName(unnamed)
 
 
 @dataclass(frozen=True)
 class LabelReport:
-    """The account of an import of labels: the rows that it was offered, and their outcomes.
+    """Counts of the rows offered to an import of labels, by outcome.
 
-    unknown_events: rows about events that are not in the stream's table, which are not stored. duplicates: rows that repeat
-    a stored label.
+    `unknown_events` counts rows about events that are missing from the stream's table; these are not stored.
+    `duplicates` counts rows that repeat a stored label.
     """
 
     stream: str
@@ -147,7 +156,7 @@ class LabelReport:
 
     @property
     def balanced(self) -> bool:
-        """Returns whether every row offered is accounted for."""
+        """Whether the outcomes add up to the offered rows."""
         return self.offered == self.stored + self.unknown_events + self.duplicates + self.rejected
 
     def __str__(self) -> str:
@@ -158,7 +167,7 @@ class LabelReport:
 
 
 class _FileColumns(NamedTuple):
-    """The columns of a file that hold labels; None for one that it lacks and that may be left out."""
+    """The columns of a file of labels; None for an optional column that the file lacks."""
 
     event_id: str
     positive: str
@@ -167,7 +176,7 @@ class _FileColumns(NamedTuple):
     source: str | None
 
     def name_in_order(self) -> tuple[str | None, ...]:
-        """Names them in the order of the table's columns."""
+        """Returns the names in the order of the table's columns."""
         return self.event_id, self.positive, self.label, self.at, self.source
 
 
@@ -175,19 +184,30 @@ def import_labels(
     tables: Tables, stream: Stream, path: str | Path, *, event_id: str | None = None, positive: str | None = None,
     at: str | None = None, format: str | None = None, options: Mapping[str, str] | None = None, author: str | None = None,
 ) -> LabelReport:  # fmt: skip
-    """Appends the labels of a stream's events that the files at `path` hold to the table `labels`, in one commit.
+    """Appends labels of a stream's events from the files at `path` to the table `labels`, in one commit.
 
-    event_id, positive, at: the columns of the event's id, of a boolean, and of the time at which it became known. By
-    default `event_id`, else the name of the stream's own id; `positive`; and `labelled_at`. Without a time the moment of
-    the import counts. Columns `label` and `source` are taken where there are some. format: parquet, csv or json; default:
-    by the files' names. options: Spark's reader options. author: default: the current user. A second import of the same
-    file stores nothing. Raises SetupError if the files cannot be read or lack a column.
+    Importing the same file again stores nothing. The files may also have the columns `label` and `source`.
+
+    Args:
+        tables: The tables of the place.
+        stream: The stream of the events.
+        path: The files.
+        event_id: Column of the event's id; default: `event_id`, or the name of the stream's own id.
+        positive: Boolean column; default: `positive`.
+        at: Column of the time when the label became known; default: `labelled_at`, or if missing the time of the
+            import.
+        format: parquet, csv or json; default: from the file names.
+        options: Spark's reader options.
+        author: Default: the current user.
+
+    Raises:
+        SetupError: If the files cannot be read or lack a column.
     """
     started, now = time.monotonic(), parse_time(dt.datetime.now(dt.timezone.utc))
     tables = tables.holding(stream)
     tables.require(stream)
     tables.require_table(TABLE)
-    # A declaration without a `source`, whose format and options would be those of events.
+    # A declaration without a `source`: its format and options would be those of events.
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
@@ -212,7 +232,7 @@ def import_labels(
 
 
 def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFrame:
-    """Makes rows of the table `labels`. now: the time of a label that has none, in microseconds."""
+    """Makes rows of the table `labels`. Labels without a time get the time `now`, in microseconds."""
     file_name = F.regexp_extract(FILE, "[^/]*$", 0)
     return new.select(
         F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
@@ -221,34 +241,35 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
 
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
-    """Finds the columns of the files. given: the columns by the option that names them. Raises SetupError if one is missing."""
-    there = source.select_files(tables.spark, stream).list_columns()
+    """Finds the columns of the files. `given` has column names by option. Raises SetupError if a column is missing."""
+    existing = source.select_files(tables.spark, stream).list_columns()
     defaults = {"--event-id": (_EVENT_ID, stream.event_id), "--positive": (_POSITIVE,), "--at": (_AT,)}
     found: dict[str, str | None] = {}
     for option, names in defaults.items():
         name = given[option]
-        choice = [each for each in ((name,) if name else names) if each.lower() in there]
+        choice = [each for each in ((name,) if name else names) if each.lower() in existing]
         if not choice and (name or option != "--at"):
             wanted = " or ".join(repr(each) for each in dict.fromkeys((name,) if name else names))
             raise SetupError(
-                f"{source.path}: there is no column {wanted}; there are {', '.join(sorted(there))}. Name the right one by {option}"
+                f"{source.path}: column {wanted} is missing; the columns are {', '.join(sorted(existing))}. "
+                f"Choose one with {option}"
             )
         found[option] = choice[0] if choice else None
     taken = {each.lower() for each in found.values() if each}
-    label, origin = (name if name in there and name not in taken else None for name in (_LABEL, _SOURCE))
+    label, origin = (name if name in existing and name not in taken else None for name in (_LABEL, _SOURCE))
     return _FileColumns(str(found["--event-id"]), str(found["--positive"]), found["--at"], label, origin)
 
 
 def _make_file_stream(stream: Stream, columns: _FileColumns) -> Stream:
-    """Makes a declaration by which ingest reads files of labels: its fields are the columns of the files."""
+    """Makes the declaration with which ingest reads files of labels; its fields are the files' columns."""
     types = (stream.fields[stream.event_id], BOOLEAN, STRING, TIMESTAMP, STRING)
     fields = {name: type_ for name, type_ in zip(columns.name_in_order(), types, strict=True) if name is not None}
-    # The id is the only column that every row must have, as a time may be missing.
+    # The id also serves as event_time: it is the only column that no row may lack.
     return Stream(name=TABLE, event_id=columns.event_id, event_time=columns.event_id, fields=fields)
 
 
 def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
-    """Selects the columns of the table `labels`, and the REASON of rows that cannot be used."""
+    """Selects the columns of the table `labels`, and the REASON why a row is unusable."""
     types = ("string", "boolean", "string", "timestamp", "string")
     selected = [
         (F.lit(None) if name is None else F.col(quote_identifier(name))).cast(type_).alias(column)
@@ -260,16 +281,16 @@ def _select_columns(checked: DataFrame, columns: _FileColumns) -> DataFrame:
 
 
 def _add_outcomes(tables: Tables, stream: Stream, rows: DataFrame, now: int) -> DataFrame:
-    """Adds to each row its outcome: new, of an unknown event, a duplicate, or rejected, with the REASON.
+    """Adds the outcome of each row: new, unknown event, duplicate, or rejected with its REASON.
 
-    now: the time of the import in microseconds.
+    `now` is the time of the import in microseconds.
     """
     usable = F.col(REASON).isNull()
     label = F.to_json(F.struct(_POSITIVE, _LABEL))
     same_time = Window.partitionBy(usable, _EVENT_ID, _AT)
     rows = rows.withColumn("__differ", F.size(F.collect_set(label).over(same_time)) > 1)
     contradicts = F.concat(
-        F.lit("event '"), F.col(_EVENT_ID), F.lit("' has two different labels of one time; leave one of them")
+        F.lit("event '"), F.col(_EVENT_ID), F.lit("' has two different labels with the same time; keep one of them")
     )
     rows = rows.withColumn(REASON, F.when(usable & F.col("__differ"), contradicts).otherwise(F.col(REASON)))
     same = Window.partitionBy(usable, _EVENT_ID, _AT, _POSITIVE, _LABEL).orderBy(FILE, BLOCK, ROW)

@@ -1,6 +1,6 @@
-"""Lists: values that rules look up with `in_list(field, 'name')`, as the table `lists` has them.
+"""Reads and changes lists: the values that rules look up with `in_list(field, 'name')`, in the table `lists`.
 
-Everybody may change the table by SQL as well; its change feed is what evaluations and replays read.
+You may also change the table by SQL: evaluations and replays read its change feed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 TABLE = "lists"
 KINDS = (CIDR,)
-# The most values of one list, and of all. An evaluation obeys larger ones too, since it never stops for a list.
+# Limits for adding values to one list, and to all lists. An evaluation accepts larger lists, as it never stops for a
+# list.
 MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000
 _MAX_PROBLEMS = 10
 ACTIVE, EXPIRED = "active", "expired"
@@ -47,16 +48,16 @@ _VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
 _COLUMNS = (_VALUE, _EXPIRES, _REASON, _KIND)
 _OUTCOME = "__outcome"
 _NEW, _CHANGED, _DUPLICATE, _REJECTED = "new", "changed", "duplicate", "rejected"
-# Kinds of changes of the feed that take a row away.
+# The change types of the feed that remove a row.
 REMOVED = "update_preimage", "delete"
 
 
 @dataclass(frozen=True)
 class ListReport:
-    """Counts of the values that a list was offered, and what became of them.
+    """Counts of the values offered to a list, by outcome.
 
-    changed: values that were on the list with another expiry, kind or reason. duplicates: values that say what is there
-    already. values: how many the list has afterwards.
+    `changed` values were on the list with another expiry, kind or reason; `duplicates` were on it unchanged. `values`
+    is the size of the list afterwards.
     """
 
     list: str
@@ -71,7 +72,7 @@ class ListReport:
 
     @property
     def balanced(self) -> bool:
-        """Returns whether every value offered is accounted for."""
+        """Whether the outcomes add up to the offered values."""
         return self.offered == self.added + self.changed + self.duplicates + self.rejected
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class ListReport:
 
 @dataclass(frozen=True)
 class Removal:
-    """The result of a removal. removed: values that were on the list; missing: those that were not."""
+    """The number of values removed from a list, and the values that were not on it."""
 
     list: str
     removed: int
@@ -96,19 +97,20 @@ class Removal:
 
 
 def read_until(text: str) -> dt.datetime:
-    """Reads the end of a value: a time, or a duration from now on such as `30 days`. Raises SetupError."""
+    """Parses when a value expires: a time, or a duration from now such as `30 days`. Raises SetupError."""
     with suppress(DurationError):
         return dt.datetime.now(dt.timezone.utc) + dt.timedelta(microseconds=parse_duration(text))
     try:
         return to_utc(parse_calendar_time(text))
     except ValueError:
         raise SetupError(
-            f"a value ends at a time such as 2026-01-31T12:00:00Z, or after a duration such as '30 days', got {text!r:.100}"
+            f"a value expires at a time such as 2026-01-31T12:00:00Z or after a duration such as '30 days', "
+            f"got {text!r:.100}"
         ) from None
 
 
 def list_names(tables: Tables) -> list[str]:
-    """Lists the names of the lists, ascending; a list whose values were all removed is not there."""
+    """Returns the names of the lists, ascending. A list without values does not exist."""
     if not tables.exists(TABLE):
         return []
     rows = tables.query(TABLE, lambda rows: rows.select("list").distinct())
@@ -116,7 +118,7 @@ def list_names(tables: Tables) -> list[str]:
 
 
 def show_lists(tables: Tables) -> list[dict[str, Any]]:
-    """Lists all lists by name: list, kind, values, expired (how many of them, by the clock), last_added_at."""
+    """Describes all lists by name: list, kind, values, expired (number of values, by the clock), last_added_at."""
     if not tables.exists(TABLE):
         return []
 
@@ -137,9 +139,9 @@ def show_lists(tables: Tables) -> list[dict[str, Any]]:
 
 
 def read_list(tables: Tables, name: str) -> DataFrame:
-    """Reads the rows of a list in the order of its values: those of the table, and `state`, active or expired by the clock.
+    """Reads the rows of a list, ordered by value, with a column `state`: active or expired, by the clock.
 
-    Raises SetupError if there is no such list.
+    Raises SetupError if the list does not exist.
     """
     _require_list(tables, name)
     rows = tables.read(TABLE).where(F.col("list") == F.lit(name))
@@ -151,11 +153,20 @@ def add_values(
     tables: Tables, name: str, values: Sequence[str], *, until: dt.datetime | None = None, reason: str | None = None,
     kind: str | None = None, author: str | None = None,
 ) -> ListReport:  # fmt: skip
-    """Puts values on a list, which is new if there is none of that name; a value that is on it gets the new expiry.
+    """Adds values to a list, and creates the list if needed. A value that is already on it gets the new expiry.
 
-    until: an aware time; events from it on are not on the list; None: never. reason: why they are on it. kind: cidr for
-    ranges of addresses; None: that of the list, else plain values. author: default: the current user. Raises SetupError,
-    with nothing written, for a wrong name or range, and for more values than `MAX_LIST_VALUES` of the list or `MAX_VALUES` in all.
+    Args:
+        tables: The tables of the place.
+        name: The list.
+        values: The values.
+        until: Aware time from which events no longer match the values; None for never.
+        reason: Why the values are on the list.
+        kind: cidr for ranges of addresses; None for the kind of the list, or plain values if it is new.
+        author: Default: the current user.
+
+    Raises:
+        SetupError: If the name or a range is invalid, the list would exceed `MAX_LIST_VALUES`, or all lists together
+            `MAX_VALUES`. Nothing is written then.
     """
     started = time.monotonic()
     tables.require_table(TABLE)
@@ -164,7 +175,7 @@ def add_values(
     if problems:
         raise SetupError(f"list {name} is of kind cidr: {'; '.join(problems[:_MAX_PROBLEMS])}")
     if "" in values:
-        raise SetupError(f"list {name}: a value is empty; name the text that the field has")
+        raise SetupError(f"list {name}: a value is empty; leave it out")
     schema = "value string, expires_at timestamp, reason string, kind string"
     offered = tables.spark.createDataFrame([(value, until, reason, kind) for value in values], schema)
     ordered = offered.withColumns({REASON: F.lit(None).cast("string"), ROW: F.monotonically_increasing_id()})
@@ -172,14 +183,14 @@ def add_values(
 
 
 def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
-    """Takes values off a list. Raises SetupError if there is no such list."""
+    """Removes values from a list. Raises SetupError if the list does not exist."""
     _require_list(tables, name)
     wanted = list(dict.fromkeys(values))
-    is_meant = (F.col("list") == F.lit(name)) & F.col(_VALUE).isin(wanted)
-    there = {row[_VALUE] for row in tables.read(TABLE).where(is_meant).select(_VALUE).distinct().collect()}
-    if there:
-        change_table(tables, TABLE, lambda: tables.delta(TABLE).delete(is_meant))
-    return Removal(name, len(there), tuple(value for value in wanted if value not in there))
+    is_wanted = (F.col("list") == F.lit(name)) & F.col(_VALUE).isin(wanted)
+    found = {row[_VALUE] for row in tables.read(TABLE).where(is_wanted).select(_VALUE).distinct().collect()}
+    if found:
+        change_table(tables, TABLE, lambda: tables.delta(TABLE).delete(is_wanted))
+    return Removal(name, len(found), tuple(value for value in wanted if value not in found))
 
 
 def import_values(
@@ -187,21 +198,34 @@ def import_values(
     reason: str | None = None, kind: str | None = None, format: str | None = None,
     options: Mapping[str, str] | None = None, author: str | None = None,
 ) -> ListReport:  # fmt: skip
-    """Puts the values that the files at `path` hold on a list, in one commit, as `add_values` does.
+    """Adds the values in the files at `path` to a list, in one commit, as `add_values` does.
 
-    value: the column of the values; default: `value`, or the only column. Columns `expires_at` and `reason` are taken where
-    there are some; `until` and `reason` are for rows without. kind: see `add_values`. Of rows with one value the last to
-    expire counts. format: parquet, csv or json; default: by the files' names. options: Spark's reader options. Rows that
-    cannot be used are rejected and counted. Raises SetupError if the files cannot be read or lack the column, and as `add_values` does.
+    The files may also have the columns `expires_at` and `reason`; `until` and `reason` apply to rows without them. If
+    several rows have the same value, the last to expire counts. Unusable rows are rejected and counted.
+
+    Args:
+        tables: The tables of the place.
+        name: The list.
+        path: The files.
+        value: Column of the values; default: `value`, or the only column.
+        until: As in `add_values`.
+        reason: As in `add_values`.
+        kind: As in `add_values`.
+        format: parquet, csv or json; default: from the file names.
+        options: Spark's reader options.
+        author: Default: the current user.
+
+    Raises:
+        SetupError: If the files cannot be read or lack the column, and as in `add_values`.
     """
     started = time.monotonic()
     tables.require_table(TABLE)
     kind = _choose_kind(tables, name, kind)
     bare = _make_file_stream(_VALUE, [])
     source = Source.find(tables.spark, bare, str(path), format, options)
-    there = source.select_files(tables.spark, bare).list_columns()
-    column = _choose_column(source, there, value)
-    taken = [each for each in (_EXPIRES, _REASON) if each in there and each != column.lower()]
+    existing = source.select_files(tables.spark, bare).list_columns()
+    column = _choose_column(source, existing, value)
+    taken = [each for each in (_EXPIRES, _REASON) if each in existing and each != column.lower()]
     checked, _ = source.select_files(tables.spark, _make_file_stream(column, taken)).read_kept()
     text = F.col(quote_identifier(column)).cast("string")
     expires = F.col(_EXPIRES) if _EXPIRES in taken else F.lit(None).cast("timestamp")
@@ -223,10 +247,10 @@ def import_values(
 
 
 def read_list_changes(tables: Tables, first: int, last: int | None = None) -> DataFrame:
-    """Reads the changes of the table from the commit `first` to `last` (None: the last of all), both included.
+    """Reads the changes of the table in the commits `first` to `last`, inclusive; None for the latest commit.
 
-    Columns: those of a `ListChange`: change (insert or delete; an update is one of each), commit, list, value, expires_at
-    in microseconds, kind. Rows without a list or value are left out.
+    The columns are those of a `ListChange`: change (insert or delete; an update is one of each), commit, list, value,
+    expires_at in microseconds, kind. Rows without a list or value are left out.
     """
     return select_list_changes(tables.read_changes(TABLE, first, last))
 
@@ -245,7 +269,7 @@ def select_list_changes(feed: DataFrame) -> DataFrame:
 def _put(
     tables: Tables, name: str, offered: DataFrame, order: Sequence[str], author: str | None, started: float
 ) -> ListReport:
-    """Puts the offered rows on a list. offered: _COLUMNS, REASON and those by which rows are ordered."""
+    """Adds the offered rows to a list. `offered` has _COLUMNS, REASON and the columns of `order`."""
     judged = keep(_add_outcomes(tables, name, offered, order))
     try:
         counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
@@ -270,9 +294,9 @@ def _put(
 
 
 def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[str]) -> DataFrame:
-    """Adds to each row what becomes of it: new, changed, a duplicate, or rejected."""
+    """Adds the outcome of each row: new, changed, duplicate or rejected."""
     usable = F.col(REASON).isNull()
-    # Of rows with one value the last to expire counts; NULL is never.
+    # If several rows have the same value, the last to expire counts; NULL never expires.
     latest = Window.partitionBy(usable, _VALUE).orderBy(F.col(_EXPIRES).desc_nulls_first(), *order)
     rows = rows.withColumn("__nth", F.row_number().over(latest))
     stored = tables.read(TABLE).where(F.col("list") == F.lit(name))
@@ -320,27 +344,29 @@ def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
 
 
 def _require_room(tables: Tables, name: str, new: int) -> int:
-    """Counts the values of the list. Raises SetupError if `new` more are too many."""
+    """Counts the values of the list. Raises SetupError if `new` more would exceed a limit."""
     values: dict[str, int] = {row["list"]: row["values"] for row in show_lists(tables)}
     own, all_ = values.get(name, 0), sum(values.values())
-    for count, most, what in ((own, MAX_LIST_VALUES, f"list {name}"), (all_, MAX_VALUES, "the table lists")):
-        if new and count + new > most:
+    for count, limit, what in ((own, MAX_LIST_VALUES, f"list {name}"), (all_, MAX_VALUES, "the table lists")):
+        if new and count + new > limit:
             raise SetupError(
-                f"{what} would have {count + new:,} values, and at most {most:,} are allowed; nothing was written. Values "
-                "that follow a pattern are a condition of the rule; many attributes of one thing belong into a look-up table"
+                f"{what} would have {count + new:,} values, and at most {limit:,} are allowed; nothing was written. "
+                "If the values follow a pattern, write a condition in the rule; many attributes of one thing belong "
+                "in a look-up table"
             )
     return own
 
 
 def _choose_kind(tables: Tables, name: str, kind: str | None) -> str | None:
-    """Returns the kind of the values that are added: that of the list where none is given. Raises SetupError."""
+    """Returns the kind of new values: the given one, or that of the list. Raises SetupError."""
     if kind is not None and kind not in KINDS:
-        raise SetupError(f"list {name}: there is no kind {kind!r:.40}; {suggest(kind, KINDS)}")
+        raise SetupError(f"list {name}: unknown kind {kind!r:.40}; {suggest(kind, KINDS)}")
     rows = tables.query(TABLE, lambda rows: rows.where(F.col("list") == F.lit(name)).agg(F.max(_KIND), F.count("*")))
-    known, there = (rows[0][0], rows[0][1]) if rows else (None, 0)
-    if not there and not _NAME.fullmatch(name):
+    known, count = (rows[0][0], rows[0][1]) if rows else (None, 0)
+    if not count and not _NAME.fullmatch(name):
         raise SetupError(
-            f"{name!r:.120} is no name for a list; use 1 to 100 letters, digits, '.', '_' and '-', such as allowed-terminals"
+            f"{name!r:.120} is not a valid list name; use 1 to 100 letters, digits, '.', '_' and '-', "
+            "such as allowed-terminals"
         )
     return kind or known
 
@@ -349,7 +375,7 @@ def _require_list(tables: Tables, name: str) -> None:
     tables.require_table(TABLE)
     names = list_names(tables)
     if name not in names:
-        raise SetupError(f"there is no list {name!r:.120}; {suggest(name, names, 'lookback lists show names them')}")
+        raise SetupError(f"unknown list {name!r:.120}; {suggest(name, names, '`lookback lists show` lists them')}")
 
 
 def _is_expired() -> Column:
@@ -357,22 +383,22 @@ def _is_expired() -> Column:
 
 
 def _make_file_stream(column: str, more: Iterable[str]) -> Stream:
-    """Makes a declaration by which ingest reads the files: its fields are their columns."""
+    """Makes the declaration with which ingest reads the files; its fields are their columns."""
     types = {_EXPIRES: TIMESTAMP, _REASON: STRING}
     return Stream(
         name=TABLE, event_id=column, event_time=column, fields={column: STRING, **{each: types[each] for each in more}}
     )
 
 
-def _choose_column(source: Source, there: set[str], given: str | None) -> str:
-    """Chooses the column of the values. Raises SetupError if it is not there."""
-    if given is not None or _VALUE in there:
+def _choose_column(source: Source, existing: set[str], given: str | None) -> str:
+    """Chooses the column of the values. Raises SetupError if it does not exist or is ambiguous."""
+    if given is not None or _VALUE in existing:
         column = given or _VALUE
-        if column.lower() in there:
+        if column.lower() in existing:
             return column
-    elif len(there) == 1:
-        return next(iter(there))
-    wanted = "no column " + repr(given) if given else "several columns and none is called value"
+    elif len(existing) == 1:
+        return next(iter(existing))
+    problem = f"column {given!r} is missing" if given else "none of the columns is called value"
     raise SetupError(
-        f"{source.path}: there is {wanted}; there are {', '.join(sorted(there))}. Name the right one by --value"
+        f"{source.path}: {problem}; the columns are {', '.join(sorted(existing))}. Choose one with --value"
     )

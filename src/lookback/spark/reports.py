@@ -1,4 +1,4 @@
-"""Reports on files of rules before they are merged: their own tests, and a backtest of all of them against limits."""
+"""Reports on rule files before you merge them: their own tests, and a backtest against limits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RuleReport:
-    """The report on one file. rule_id: empty if it cannot be read. figures: of the backtest; None if there was none.
+    """The report on one file.
 
-    days: how many days of event time the figures are over. problems: sentences that say what to do; none if the rule passes.
-    remarks: sentences that stop nothing.
+    Attributes:
+        file: The file.
+        rule_id: Id of the rule; empty if it cannot be read.
+        tests: Number of the rule's own tests.
+        figures: Figures of the backtest; None without one.
+        days: Days of event time that the figures cover.
+        problems: Sentences that say what to do; empty if the rule passes.
+        remarks: Sentences that do not make the rule fail.
     """
 
     file: str
@@ -41,7 +47,7 @@ class RuleReport:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
+        """Returns plain values for JSON."""
         names = ("alerts", "alerts_per_day", "keys", "precision", "recall")
         figures = {name: None if self.figures is None else getattr(self.figures, name) for name in names}
         own = {"file": self.file, "rule_id": self.rule_id, "tests": self.tests, **figures, "days": self.days}
@@ -52,11 +58,20 @@ def report_rules(
     rules: RulesTable, files: Sequence[str], gate: Gate, within: Range | None = None, *,
     progress: Callable[[str], None] | None = None,
 ) -> list[RuleReport]:  # fmt: skip
-    """Checks the rules of files, runs their tests, and tries those that are valid on the events of their streams.
+    """Checks the rules in files, runs their tests, and backtests the valid ones on the events of their streams.
 
-    gate: the limits: tests, alerts a day and precision; what a file cannot have yet, such as hours in shadow, is not asked.
-    within: where the rules speak; default: in the last days that the gate names, else everywhere. A file that cannot be read,
-    or a rule that is wrong, fails alone. Raises SetupError if the events table of a stream is missing.
+    An unreadable file or an invalid rule fails alone.
+
+    Args:
+        rules: The rules table.
+        files: The rule files.
+        gate: Limits on tests, alerts per day and precision. Conditions that a file cannot meet yet, such as hours in
+            shadow, are skipped.
+        within: Range in which the rules may alert; default: the gate's last days, or everywhere.
+        progress: Receives lines for people.
+
+    Raises:
+        SetupError: If the events table of a stream is missing.
     """
     reports: list[RuleReport] = []
     compiled: dict[int, CompiledRule] = {}
@@ -66,7 +81,7 @@ def report_rules(
         if rule is not None:
             compiled[at] = rule
             if (first := seen.setdefault(report.rule_id, file)) != file:
-                report.problems.append(f"{first} has a rule of this rule_id too; give one of them another (rule_id)")
+                report.problems.append(f"{first} has a rule with the same rule_id; rename one of them (rule_id)")
         reports.append(report)
     for stream in dict.fromkeys(rule.spec.stream for rule in compiled.values()):
         own = {at: rule for at, rule in compiled.items() if rule.spec.stream == stream}
@@ -98,7 +113,7 @@ def _check_file(file: str, rules: RulesTable) -> tuple[RuleReport, CompiledRule 
 
 @dataclass(frozen=True)
 class _Tried:
-    """The result of a backtest of one rule: its figures over so many days, or why there are none."""
+    """The result of a backtest of one rule: its figures and the days they cover, or the problem."""
 
     figures: Figures | None = None
     days: float = 0.0
@@ -109,7 +124,7 @@ def _try_rules(
     rules: RulesTable, stream: str, compiled: Mapping[int, CompiledRule], within: Range,
     progress: Callable[[str], None] | None,
 ) -> dict[int, _Tried]:  # fmt: skip
-    """Tries rules of one stream in one pass; one by one if one of them ends it."""
+    """Backtests rules of one stream in one pass, or one by one if a rule makes that pass fail."""
     candidates = [
         Candidate(dict(rule.spec.document), rules.next_version(rule.spec.rule_id)) for rule in compiled.values()
     ]
@@ -130,17 +145,19 @@ def _try_rules(
 
 
 def _judge(report: RuleReport, tried: _Tried, gate: Gate) -> RuleReport:
-    """Returns the report with the figures of a backtest, and what these do not meet."""
+    """Returns the report with the figures of a backtest, and the conditions that they do not meet."""
     if tried.figures is None:
         return replace(report, problems=[*report.problems, tried.problem])
     if tried.figures.alerts_per_day is None:
-        problem = "there are no events to try it on; ingest some, or choose another range by --since and --until"
+        problem = "no events to try it on; ingest some, or choose another range with --since and --until"
         return replace(report, figures=tried.figures, problems=[*report.problems, problem])
-    # The others are about a version in the table.
-    asked = replace(gate, backtest_days=round(tried.days, 1), shadow_hours=0.0, approval=False)
+    # The remaining conditions are about a version in the table.
+    applicable = replace(gate, backtest_days=round(tried.days, 1), shadow_hours=0.0, approval=False)
     figures = tried.figures
     known = Knowledge(report.tests, None, figures.alerts_per_day, figures.precision, "", "")
-    unmet = [f"{each.condition}: {each.figure}; {each.remedy}" for each in check_gate(asked, known) if not each.met]
+    unmet = [
+        f"{each.condition}: {each.figure}; {each.remedy}" for each in check_gate(applicable, known) if not each.met
+    ]
     remarks = list(report.remarks)
     if figures.failures:
         remarks.append(f"could not be judged {figures.failures:,} times; guard what fails, such as nullif(x, 0)")

@@ -1,4 +1,4 @@
-"""Reviews alerts: lists the queue of open ones, explains one by the events behind it, and records people's decisions."""
+"""Reviews alerts: lists the queue of open alerts, explains them by their events, and records decisions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what explains when it is asked for: the queue opens sooner without it."""
+    """Imports the explanations on first use, so that the queue opens faster."""
     if name not in ("Explainer", "explain", "explain_event"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lookback.spark.explaining import explanations
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     return getattr(explanations, name)
 
 
-# How far back the queue goes: older files of alerts are not read.
+# How far back the queue goes. It does not read older files of alerts.
 QUEUE_DAYS = 90.0
 _QUEUE_COLUMNS = (
     "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "revision",
@@ -52,18 +52,18 @@ _QUEUE_COLUMNS = (
 )  # fmt: skip
 # The last revision of an alert that needs a person.
 _NEEDS_REVIEW = "verdict = 'raised' AND mode = 'active'"
-# More than any number of a revision.
+# Larger than any revision number.
 _REVISIONS = 2**32
-# The queue must begin at a time that Python knows.
+# Keeps the queue's begin within the dates that Python can represent.
 _MAX_DAYS = 36_500
-# More ids than these are joined as a table; each is a call to the JVM in a condition.
-_MOST_LISTED_IDS = 100
-# The newest rows of the same entity that are looked at.
-_MOST_LIKE = 200
+# In a condition each id is a call to the JVM, so more ids than this are joined as a table.
+_MAX_LISTED_IDS = 100
+# The number of newest rows of the same entity to read.
+_MAX_LIKE = 200
 
 
 def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
-    """Reads all rows of alerts of one rule or stream, or of all, with the columns of the table, in order of arrival."""
+    """Reads all rows of alerts in order of arrival, optionally of one rule or stream, with the columns of the table."""
     order = ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision", "decided_at")
     rows = tables.read("alerts").orderBy(*order)
     rows = rows if rule_id is None else rows.where(F.col("rule_id") == F.lit(rule_id))
@@ -79,15 +79,26 @@ def open_queue(
     with_snoozed: bool = False,
     reports: bool = False,
 ) -> DataFrame:
-    """Reads the alerts of one rule or stream, or of all, that wait for a person.
+    """Reads the open alerts, which wait for review: one row per alert, its last revision.
 
-    Critical alerts come first, then high, medium, low; within a severity the newest event comes first. There is one row
-    per alert, its last revision. Alerts in shadow, retracted, suppressed, reviewed or snoozed ones are left out, and so
-    are reports, by the version of the rule that raised them: `queue: false`, or severity info. with_snoozed: snoozed ones
-    are there too. reports: reads just these in place of the others. days: the greatest age of an alert, since it was decided;
-    see `note_on_older`. Columns: severity, event_time, rule_id, rule_version,
-    stream, key, message, measures, alert_id, revision, event_id, window_start, window_end, window_complete, arrival,
-    decided_at. Raises ReviewError if `days` is no number of days.
+    Critical alerts come first, then high, medium, low; within a severity the newest event comes first. Alerts that are
+    in shadow, retracted, suppressed, reviewed or snoozed are left out, and so are reports: alerts of a rule version
+    with `queue: false` or severity info.
+
+    Args:
+        tables: The tables of the place.
+        rule_id: Only alerts of this rule.
+        stream: Only alerts of this stream.
+        days: Maximum age of an alert, in days since it was decided; see `note_on_older`.
+        with_snoozed: Whether to include snoozed alerts.
+        reports: Whether to read the reports instead.
+
+    Returns:
+        The columns severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision,
+        event_id, window_start, window_end, window_complete, arrival and decided_at.
+
+    Raises:
+        ReviewError: If `days` is out of range.
     """
     begins = queue_begins(days)
     alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
@@ -104,20 +115,23 @@ def open_queue(
 def _find_open(
     tables: Tables, alerts: DataFrame, since: dt.datetime | None = None, *, reports: bool = False
 ) -> DataFrame:
-    """Returns the rows of `alerts` that wait for a person: raised, not in shadow, of the last revision, not reviewed.
+    """Returns the rows of `alerts` that wait for review: last revisions that are raised, not in shadow, not reviewed.
 
-    reports: whether it returns the reports among such rows, or the others.
+    Each evaluation numbers the revisions of an alert from 0; the last evaluation that wrote the alert counts.
 
-    since: a time at or before which no row of `alerts` was decided; revisions from before it are not read. Of several
-    evaluations that wrote an alert, which each number its revisions from 0, the last one counts.
+    Args:
+        tables: The tables of the place.
+        alerts: Rows of the table `alerts`.
+        since: Time before which no row of `alerts` was decided; older revisions are not read.
+        reports: Whether to return only reports, or only alerts for the queue.
     """
     evaluation = Evaluations.read(tables).number()
-    # One number to compare, so that rows are joined by their hashes.
+    # A single number to compare lets Spark use a hash join.
     order = evaluation.cast("bigint") * F.lit(_REVISIONS) + F.col("revision")
     revised = tables.read("alerts").where((F.col("revision") > 0) | (evaluation > 0))
     if since is not None:
         revised = revised.where(F.col("decided_at") >= F.lit(since))
-    # Revisions are few and their columns are narrow; to find the last one by a window would sort every wide row.
+    # Revisions are few and narrow. Finding the last one with a window function would sort all wide rows.
     revised = revised.select(F.col("alert_id").alias("same"), order.alias("later"))
     is_superseded = (F.col("alert_id") == F.col("same")) & (order < F.col("later"))
     wanted = alerts.where(_NEEDS_REVIEW).where(~F.col("queue") if reports else F.col("queue"))
@@ -126,17 +140,16 @@ def _find_open(
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
-    """Returns the time, by `decided_at`, from which on alerts are in a queue of so many `days`. Raises ReviewError."""
+    """Returns the earliest `decided_at` of alerts in a queue of `days`. Raises ReviewError if that is out of range."""
     if not 0 < days <= _MAX_DAYS:
-        raise ReviewError(f"the days of the queue are a number above 0, at most {_MAX_DAYS:,}, got {days}")
+        raise ReviewError(f"the days of the queue must be above 0 and at most {_MAX_DAYS:,}, got {days}")
     return dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
 
 
 def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
-    """Writes a sentence that says where the queue begins and how to see older alerts; empty if no alert is older.
+    """Says where a queue of `days` begins and how to see older alerts; empty if no alert is older.
 
-    days: those of the queue. It stops at the first older alert, so it does not say how many of them are open; `count_older`
-    does.
+    It stops at the first older alert, so it does not know how many are open; `count_older` does.
     """
     begins = queue_begins(days)
     if tables.read("alerts").where(F.col("decided_at") < F.lit(begins)).select("decided_at").isEmpty():
@@ -149,32 +162,32 @@ def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
 
 
 def show_snoozes(tables: Tables, days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
-    """Lists all snoozes, and how many alerts each keeps out of a queue of so many days; see `lookback.spark.snoozes`."""
+    """Lists all snoozes, and how many alerts each keeps out of a queue of `days`; see `lookback.spark.snoozes`."""
     begins = queue_begins(days)
     alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
     return list_snoozes(tables, _find_open(tables, alerts, begins).select("alert_id", "rule_id", "key"))
 
 
 def note_on_snoozed(tables: Tables, days: float = QUEUE_DAYS) -> str:
-    """Writes a sentence on the active snoozes and the alerts that they keep out of a queue of `days`; empty without any."""
+    """Says how many alerts the active snoozes keep out of a queue of `days`; empty if no snooze is active."""
     active = [row for row in show_snoozes(tables, days) if row["state"] == ACTIVE]
     if not active:
         return ""
     kept = count_noun(sum(row["alerts"] for row in active), "open alert")
     subject = "1 snooze leaves" if len(active) == 1 else f"{len(active):,} snoozes leave"
-    return f"{subject} out {kept}; `lookback snoozes` says which, why and until when."
+    return f"{subject} out {kept}; `lookback snoozes` shows which, why and until when."
 
 
 @dataclass(frozen=True)
 class OlderAlerts:
-    """Open alerts that are too old for the queue. begins: the queue's begin; oldest: the time of the first decision."""
+    """Open alerts that are too old for the queue: their count, the queue's begin, and when the oldest was decided."""
 
     count: int
     begins: dt.datetime
     oldest: dt.datetime | None
 
     def __str__(self) -> str:
-        """The count in a sentence, with how to see them."""
+        """The count in a sentence that says how to see the alerts."""
         if self.oldest is None:
             return f"No open alert is older than the queue, which begins at {self.begins:%Y-%m-%d}."
         days = (dt.datetime.now(dt.timezone.utc) - self.oldest).days + 1
@@ -186,7 +199,7 @@ class OlderAlerts:
 
 
 def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
-    """Counts the open alerts decided before the queue begins, or before the time `begins` (aware); reads all alerts."""
+    """Counts the open alerts decided before the aware time `begins` (default: of the queue). Reads all alerts."""
     begins = begins or queue_begins()
     alerts = tables.read("alerts").where(F.col("decided_at") < F.lit(begins))
     row = _find_open(tables, alerts).agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
@@ -195,9 +208,9 @@ def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlert
 
 @dataclass(frozen=True)
 class Decision:
-    """A person's decision about one revision of an alert.
+    """A decision on one revision of an alert.
 
-    last: the number of the alert's last revision. is_new: False if the reviewer had recorded the same decision last, so
+    `last` is the number of the alert's last revision. `is_new` is false if it repeats the reviewer's last decision, so
     that no row was written.
     """
 
@@ -209,12 +222,12 @@ class Decision:
     is_new: bool
 
     def __str__(self) -> str:
-        """The decision in a sentence, with a remedy if the reviewer has not seen a later revision."""
-        record = f"is recorded as {self.disposition}" if self.is_new else f"was recorded as {self.disposition} before"
+        """The decision in a sentence, and what to do if the reviewer has not seen a later revision."""
+        record = f"is recorded as {self.disposition}" if self.is_new else f"was already recorded as {self.disposition}"
         text = f"Alert {self.alert_id} {record}, by its revision {self.revision}: {self.message or 'no message'}."
         if self.revision == self.last:
             return text
-        return f"{text} Revision {self.last} has come since; look at it, and decide again where it changes your mind."
+        return f"{text} Revision {self.last} has arrived since; look at it, and decide again if it changes your mind."
 
 
 def record_review(
@@ -225,12 +238,20 @@ def record_review(
     note: str = "",
     revision: int | None = None,
 ) -> Decision:
-    """Records a person's decision about an alert, which removes the alert from the queue.
+    """Records a decision on an alert, which removes the alert from the queue.
 
-    disposition: confirmed, false_positive, benign (true but harmless) or unclear. reviewer: a name; None: the current
-    user. note: the reasons. revision: the one that the person has seen; None: the last. A further review of the same
-    alert is one more row, unless it repeats the reviewer's last one. Raises ReviewError if there is no such alert or
-    revision, the disposition is none of these, or the reviewer's name is empty.
+    Another review of the same alert adds a row, unless it repeats the reviewer's last one.
+
+    Args:
+        tables: The tables of the place.
+        alert_id: The alert.
+        disposition: confirmed, false_positive, benign (true but harmless) or unclear.
+        reviewer: Name of the reviewer; None for the current user.
+        note: Reasons for the decision.
+        revision: The revision that the reviewer saw; None for the last.
+
+    Raises:
+        ReviewError: If the alert, revision or disposition is unknown, or the reviewer is empty.
     """
     from lookback.spark.explaining.explanations import find_revision, read_alert_rows
 
@@ -250,7 +271,7 @@ def record_review(
 
 @dataclass(frozen=True)
 class Review:
-    """A row of the table `reviews`. reviewed_at: aware; revision: None if a row that others wrote does not name it."""
+    """A row of the table `reviews`. `revision` is None if an external row lacks it; `reviewed_at` is aware."""
 
     alert_id: str
     disposition: str
@@ -267,7 +288,7 @@ class Review:
 
 @dataclass(frozen=True)
 class SeenAlert:
-    """An alert as a person has seen it: its revision, when that was decided (aware), and the reviews that were there."""
+    """An alert as a reviewer saw it: its revision, when that was decided (aware), and its reviews at that time."""
 
     alert_id: str
     revision: int
@@ -277,10 +298,14 @@ class SeenAlert:
 
 @dataclass(frozen=True)
 class RecordedReviews:
-    """One decision about one or many alerts. recorded: the ids of those that it is recorded of; reviewed_at: its time.
+    """One decision on one or more alerts.
 
-    elsewhere: alerts that others have decided since they were seen, by id, with those reviews; nothing is recorded of them.
-    later: recorded alerts of which a later revision has come since, by id, with its number.
+    Attributes:
+        recorded: Ids of the alerts for which it is recorded.
+        reviewed_at: Time of the decision.
+        elsewhere: The reviews, by id, of alerts that another reviewer has decided since they were seen. The decision is
+            not recorded for these.
+        later: The number of the last revision, by id, of recorded alerts that were revised since they were seen.
     """
 
     recorded: tuple[str, ...]
@@ -292,10 +317,10 @@ class RecordedReviews:
 def record_reviews(
     tables: Tables, seen: Sequence[SeenAlert], disposition: str, reviewer: str | None = None, note: str = ""
 ) -> RecordedReviews:
-    """Records one decision about alerts as they were seen, in one commit, unless somebody has decided them since.
+    """Records one decision on the alerts in `seen`, in one commit, except for alerts that were decided since.
 
-    disposition, reviewer, note: as for `record_review`. An alert with a review that was not seen is left as it is: whoever
-    has seen that one too may decide once more, and the last review counts. Raises ReviewError likewise.
+    `disposition`, `reviewer`, `note` and the errors are as in `record_review`. An alert with an unseen review stays
+    unchanged: you may decide again once you have seen that review, and the last review counts.
     """
     _check_disposition(disposition)
     reviewer = _choose_reviewer(tables, reviewer)
@@ -316,16 +341,17 @@ def record_reviews(
 
 
 def withdraw_reviews(tables: Tables, reviewer: str, reviewed_at: dt.datetime) -> None:
-    """Deletes the rows that `record_reviews` wrote for one decision, so that its alerts wait again unless others decided them.
+    """Deletes the rows that `record_reviews` wrote for one decision, found by `reviewer` and `reviewed_at`.
 
-    reviewer, reviewed_at: those of the rows. Rows of others are never touched; the table's history keeps what was there.
+    Its alerts are open again unless another reviewer decided them. Rows of other reviewers are never touched, and the
+    table's history keeps the deleted rows.
     """
     own = (F.col("reviewer") == F.lit(reviewer)) & (F.col("reviewed_at") == to_timestamp(parse_time(reviewed_at)))
     change_table(tables, "reviews", lambda: tables.delta("reviews").delete(own))
 
 
 def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[Review]]:
-    """Reads the reviews of some alerts. alert_ids: theirs. Returns the reviews by alert, each alert's in order of time."""
+    """Reads the reviews of the alerts with these `alert_ids`, by alert, in order of time."""
     chosen = _select_ids(tables, tables.read("reviews"), list(alert_ids))
     time = F.unix_micros("reviewed_at").alias("time")
     rows = chosen.select("alert_id", "disposition", "revision", "reviewer", "note", time).collect()
@@ -337,17 +363,17 @@ def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[
 
 
 def read_last_row(tables: Tables, alert_id: str) -> dict[str, Any]:
-    """Reads the last row of an alert, whatever its verdict, with aware times. Raises ReviewError if there is none."""
+    """Reads the last row of an alert, of any verdict, with aware times. Raises ReviewError if the alert is unknown."""
     from lookback.spark.explaining.explanations import read_alert_rows
 
     return read_alert_rows(tables, alert_id)[-1]
 
 
 def _find_later_revisions(tables: Tables, seen: Mapping[str, SeenAlert]) -> dict[str, int]:
-    """Finds the alerts of which a later revision was written than the one that was seen, with the number of the last."""
+    """Finds the alerts that were revised since they were seen, with the number of the last revision."""
     if not seen:
         return {}
-    # Files of alerts that were all decided before are not read.
+    # Skips files whose alerts were all decided before.
     since = min(each.decided_at for each in seen.values())
     alerts = tables.read("alerts").where(F.col("decided_at") >= to_timestamp(parse_time(since)))
     rows = _select_ids(tables, alerts, list(seen)).select(
@@ -362,17 +388,17 @@ def _find_later_revisions(tables: Tables, seen: Mapping[str, SeenAlert]) -> dict
 
 
 def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
-    """Reads the other alerts of an alert's entity: of the same key, or of the same `entity` where the rule names one.
+    """Reads the other alerts with the same key as an alert, or with the same `entity` if the rule names one.
 
-    alert: a row of `alerts`. Returns the last row of each, the newest first, at most 200 rows of `days`, with `reviews`, a
-    list of Review. A rule over all events together has no entity, and so no such alerts.
+    `alert` is a row of `alerts`. Returns the last row of each alert, newest first, from at most 200 rows within `days`,
+    each with its `reviews`, a list of Review. A rule over all events together has no key, and so no such alerts.
     """
     same = _has_entity_of(alert)
     if same is None:
         return []
     columns = ("alert_id", "revision", "verdict", "mode", "severity", "rule_id", "event_time", "message", "decided_at")
     rows = tables.read("alerts").where((F.col("decided_at") >= F.lit(queue_begins(days))) & same)
-    newest = rows.orderBy(F.col("decided_at").desc(), F.col("revision").desc()).select(*columns).limit(_MOST_LIKE)
+    newest = rows.orderBy(F.col("decided_at").desc(), F.col("revision").desc()).select(*columns).limit(_MAX_LIKE)
     last: dict[str, dict[str, Any]] = {}
     for row in newest.toArrow().to_pylist():
         last.setdefault(row["alert_id"], row)
@@ -382,7 +408,7 @@ def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUE
 
 
 def _has_entity_of(alert: Mapping[str, Any]) -> Column | None:
-    """Returns the condition that a row of `alerts` is about the entity of an alert; None if that has no entity."""
+    """Returns the condition that a row of `alerts` has the entity of the given alert; None if the alert has none."""
     key = dict(alert["key"] or {})
     if not key:
         return None
@@ -394,8 +420,8 @@ def _has_entity_of(alert: Mapping[str, Any]) -> Column | None:
 
 
 def _select_ids(tables: Tables, rows: DataFrame, alert_ids: Sequence[str]) -> DataFrame:
-    """Selects the rows of alerts by their ids."""
-    if len(alert_ids) <= _MOST_LISTED_IDS:
+    """Selects the rows of the given alerts."""
+    if len(alert_ids) <= _MAX_LISTED_IDS:
         return rows.where(F.col("alert_id").isin(list(alert_ids)))
     chosen = tables.spark.createDataFrame(pa.table({"alert_id": pa.array(alert_ids, pa.string())}))
     return rows.join(F.broadcast(chosen), "alert_id", "left_semi")
@@ -403,13 +429,13 @@ def _select_ids(tables: Tables, rows: DataFrame, alert_ids: Sequence[str]) -> Da
 
 def _check_disposition(disposition: str) -> None:
     if disposition not in DISPOSITIONS:
-        raise ReviewError(f"a disposition is one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
+        raise ReviewError(f"disposition must be one of {', '.join(DISPOSITIONS)}, got {disposition!r}")
 
 
 def _choose_reviewer(tables: Tables, reviewer: str | None) -> str:
     reviewer = tables.current_user if reviewer is None else reviewer
     if not reviewer.strip():
-        raise ReviewError("a review needs the name of who did it, got an empty reviewer")
+        raise ReviewError("reviewer must not be empty")
     return reviewer
 
 
@@ -422,9 +448,9 @@ def _append_reviews(tables: Tables, reviews: Sequence[Review]) -> None:
 
 
 def decisions(tables: Tables) -> DataFrame:
-    """Counts the alerts of each rule by disposition. Columns, also of the order: stream, rule_id, disposition; alerts.
+    """Counts the alerts of each rule by disposition, with the columns stream, rule_id, disposition (sorted) and alerts.
 
-    An alert counts once, by its last review; its revisions are one alert.
+    An alert counts once, by its last review, regardless of its revisions.
     """
     latest = Window.partitionBy("alert_id").orderBy(F.col("reviewed_at").desc(), "reviewer", "disposition")
     last = tables.read("reviews").withColumn("__nth", F.row_number().over(latest)).where(F.col("__nth") == 1)

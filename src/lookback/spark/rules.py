@@ -47,16 +47,16 @@ _DAY_US = MICROSECONDS["day"]
 _MAX_ATTEMPTS = 20
 _ARROW_TYPES = {"version": pa.int64(), "changed_at": pa.timestamp("us", "UTC")}
 _ARROW_RULES = pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in RULES.names])
-# How long a warm-up takes, roughly: making a history of two sums took 10 microseconds of processor time an event, one of
-# sessions, or of matches with fixed expiry, another 8 to 14.
-_LEAST_SECONDS, _EVENTS_PER_SECOND, _ORDERED_PER_SECOND = 5, 150_000, 80_000
+# Estimates how long a warm-up takes. Making a history of two sums took 10 microseconds of processor time per event, one
+# of sessions, or of matches with fixed expiry, another 8 to 14.
+_MIN_SECONDS, _EVENTS_PER_SECOND, _ORDERED_PER_SECOND = 5, 150_000, 80_000
 _MAX_PAUSE_SECONDS = 3.0
-_CONFLICT = "the rule has a version that was not there a moment ago"
+_CONFLICT = "the rule has a new version since it was read"
 
 
 @dataclass(frozen=True)
 class RuleRow:
-    """A version of a rule in the table; document is None if it cannot be read as JSON."""
+    """A version of a rule in the table. `document` is None if it is not valid JSON."""
 
     rule_id: str
     version: int
@@ -71,7 +71,7 @@ class RuleRow:
 
 @dataclass(frozen=True)
 class _NewRow:
-    """A version of a rule, or a command, that is to be written."""
+    """A version of a rule, or a command, to write."""
 
     rule_id: str
     version: int | None
@@ -84,7 +84,7 @@ class _NewRow:
 
 
 class _Approval(NamedTuple):
-    """The columns of a row about the gate. author: in place of who publishes the row, if that person approved it."""
+    """The columns of a row about the gate. `author` replaces the publisher of the row if the publisher approved it."""
 
     approved_by: str | None = None
     evidence: str | None = None
@@ -92,7 +92,7 @@ class _Approval(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The name of a measure, or `sequence`, and how far it looks back in microseconds."""
+    """The name of a measure, or `sequence`, and how far it reaches back in microseconds."""
 
     name: str
     reach: int
@@ -100,10 +100,10 @@ class _Span(NamedTuple):
 
 @dataclass(frozen=True)
 class RulesTable:
-    """The rules table of one place. streams: every declared stream by name.
+    """The rules table of one place, with every declared stream by name.
 
-    has_gate: whether a version becomes active only by `activate`; `push` and `set_parameters` publish a draft in place of it,
-    and an active row that the stream rejected, since the gate is enforced, counts as a draft.
+    With `has_gate` a version only becomes active by `activate`: `push` and `set_parameters` publish a draft instead,
+    and an active row that the stream rejected because of an enforced gate counts as a draft.
     """
 
     tables: Tables
@@ -111,13 +111,13 @@ class RulesTable:
     has_gate: bool = False
 
     def check(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Binds a rule to its stream and runs its own tests. Raises RuleError with every problem at once."""
+        """Binds a rule to its stream and runs its own tests. Raises RuleError with all problems at once."""
         from lookback.testing.rule_tests import check_rule
 
         return check_rule(document, self.streams)
 
     def _check_with_lists(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Checks a rule that is to be published: the lists that it names have to be there. Raises RuleError."""
+        """Checks a rule before publication; its lists must exist. Raises RuleError."""
         compiled = self.check(document)
         if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
             raise RuleError(compiled.spec.rule_id, problems)
@@ -126,10 +126,10 @@ class RulesTable:
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
     ) -> int:
-        """Publishes the next version of a rule and returns its number. Raises RuleError; nothing is written then.
+        """Publishes the next version of a rule and returns its number.
 
-        If two processes publish at once, both versions are written, one after the other. Raises SetupError if others keep
-        publishing.
+        If two processes publish at once, both versions are written, one after the other. Raises RuleError, with nothing
+        written, if the rule is invalid, and SetupError if concurrent writers win every attempt.
         """
         compiled = self._check_with_lists(document)
         text = _write_document(compiled, self.streams)
@@ -137,14 +137,14 @@ class RulesTable:
         return self._publish(compiled.spec.rule_id, lambda _: (status, text), author, comment)
 
     def choose_status(self, status: str) -> str:
-        """Returns the status with which a new document is published: under a gate a draft in place of an active version."""
+        """Returns the status for publishing a new document: with a gate, draft instead of active."""
         return "draft" if self.has_gate and status == "active" else status
 
     def publish_approved(self, row: RuleRow, *, author: str, approver: str, evidence: str, comment: str = "") -> int:
-        """Publishes a version with the document of a row as active.
+        """Publishes a row's document as the active version.
 
-        author: who wrote the document; approver: who activated it, empty for nobody else; evidence: JSON, as `write_evidence`
-        of the gate writes it.
+        `author` wrote the document; `approver` activated it, and is empty if that was the author. `evidence` is JSON
+        from the gate's `write_evidence`.
         """
         text = json.dumps(row.document, ensure_ascii=False, default=_to_json_value)
         approval = _Approval(approver or None, evidence)
@@ -153,16 +153,16 @@ class RulesTable:
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with another status. Raises RuleError for an unknown rule.
 
-        The document is that of the active or paused version, else of the one in shadow, else of the last draft, even if
-        another process publishes at the same time. Rows that never came into force, such as one that was written by hand and
-        cannot be read, are passed over.
+        It has the document of the active or paused version, else of the one in shadow, else of the last draft, even if
+        another process publishes at the same time. Rows that never came into force, such as an unreadable row written
+        by hand, are skipped.
         """
 
         def make_row(rows: list[Row]) -> tuple[str, str]:
             current, document = self._require_current(rule_id, rows)
             if self.has_gate and status == "active" and not is_proven(document, current.evidence):
                 message = (
-                    f"the settings have a gate, and version {current.version} has no evidence that it met it; use "
+                    f"the settings have a gate, and version {current.version} has no evidence of meeting it; use "
                     f"`lookback rules activate {rule_id}`"
                 )
                 raise RuleError(rule_id, [Problem("status", message)])
@@ -170,12 +170,12 @@ class RulesTable:
 
         def carry_on(rows: list[Row]) -> _Approval:
             current, _ = self._require_current(rule_id, rows)
-            # The document is the same, so what was known about it still is; a retired rule has to show it again.
+            # The document is the same, so its evidence stays valid; only a retired rule must meet the gate again.
             if not (current.status in ("active", "paused") and status in ("active", "paused")):
                 return _Approval()
             approval = _Approval(current.approved_by, current.evidence)
             if status == "active" and is_same_person(author or self.tables.current_user, current.approved_by):
-                # Who approved a rule may resume it; its author is still who wrote it.
+                # The approver may resume the rule, which keeps its original author.
                 return approval._replace(author=_find_document_author(rows, current.evidence))
             return approval
 
@@ -184,12 +184,12 @@ class RulesTable:
     def set_parameters(
         self, rule_id: str, changes: Mapping[str, object], *, author: str = "", comment: str = ""
     ) -> int:
-        """Publishes a version with the document and status of the one that `set_status` takes, and other values of parameters.
+        """Publishes a version with new parameter values. Document and status are those that `set_status` takes.
 
-        changes: the new values by the names of parameters. A text is read as the kind of value that the parameter has. The
-        document's tests go on to mean what they meant: each that names no `parameters` is given the values from before. A
-        quarantined rule becomes active again.
-        Raises RuleError for an unknown rule, parameter or value, for a retired rule, and if the new document fails its check.
+        `changes` has the new values by parameter; a text is parsed as the parameter's type. The document's tests keep
+        their meaning: parameters that a test does not set get the previous values. A quarantined rule becomes active
+        again. Raises RuleError for an unknown rule, parameter or value, for a retired rule, and if the new document
+        fails its check.
         """
 
         def make_row(rows: list[Row]) -> tuple[str, str]:
@@ -212,9 +212,9 @@ class RulesTable:
         return self._publish(rule_id, make_row, author, comment)
 
     def quarantine(self, quarantine: Quarantine) -> bool:
-        """Takes the version that `quarantine` names out of service by a further version. Returns whether it published one.
+        """Publishes a version that takes the failing version out of service. Returns whether it published one.
 
-        It does not if that was done already, or if the author has published a version since that takes its role.
+        It publishes none if that was done already, or if the author has since published a version with the same role.
         """
         rule_id, evidence = quarantine.rule_id, write_quarantined(quarantine.version)
         for _ in self._attempt(rule_id, 3):
@@ -229,7 +229,7 @@ class RulesTable:
         raise AssertionError  # the attempts end with an error
 
     def command(self, action: str, stream: str, *, time: object = None, author: str = "", comment: str = "") -> None:
-        """Publishes a command. action: clear_state, retire_all, or advance to the `time` that the watermark is to reach.
+        """Publishes a command; `action` is clear_state, retire_all, or advance, which moves the watermark to `time`.
 
         Raises RuleError for an unknown command, stream or time.
         """
@@ -237,7 +237,7 @@ class RulesTable:
             raise RuleError("*", [Problem("status", f"must be one of {', '.join(COMMANDS)}, got {action!r}")])
         if stream not in self.streams:
             known = ", ".join(sorted(self.streams))
-            raise RuleError("*", [Problem("stream", f"there is no stream {stream!r}; known are {known}")])
+            raise RuleError("*", [Problem("stream", f"unknown stream {stream!r}; known are {known}")])
         document: dict[str, Any] = {"stream": stream}
         if action == "advance":
             try:
@@ -249,9 +249,9 @@ class RulesTable:
         self._append(_NewRow("*", None, action, json.dumps(document), author, comment))
 
     def announce_lists(self, stream: str, commits: Mapping[int, str]) -> None:
-        """Publishes the command by which a stream obeys the lists of commits of the table `lists`.
+        """Publishes the command that makes a stream apply commits of the table `lists`.
 
-        commits: by commit what it changed, for the log.
+        `commits` describes, for the log, what each commit changed.
         """
         rows = [
             _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
@@ -260,15 +260,15 @@ class RulesTable:
         self._append_as_stream(rows, f"{stream}:{max(commits)}")
 
     def publish_piece(self, stream: str, piece: Piece) -> None:
-        """Publishes a row that names a piece of history, for a version that is warming."""
+        """Publishes a row that refers to a piece of history, for a version that is warming up."""
         row = _NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, "")
         self._append_as_stream([row], f"{stream}:{piece.piece}")
 
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
 
-        A sequence has no measures and is named `sequence`. A session has no length; its gap counts. No measures are
-        returned if the stream has no events yet, as there are no rows to keep.
+        A sequence, which has no measures, is listed as `sequence`. For a session, which has no length, its gap counts.
+        The list is empty if the stream has no events yet, when no rows can be kept.
         """
         compiled = self.check(document)
         spans = {span: state for span, state in _find_spans(compiled).items() if span.reach > _DAY_US}
@@ -278,13 +278,13 @@ class RulesTable:
         kept: set[str] = set()
         for row in self.rows():
             if row.status in WITH_STATE and row.document and row.document.get("stream") == stream:
-                # A row that was written by hand may not be a rule.
+                # A row written by hand may not be a valid rule.
                 with contextlib.suppress(RuleError):
                     kept |= set(_find_spans(compile_rule(row.document, self.streams[stream])).values())
         return [span.name for span, state in spans.items() if state not in kept]
 
     def describe_history(self, document: Mapping[str, Any] | Rule) -> str:
-        """Says how the windows of a rule are filled whose rows no rule keeps: from the table, how long that takes, or not at all."""
+        """Says how windows without kept rows are filled: from the table and how long that takes, or not at all."""
         from lookback.core.engine.warming import find_reach, find_reason_cold
 
         compiled = self.check(document)
@@ -296,24 +296,24 @@ class RulesTable:
             ((newest,),) = rows.agg(F.max(F.unix_micros(time_))).collect()
             rows = rows.where(F.unix_micros(time_) >= newest - reach)
         ((count, first),) = rows.agg(F.count("*"), F.min(F.unix_micros(time_))).collect()
-        seconds = round(_LEAST_SECONDS + count / (_EVENTS_PER_SECOND if reach is not None else _ORDERED_PER_SECOND))
+        seconds = round(_MIN_SECONDS + count / (_EVENTS_PER_SECOND if reach is not None else _ORDERED_PER_SECOND))
         return (
-            f"the running stream reads the {count:,} events since {to_text(to_utc(first))} from the table, in some {seconds:,} s, "
-            "and until then the version before it stays in force"
+            f"the running stream reads the {count:,} events since {to_text(to_utc(first))} from the table, "
+            f"in about {seconds:,} s, and until then the version before it stays in force"
         )
 
     def rows(self, without: Container[tuple[str, int | None]] = ()) -> list[RuleRow]:
-        """Returns the versions that count, by rule_id; commands and rows without an id are left out.
+        """Returns the current versions of all rules, by rule_id, without commands and rows without an id.
 
-        These are of each rule the last version that is active, paused, retired or quarantined, the one in shadow beside it,
-        and a draft that is later than both. A row that cannot be read counts only where a rule has no other. without:
-        versions that are no part of it, by rule_id and number.
+        The current versions of a rule are the last one that is active, paused, retired or quarantined, the one in
+        shadow, and a draft that is later than both. An unreadable row counts only if the rule has no other row.
+        `without` excludes versions by rule_id and number.
         """
         rows = self._read_versions()
         return _list_by_role(_list_sound(row for row in rows if (row["rule_id"], row["version"]) not in without))
 
     def list_rows(self) -> list[RuleRow]:
-        """Returns the versions that count, with status rejected or warming for a later one that is not, or not yet, in force."""
+        """Returns the current versions, and later ones that are not (yet) in force with status rejected or warming."""
         has_log = self.tables.exists("rule_log")
         shown = dict.fromkeys(find_warming(self.tables), WARMING) if has_log else {}
         shown |= dict.fromkeys(find_rejected(self.tables), REJECTED) if has_log else {}
@@ -325,35 +325,33 @@ class RulesTable:
         return _list_by_role(map(show, self._read_versions()))
 
     def _read_versions(self) -> list[Row]:
-        """Reads all versions of rules; commands and rows without an id are left out."""
+        """Reads all versions of rules, without commands and rows without an id."""
         rows = self._show_refused_as_drafts(self.tables.query("rules", lambda rows: rows.select(*RULES.names)))
         return [row for row in rows if row["rule_id"] not in (None, "*")]
 
     def read_versions(self, rule_id: str) -> list[RuleRow]:
-        """Returns all versions of a rule, also those that do not count any more."""
+        """Returns all versions of a rule, including those that are no longer current."""
         return [_make_rule_row(row) for row in self._read_rows(rule_id)]
 
     def find_version(self, rule_id: str) -> RuleRow:
-        """Returns the version of a rule that is meant by its id: the last active one, else the last.
+        """Returns the version that a rule's id alone refers to: the last active one, else the last.
 
-        Raises RuleError if there is no such rule, or its document cannot be read.
+        Raises RuleError if the rule is unknown, or its document cannot be read.
         """
         rows = _list_sound(self._read_rows(rule_id)) if self.tables.exists("rules") else []
         last = _find_last(row for row in rows if row["status"] == "active") or _find_last(rows)
         if last is None or last.document is None:
-            raise RuleError(
-                rule_id, [Problem("rule_id", "there is no such rule in the table, and no file of that name")]
-            )
+            raise RuleError(rule_id, [Problem("rule_id", "not a rule in the table, and not a file")])
         return last
 
     def find_document(self, rule_id: str, version: int) -> dict[str, Any]:
-        """Returns the document of a version. Raises RuleError if there is none, or it cannot be read."""
+        """Returns the document of a version. Raises RuleError if the version is unknown or unreadable."""
         rows = self.read_versions(rule_id)
         for row in rows:
             if row.version == version and row.document is not None:
                 return row.document
         known = ", ".join(str(row.version) for row in sorted(rows, key=lambda row: row.version)) or "none"
-        raise RuleError(rule_id, [Problem("version", f"there is no version {version} in the table; known are {known}")])
+        raise RuleError(rule_id, [Problem("version", f"version {version} is not in the table; known are {known}")])
 
     def next_version(self, rule_id: str) -> int:
         """Returns the number that the next published version of a rule will have."""
@@ -361,38 +359,39 @@ class RulesTable:
         return _count_next_version(rows)
 
     def export(self, rule_id: str | None = None) -> list[dict[str, Any]]:
-        """Returns the documents of the rules that are not retired, or that of the rule `rule_id`.
+        """Returns the documents of all rules that are not retired, or of the rule `rule_id`.
 
-        Of two versions side by side it is the active one's. Raises RuleError if there is no such rule.
+        If a rule has a version in shadow too, the active one's document is returned. Raises RuleError for an unknown
+        rule.
         """
         by_rule: dict[str, list[RuleRow]] = {}
         for row in self.rows():
             if rule_id in (None, row.rule_id):
                 by_rule.setdefault(row.rule_id, []).append(row)
         if rule_id is not None and not by_rule:
-            raise RuleError(rule_id, [Problem("rule_id", "there is no such rule in the table")])
+            raise RuleError(rule_id, [Problem("rule_id", "not a rule in the table")])
         rows = [next((row for row in rows if row.status != "retired"), rows[0]) for rows in by_rule.values()]
         return [row.document for row in rows if row.document and (rule_id is not None or row.status != "retired")]
 
     def list_obeyed(self, rule_id: str) -> list[RuleRow]:
-        """Returns the versions of a rule that count, as `rows` does, without those that its stream rejected."""
+        """Returns the current versions of a rule, as `rows` does, without those that its stream rejected."""
         return _list_by_role(self._keep_obeyed(rule_id, self._read_rows(rule_id)))
 
     def _keep_obeyed(self, rule_id: str, rows: Sequence[Row]) -> Sequence[Row]:
-        """Returns the rows of a rule without those that its stream has rejected, or will; all of them if none is left."""
+        """Drops the rows of a rule that its stream has rejected or will reject; keeps all of them if none is left."""
         rejected = find_rejected(self.tables, rule_id=rule_id) if self.tables.exists("rule_log") else set()
-        # What the gate has rejected is here as a draft.
+        # Versions that the gate rejected have status draft here.
         sound = _list_sound(rows)
         kept = [each for each in sound if each["status"] == "draft" or (rule_id, each["version"]) not in rejected]
         return [row for row in kept if _find_stream(row, self.streams) is not None] or kept or rows
 
     def _require_current(self, rule_id: str, rows: Sequence[Row]) -> tuple[RuleRow, dict[str, Any]]:
-        """Returns the row that a command on a rule means, and a copy of its document. Raises RuleError if there is none."""
+        """Returns the row that a command on a rule applies to, and a copy of its document. Raises RuleError."""
         found = find_roles(self._keep_obeyed(rule_id, rows)).current
         row = None if found is None else _make_rule_row(found)
         if row is None or row.document is None:
             known = ", ".join(dict.fromkeys(row.rule_id for row in self.rows())) or "none"
-            raise RuleError(rule_id, [Problem("rule_id", f"there is no such rule in the table; known are {known}")])
+            raise RuleError(rule_id, [Problem("rule_id", f"not a rule in the table; known are {known}")])
         return row, dict(row.document)
 
     def _publish(
@@ -401,7 +400,7 @@ class RulesTable:
     ) -> int:  # fmt: skip
         """Publishes the version after the last one.
 
-        make_row: makes its status and document from all rows of the rule; approve: the same for its approval.
+        `make_row` gets all rows of the rule and returns the new status and document; `approve` returns the approval.
         """
         for _ in self._attempt(rule_id):
             read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
@@ -409,7 +408,7 @@ class RulesTable:
             if version >= MAX_VERSION:
                 raise RuleError(
                     rule_id,
-                    [Problem("version", f"the table has version {version - 1:,}; delete that row, it is the last")],
+                    [Problem("version", f"the table has version {version - 1:,}, the maximum; delete that row")],
                 )
             status, document = make_row(rows)
             approval = _Approval() if approve is None else approve(rows)
@@ -424,20 +423,20 @@ class RulesTable:
         raise AssertionError  # the attempts end with an error
 
     def _attempt(self, rule_id: str, attempts: int = _MAX_ATTEMPTS) -> Iterator[int]:
-        """Yields a number for each attempt to publish, after a pause. Raises SetupError, with the last author, at the end."""
+        """Yields the number of each attempt to publish, with pauses. Raises SetupError after the last."""
         for attempt in range(attempts):
             if attempt:
                 time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, _MAX_PAUSE_SECONDS))  # noqa: S311
             yield attempt
         last = _find_last(self._read_rows(rule_id))
-        who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'nobody named'}"
+        who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'an unknown author'}"
         raise SetupError(
-            f"rule {rule_id!r} was not published: others have written to {self.tables.identifier('rules')} at every one of "
-            f"{attempts} attempts{who}. Look at `lookback rules list` and publish again"
+            f"rule {rule_id!r} was not published: other writers changed {self.tables.identifier('rules')} during each "
+            f"of {attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
     def _find_read_commit(self) -> int | None:
-        """Finds the last commit of the rules, before its rows are read; None where that is not known without a job."""
+        """Finds the last commit of the table, before reading its rows; None if that would need a Spark job."""
         return None if self.tables.log_folder("rules") is None else self.tables.version("rules")
 
     def _read_rows(self, rule_id: str) -> list[Row]:
@@ -448,7 +447,7 @@ class RulesTable:
         return compute_at_once(read, self.tables.root, lambda: self.tables)
 
     def _show_refused_as_drafts(self, rows: list[Row]) -> list[Row]:
-        """Returns the rows, with status draft for those that say active although the stream rejected them by the gate."""
+        """Changes the status of active rows that the stream rejected because of the gate to draft."""
         if not self.has_gate or not any(_is_objectionable(row) for row in rows) or not self.tables.exists("rule_log"):
             return rows
         is_refused = (F.col("action") == "rejected") & F.col("message").startswith(REFUSAL)
@@ -463,9 +462,9 @@ class RulesTable:
         ]  # fmt: skip
 
     def _insert(self, rows: list[Row], new: _NewRow, read_at: int | None) -> bool:
-        """Appends a version if the rule still has these rows. Returns False if another process has written meanwhile.
+        """Appends a version if the rule still has these rows, read at the commit `read_at` of `_find_read_commit`.
 
-        read_at: see `_find_read_commit`.
+        Returns False if another process has written in the meantime.
         """
         try:
             if read_at is None or not append_directly(self.tables, self._to_arrow([new]), "rules", read_at=read_at):
@@ -479,7 +478,7 @@ class RulesTable:
         return True
 
     def _insert_by_query(self, rows: list[Row], new: _NewRow) -> None:
-        """Does as `_insert` by one query that reads and writes, so that Delta sees a conflict with every other writer."""
+        """Inserts with a single query that reads and writes, so that Delta detects conflicts with all other writers."""
         highest = max((row["version"] or 0 for row in rows), default=0)
         current = self.tables.read("rules").where(F.col("rule_id") == new.rule_id)
         counts = current.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
@@ -491,7 +490,7 @@ class RulesTable:
         self.tables.append(row, "rules")
 
     def _find_failing_document(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
-        """Returns the document of the failing version; None if a later one has its role, or no row is that version."""
+        """Returns the document of the failing version; None if it has no row or a later version has its role."""
         rule_id, version = quarantine.rule_id, quarantine.version
         failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
         for row in failing:
@@ -513,7 +512,7 @@ class RulesTable:
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
 
     def _append_as_stream(self, rows: Sequence[_NewRow], mark: str) -> None:
-        """Appends rows that a running stream writes, and waits for. mark: see `append_directly`."""
+        """Appends rows that a running stream writes and waits for. For `mark` see `append_directly`."""
         if not append_directly(self.tables, self._to_arrow(rows), "rules", mark):
             self._append(*rows)
 
@@ -521,14 +520,14 @@ class RulesTable:
         return pa.Table.from_pylist([self._complete(row) for row in rows], _ARROW_RULES)
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
-        """Returns the columns of a new row, with the time and, if no author is named, the current user."""
+        """Returns the columns of a new row, with the time and, by default, the current user as author."""
         author = new.author or self.tables.current_user
         columns = {**asdict(new), "author": author, "changed_at": dt.datetime.now(dt.timezone.utc)}
         return {name: columns[name] for name in RULES.names}
 
 
 def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
-    """Writes a rule's document as the table holds it. Raises RuleError if it is too long."""
+    """Formats a rule's document for the table. Raises RuleError if it is too long."""
     rule = compiled.spec
     text = json.dumps(dict(rule.document), ensure_ascii=False, default=_to_json_value)
     limits = streams[rule.stream].limits
@@ -538,13 +537,13 @@ def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> st
 
 
 def _count_next_version(rows: Sequence[Row]) -> int:
-    # A row without a version counted as the next version when it was written. One beyond the last version is rejected.
+    # A row without a version took the next number when it was written. Versions beyond the maximum are rejected.
     numbers = (row["version"] or 0 for row in rows if (row["version"] or 0) < MAX_VERSION)
     return max([0, *numbers]) + 1 + sum(row["version"] is None for row in rows)
 
 
 def _list_sound(rows: Iterable[Row]) -> list[Row]:
-    """Lists the rows that may be versions of rules; those of a rule that has no such row are all listed."""
+    """Lists the sound rows of each rule, or all its rows if none is sound."""
     rows = list(rows)
     sound = [row for row in rows if _is_sound(row)]
     known = {row["rule_id"] for row in sound}
@@ -552,7 +551,7 @@ def _list_sound(rows: Iterable[Row]) -> list[Row]:
 
 
 def _is_sound(row: Row) -> bool:
-    """Returns whether a row may be a version of a rule, as far as that is seen without its stream."""
+    """Returns whether a row can be a version of a rule, as far as can be checked without its stream."""
     if row["status"] not in STATUSES or not 0 <= (row["version"] or 0) < MAX_VERSION:
         return False
     try:
@@ -574,9 +573,9 @@ def _is_objectionable(row: Row) -> bool:
 
 
 def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None = None) -> set[tuple[str, int]]:
-    """Finds the versions, by rule_id and number, that a stream (None: any) rejected and none obeyed: they are not in force.
+    """Finds the versions, by rule_id and number, that a stream rejected and no stream applied; they are not in force.
 
-    rule_id: of the rule whose versions are wanted; None for all.
+    `stream` and `rule_id` restrict the search to one stream or rule.
     """
     is_own = F.lit(True) if stream is None else F.col("stream") == stream
     is_own = is_own if rule_id is None else is_own & (F.col("rule_id") == rule_id)
@@ -592,9 +591,9 @@ def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None
 
 
 def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:
-    """Finds the versions, by rule_id and number, that wait for the history of their windows, each with the time since when.
+    """Finds the versions, by rule_id and number, that wait for the history of their windows, and since when.
 
-    stream: None for any. A version that a later one has replaced may be among them.
+    `stream` restricts the search to one stream. Versions that a later one has replaced may be included.
     """
     is_own = F.lit(True) if stream is None else F.col("stream") == stream
     has_ended = F.bool_or(F.col("action").isin(*(action for action in ACTIONS.values() if action != ACTIONS["draft"])))
@@ -609,7 +608,7 @@ def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, i
 
 
 def _list_by_role(rows: Iterable[Row]) -> list[RuleRow]:
-    """Lists the rows that count, by rule_id (see `find_roles`)."""
+    """Lists the current rows by rule_id (see `find_roles`)."""
     by_rule: dict[str, list[Row]] = {}
     for row in rows:
         by_rule.setdefault(row["rule_id"], []).append(row)
@@ -617,13 +616,13 @@ def _list_by_role(rows: Iterable[Row]) -> list[RuleRow]:
 
 
 def _find_document_author(rows: list[Row], evidence: str | None) -> str:
-    """Finds who is the author in the first row that became active with this evidence; empty if nobody is."""
+    """Finds the author in the first row that became active with this evidence; empty if there is none."""
     proven = [row for row in rows if row["status"] == "active" and row["evidence"] == evidence]
     return next((row["author"] or "" for row in sorted(proven, key=lambda row: row["version"] or 0)), "")
 
 
 def _find_last(rows: Iterable[Row]) -> RuleRow | None:
-    """Finds the row of the highest version; of equal versions the last row."""
+    """Finds the row with the highest version; on a tie the last row."""
     last: Row | None = None
     for row in rows:
         if last is None or (row["version"] or 0) >= (last["version"] or 0):
@@ -632,18 +631,18 @@ def _find_last(rows: Iterable[Row]) -> RuleRow | None:
 
 
 def _find_stream(row: Row, streams: Mapping[str, Stream]) -> Stream | None:
-    """Finds the stream of a row that is a valid rule; None if it is not."""
+    """Finds the stream of a row; None if the row is not a valid rule."""
     with contextlib.suppress(LookbackError):
         document = read_document(row["document"], WIDEST_LIMITS)
         stream = streams.get(str(document.get("stream")))
-        # A rule in force stays valid where the limits of its stream were lowered.
+        # A rule in force stays valid even if the limits of its stream were lowered.
         if stream and compile_rule(document, replace(stream, limits=WIDEST_LIMITS)).spec.rule_id == row["rule_id"]:
             return stream
     return None
 
 
 def _find_spans(rule: CompiledRule) -> dict[_Span, str]:
-    """Finds the spans of a rule, each with the name of the state that holds its rows."""
+    """Maps the spans of a rule to the names of the states that keep their rows."""
     if rule.sequence is not None:
         return {_Span("sequence", rule.sequence.within): rule.store}
     return {
@@ -679,4 +678,4 @@ def _make_rule_row(row: Row) -> RuleRow:
 def _to_json_value(value: object) -> str:
     if isinstance(value, (dt.datetime, dt.date)):
         return value.isoformat()
-    raise TypeError(f"{value!r} cannot stand in a rule document; write it as text")
+    raise TypeError(f"{value!r} is not allowed in a rule document; write it as text")

@@ -1,7 +1,7 @@
-"""Snoozes: for a while the queue and notifications leave out the alerts of a rule, of a key, or of both.
+"""Snoozes alerts: leaves those of a rule, of a key, or of both out of the queue and notifications for a while.
 
-A snooze is a row of the table `snoozes`, which people may write by SQL as well. Alerts are written as ever. When a snooze
-ends, by the clock, the alerts that are still open are in the queue again.
+A snooze is a row of the table `snoozes`, which you may also write by SQL. Alerts are still written. When a snooze ends,
+by the clock, the alerts that are still open return to the queue.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 TABLE = "snoozes"
-# In place of the id of a rule: the alerts of any rule.
+# Used instead of a rule's id for the alerts of any rule.
 ANY_RULE = "*"
 PENDING, ACTIVE, EXPIRED = "pending", "active", "expired"
 
 
 @dataclass(frozen=True)
 class Snooze:
-    """A pause of some alerts in the queue. rule_id None: of any rule. key None: of any key; else all keys that have these values.
+    """A pause of some alerts in the queue, for the aware times [since, until), by the clock.
 
-    The times are aware, [since, until), by the clock.
+    A `rule_id` of None means any rule. A `key` of None means any key; otherwise it covers every key with these values.
     """
 
     rule_id: str | None
@@ -57,14 +57,14 @@ class Snooze:
         return f"The queue leaves out {self.subject} until {self.until:%Y-%m-%dT%H:%M:%SZ}: {self.reason}"
 
     def covers(self, alert: Mapping[str, Any]) -> bool:
-        """Returns whether the snooze is of an alert's rule and key, whatever the time."""
+        """Returns whether the snooze covers an alert's rule and key, at any time."""
         key = alert["key"] or {}
         is_key = all(name in key and key[name] == text for name, text in (self.key or {}).items())
         return self.rule_id in (None, alert["rule_id"]) and is_key
 
 
 def read_end(text: str) -> dt.datetime:
-    """Reads the end of a snooze: a time, or a duration from now on such as `8 hours`. Raises ReviewError."""
+    """Parses the end of a snooze: a time, or a duration from now such as `8 hours`. Raises ReviewError."""
     with suppress(DurationError):
         return dt.datetime.now(dt.timezone.utc) + dt.timedelta(microseconds=parse_duration(text))
     try:
@@ -79,20 +79,29 @@ def snooze(
     tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None = None, *,
     until: dt.datetime, reason: str, since: dt.datetime | None = None, author: str | None = None,
 ) -> Snooze:  # fmt: skip
-    """Appends a snooze. Returns it.
+    """Appends and returns a snooze.
 
-    subject: the id of a rule, `*` for any rule, or an alert's id for its rule and key. key: values by field, as the `key` of
-    alerts has them; None: any key, or the alert's. since, until: aware times; since: default: now. author: default: the current
-    user. Raises ReviewError if there is no such rule or alert, a field is not one of the rule's `group_by`, the end is not after
-    the begin and now, or the reason is empty.
+    Args:
+        tables: The tables of the place.
+        streams: The declared streams by name.
+        subject: Id of a rule, `*` for any rule, or id of an alert for its rule and key.
+        key: Values by field, as in the `key` of alerts; None for any key, or the alert's.
+        until: Aware time of the end.
+        reason: For readers who wonder where the alerts are.
+        since: Aware time of the begin; default: now.
+        author: Default: the current user.
+
+    Raises:
+        ReviewError: If the rule or alert is unknown, a field is not in the rule's `group_by`, the end is not after the
+            begin and after now, or the reason is empty.
     """
     now = dt.datetime.now(dt.timezone.utc)
     since = now if since is None else since
     if not reason.strip():
-        raise ReviewError("a snooze needs a reason, for those who wonder where the alerts are")
+        raise ReviewError("a snooze needs a reason, for readers who wonder where the alerts are")
     if until <= max(since, now):
         raise ReviewError(
-            f"a snooze ends after it begins and after now, {now:%Y-%m-%dT%H:%M:%SZ}, got {until.isoformat()}"
+            f"a snooze must end after its begin and after now, {now:%Y-%m-%dT%H:%M:%SZ}, got {until.isoformat()}"
         )
     tables.require_table(TABLE)
     rule_id, chosen = _find_subject(tables, streams, subject, key)
@@ -105,28 +114,28 @@ def snooze(
 def end_snoozes(
     tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None = None
 ) -> int:
-    """Ends the snoozes of just this rule and key that have not ended yet. Returns how many they were.
+    """Ends the snoozes of exactly this rule and key that have not ended yet. Returns their number.
 
-    streams, subject, key: as for `snooze`. Raises ReviewError likewise.
+    `streams`, `subject`, `key` and the errors are as in `snooze`.
     """
     tables.require_table(TABLE)
     rule_id, chosen = _find_subject(tables, streams, subject, key)
     now = to_timestamp(parse_calendar_time(dt.datetime.now(dt.timezone.utc)))
     same_key = _write_key("key").eqNullSafe(_write_key(_make_map(chosen)))
-    is_meant = F.col("rule_id").eqNullSafe(F.lit(rule_id)) & same_key & (F.col("until") > now)
-    ended = tables.read(TABLE).where(is_meant).count()
+    is_running = F.col("rule_id").eqNullSafe(F.lit(rule_id)) & same_key & (F.col("until") > now)
+    ended = tables.read(TABLE).where(is_running).count()
     if ended:
-        change_table(tables, TABLE, lambda: tables.delta(TABLE).update(is_meant, {"until": now}))
+        change_table(tables, TABLE, lambda: tables.delta(TABLE).update(is_running, {"until": now}))
     return ended
 
 
 def read_snoozes(tables: Tables, *, ended_after: dt.datetime | None = None) -> list[Snooze]:
-    """Reads the snoozes in the order of their ends. ended_after: an aware time; those that ended before are left out."""
+    """Reads the snoozes in the order of their ends, without those that ended by the aware time `ended_after`."""
     return [each for each, _ in _read_with_key_text(tables, ended_after)] if tables.exists(TABLE) else []
 
 
 def _read_with_key_text(tables: Tables, ended_after: dt.datetime | None = None) -> list[tuple[Snooze, str | None]]:
-    """Reads the snoozes, each with its key as `_write_key` writes it."""
+    """Reads the snoozes, each with its key as text from `_write_key`."""
     rows = tables.read(TABLE)
     if ended_after is not None:
         rows = rows.where(F.col("until") > to_timestamp(parse_calendar_time(ended_after)))
@@ -141,7 +150,7 @@ def _read_with_key_text(tables: Tables, ended_after: dt.datetime | None = None) 
 
 
 def leave_out_snoozed(tables: Tables, alerts: DataFrame) -> DataFrame:
-    """Returns the rows of `alerts` that no active snooze covers; alerts has rule_id and key."""
+    """Returns the rows of `alerts` (with rule_id and key) that no active snooze covers."""
     if not tables.exists(TABLE):
         return alerts
     return alerts.join(F.broadcast(_read_active(tables)), _covers(alerts), "left_anti")
@@ -150,8 +159,9 @@ def leave_out_snoozed(tables: Tables, alerts: DataFrame) -> DataFrame:
 def list_snoozes(tables: Tables, open_alerts: DataFrame) -> list[dict[str, Any]]:
     """Lists all snoozes in the order of their ends: rule_id, key, from, until, reason, author, state, alerts.
 
-    open_alerts: alert_id, rule_id and key of those that would be in the queue without snoozes. state: pending, active or
-    expired. alerts: how many an active snooze keeps out of the queue, an alert once for each snooze that covers it.
+    `open_alerts` has alert_id, rule_id and key of the queue's alerts, including snoozed ones. `state` is pending,
+    active or expired. `alerts` is the number of alerts that an active snooze keeps out of the queue; an alert counts
+    for each snooze that covers it.
     """
     now, listed = dt.datetime.now(dt.timezone.utc), _read_with_key_text(tables) if tables.exists(TABLE) else []
     counts: dict[tuple[str | None, str | None], int] = {}
@@ -189,7 +199,7 @@ def _covers(alerts: DataFrame) -> Column:
 
 
 def _write_key(column: str | Column) -> Column:
-    """Writes a key as text, the fields in order, since Spark does not compare maps."""
+    """Formats a key as text with sorted fields, since Spark cannot compare maps."""
     return F.to_json(F.array_sort(F.map_entries(column)))
 
 
@@ -215,7 +225,7 @@ def _find_subject(
     if alert is None:
         ids = [each[0] for each in tables.read("rules").select("rule_id").distinct().collect() if each[0] != ANY_RULE]
         hint = suggest(subject, ids, "`lookback rules list` shows the rules, `lookback alerts` the alerts")
-        raise ReviewError(f"there is no rule and no alert {subject!r}; {hint}")
+        raise ReviewError(f"unknown rule or alert {subject!r}; {hint}")
     _check_fields(key, set(alert["key"]), f"the key of alert {subject}")
     return alert["rule_id"], alert["key"] if key is None else key
 

@@ -1,1 +1,1 @@
-"""Runs rules without Spark: the harness, replay, the tests in a rule's document, and a trial over history."""
+"""Runs rules without Spark: the harness, replay, the tests in a rule's document, and trials over history."""

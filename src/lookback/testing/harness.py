@@ -1,6 +1,6 @@
-"""Runs the engine in one process without Spark: a harness for tests and trials, and the replay of whole tables.
+"""Runs the engine in one process without Spark: a harness for tests and trials, and a replay of whole tables.
 
-Both use the stream's evaluator, with state in memory.
+Both use the stream's evaluator with state in memory.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from lookback.core.values.times import NEVER
 from lookback.core.values.types import TIMESTAMP
 
 _Row = TypeVar("_Row")
-# Replay judges this many events at a time; results do not depend on it.
+# Replay judges this many events at a time. Results do not depend on it.
 _MAX_REPLAY_ROWS = 500_000
 
 
 class _Clock:
-    """Gives the commits whose times are not known the time at which their events are judged, as if ingest took them in now.
+    """Treats commits without a time as committed when their events are judged, as if ingest read them now.
 
-    While all events lie beyond what the clock could have seen, they are on a time line of their own, and none is too far
+    As long as all events are further ahead than the clock allows, they have their own time line, and none is too far
     ahead.
     """
 
@@ -56,7 +56,7 @@ class _Clock:
         self._has_past = False
 
     def split_future(self, events: Events, committed_at: Int64s | None) -> tuple[Events, list[LateEvent]]:
-        """Separates the events that are more than max_future ahead; see `arrival.split_future`."""
+        """Splits off the events that are more than max_future ahead; see `arrival.split_future`."""
         if committed_at is None:
             now = time.time_ns() // 1_000
             self._has_past = self._has_past or bool((events.times <= now + self._stream.max_future).any())
@@ -68,13 +68,13 @@ class Rows(list[_Row], Generic[_Row]):
     """A list of rows that converts to a pandas frame."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns a frame with a column for each attribute; without rows it has no columns."""
+        """Returns a frame with a column per attribute. Without rows it has no columns."""
         return pd.DataFrame([asdict(row) for row in self])  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a replay. errors: the rows of rule_log with action `failed` or `rejected`."""
+    """The result of a replay. `errors` are the rows of rule_log with action `failed` or `rejected`."""
 
     alerts: Rows[Alert] = field(default_factory=Rows)
     late_events: Rows[LateEvent] = field(default_factory=Rows)
@@ -82,13 +82,20 @@ class Result:
 
 
 class Harness:
-    """One shard in memory: rules and events in, alerts out, at once.
+    """One shard in memory: takes rules and events, and has the alerts immediately.
 
-    stream: a Stream, its document, or the path of its YAML. watermark `automatic`: after each commit it moves to the
-    highest event time less max_out_of_orderness; `manual`: time moves only by `watermark(t)`. warm_start: whether versions
-    come into force with the history of their windows, as in a stream that reads it at once; the harness then keeps all events.
-    Times go in as aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
-    Raises StreamError for a wrong stream, ValueError for another watermark.
+    Times are aware datetimes, ISO 8601 texts or integer microseconds; naive ones are UTC.
+
+    Args:
+        stream: A Stream, its document, or the path of its YAML.
+        watermark: With `automatic` it moves, after each commit, to the highest event time less max_out_of_orderness.
+            With `manual` it only moves by `watermark(t)`.
+        warm_start: Whether versions come into force with the history of their windows, as in a stream that reads it
+            immediately. The harness then keeps all events.
+
+    Raises:
+        StreamError: If the stream is invalid.
+        ValueError: If `watermark` is unknown.
 
     >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
     >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
@@ -104,14 +111,14 @@ class Harness:
         self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic", *, warm_start: bool = False
     ) -> None:
         if watermark not in ("automatic", "manual"):
-            raise ValueError(f"watermark is 'automatic' or 'manual', got {watermark!r}")
+            raise ValueError(f"watermark must be 'automatic' or 'manual', got {watermark!r}")
         self.stream = load_any_stream(stream)
         self.alerts: Rows[Alert] = Rows()
         self.late_events: Rows[LateEvent] = Rows()
         self.errors: Rows[LogRow] = Rows()
         self._clock = _Clock(self.stream)
         self._known = KnownLists({})
-        # All that was judged, for the history of later versions: batches, and times to which the watermark was moved.
+        # Everything judged so far, for the history of later versions: batches, and times of manual watermarks.
         self._judged: list[Batch | int] | None = [] if warm_start else None
         self._history = b""
         self._evaluator = Evaluator(
@@ -122,10 +129,10 @@ class Harness:
         self._changes = 0
 
     def lists(self, contents: Mapping[str, Iterable[Any]]) -> None:
-        """Sets what is in lists now, between two commits, for `in_list(field, 'name')`.
+        """Sets the contents of lists between two commits, for `in_list(field, 'name')`.
 
-        contents: by list its values: texts, whole numbers, or mappings of value, expires_at (from which event time on it is no
-        value any more) and kind (`cidr` for a range of addresses). Lists that are not named stay as they are. Raises
+        `contents` has values by list: texts, whole numbers, or mappings with value, expires_at (the event time from
+        which it no longer matches) and kind (`cidr` for a range of addresses). Other lists stay unchanged. Raises
         EventError, with the place, for anything else.
 
         >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
@@ -144,10 +151,10 @@ class Harness:
         self._process(Batch(empty_events(self.stream, ()), changes=[_change_lists(self._changes, commit)]))
 
     def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
-        """Applies a rule change now, between two commits. Versions are 1, 2, ... unless given.
+        """Applies a rule change between two commits. Versions are 1, 2, ... unless given.
 
-        Raises RuleError, with every problem, for a wrong rule, an unknown status, or a version that is not above the
-        one in force; the version in force then stays.
+        Raises RuleError, with all problems, for an invalid rule, an unknown status, or a version that is not above the
+        one in force, which then stays in force.
         """
         rule_id, text = _check_rule(rule, self.stream)
         number = _read_version(rule_id, version)
@@ -163,7 +170,7 @@ class Harness:
             self._warm(warming)
 
     def _warm(self, warming: Warming) -> None:
-        """Brings a version that is warming into force, with the history of all that was judged."""
+        """Activates a warming version, with the history of everything judged so far."""
         entry, state = warming.entry, ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
         evaluator = replace(self._evaluator, warms=False)
         silent = RuleChange("insert", 0, entry.rule_id, 1, "paused", entry.document)
@@ -182,14 +189,15 @@ class Harness:
         self._history = b""
 
     def events(self, rows: object) -> None:
-        """Judges events: a list of dicts, a pandas frame or an Arrow table.
+        """Judges events from a list of dicts, a pandas frame or an Arrow table.
 
-        Each row is a commit of its own, unless a column `arrival` groups them; rows of one commit and one time are judged in
-        the order in which they are given. A column `committed_at` gives the commit's time; without it the commit counts as
-        made now, and an event more than max_future ahead is discarded, unless all events so far are.
-        None, NaT and pd.NA are NULL, and so is NaN in a pandas
-        frame, where it marks a missing value; only in columns of the types Float32, Float64 and Arrow's, and outside
-        of pandas, NaN is a value. Raises EventError for rows that cannot be events, naming row, field and remedy.
+        Each row is its own commit, unless a column `arrival` groups rows; rows with the same commit and time are judged
+        in the given order. A column `committed_at` has the commit's time. Without it the commit counts as made now, and
+        an event more than max_future ahead is discarded, unless all events so far are that far ahead.
+
+        None, NaT and pd.NA are NULL, and so is NaN in a pandas frame, where it marks a missing value. NaN is a value
+        only outside pandas, and in columns of the types Float32, Float64 and Arrow's. Raises EventError for invalid
+        rows, with row, field and remedy.
         """
         events, committed_at = read_events(rows, self.stream, self._next_commit())
         commits = events.commits
@@ -201,9 +209,9 @@ class Harness:
             self.late_events[known:] = _sort_late_events([*self.late_events[known:], *future], self.stream)
 
     def watermark(self, time: object) -> None:
-        """Moves the watermark to `time` if that is later, and judges all windows and absences that end by then.
+        """Advances the watermark to `time` if that is later, and judges all windows and absences that end by then.
 
-        Raises EventError if `time` is not a time.
+        Raises EventError if `time` is invalid.
         """
         try:
             microseconds = read_cell(TIMESTAMP, time)
@@ -216,7 +224,7 @@ class Harness:
         self._add_output(self._evaluator.advance(self._state, microseconds))
 
     def clear_state(self) -> None:
-        """Forgets all window state, as the command `clear_state` does; the rules go on with empty windows."""
+        """Drops all window state, as the command `clear_state` does. The rules continue with empty windows."""
         self._changes += 1
         change = RuleChange("insert", self._changes, "*", None, "clear_state", None)
         self._process(Batch(empty_events(self.stream, ()), changes=[change]))
@@ -224,8 +232,8 @@ class Harness:
     def state_rows(self) -> int:
         """Counts the rows of window state at or above the floor, which `metrics` calls state_rows.
 
-        These are the events that windows, sessions and sequences keep, and waits for absences. Verdicts, suppressed keys and
-        keys that an alert emptied do not count.
+        These are the events that windows, sessions and sequences keep, and waits for absences. Verdicts, suppressed
+        keys and keys reset by an alert do not count.
         """
         return self._state.state_rows()
 
@@ -254,14 +262,17 @@ def replay(
     stream: Stream | Mapping[str, Any] | str | Path,
     lists: Mapping[str, Iterable[Any]] | Lists | Iterable[tuple[Mapping[str, Iterable[Any]], int | None]] = (),
 ) -> Result:
-    """Judges events in order of arrival, as the stream would have.
+    """Judges events in order of arrival, as the stream would have. Raises RuleError, EventError and StreamError.
 
-    rules: documents (version 1, active from the start) or pairs of a row of the rules table and its activation
-    arrival, the last commit judged before it (None: before the first). A third part gives the row a warm start: its version
-    gathers rows from the first commit on, is warming from `arrival` on, and comes into force after that commit. events: as
-    for Harness.events; with columns `arrival` and `committed_at` where they are known. lists: what is in lists from the
-    start, as for Harness.lists, or pairs of that and the arrival from which on it holds. Raises RuleError, EventError and
-    StreamError.
+    Args:
+        rules: Documents (version 1, active from the start), or pairs of a row of the rules table and its activation
+            arrival: the last commit judged before it (None: before the first). A third part gives the row a warm start:
+            its version collects rows from the first commit, is warming from `arrival` on, and comes into force after
+            the commit in the third part.
+        events: Events as for Harness.events, with the columns `arrival` and `committed_at` if known.
+        stream: A Stream, its document, or the path of its YAML.
+        lists: Contents of lists from the start, as for Harness.lists, or pairs of contents and the arrival from which
+            they apply.
 
     >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
     >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
@@ -273,7 +284,7 @@ def replay(
     declared = load_any_stream(stream)
     changes, warmed = _read_changes(rules, declared)
     known, list_changes = _read_lists(lists)
-    # Between two commits of events there may be several arrivals; at one of them, lists come before rules.
+    # There may be several arrivals between two commits of events. At the same arrival, lists come before rules.
     ordered = sorted([*list_changes, *changes], key=lambda pair: NEVER if pair[0] is None else pair[0])
     changes = [(arrival, replace(change, commit=number)) for number, (arrival, change) in enumerate(ordered)]
     rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
@@ -296,14 +307,14 @@ def replay(
 
 
 def _read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
-    """Reads the lists of a replay: their contents by commit, and the changes that bring them, before those of rules."""
+    """Reads the lists of a replay: their contents by commit, and their changes, which precede those of rules."""
     pairs = [(lists, None)] if isinstance(lists, (Mapping, Lists)) else list(lists)
     known, changes = Lists.empty(), list[tuple[int | None, RuleChange]]()
     versions: dict[int, Lists] = {}
     for at, pair in enumerate(pairs):
         if not isinstance(pair, tuple) or len(pair) != 2 or not (pair[1] is None or _is_whole(pair[1])):
             raise EventError(
-                f"lists[{at}]: must be a pair of contents and the arrival from which on they hold, got {pair!r:.100}"
+                f"lists[{at}]: must be a pair of contents and the arrival from which they apply, got {pair!r:.100}"
             )
         contents, arrival = pair
         if isinstance(contents, Lists):
@@ -327,7 +338,7 @@ def _change_lists(number: int, commit: int) -> RuleChange:
 
 
 def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
-    """Returns a stream: itself, or read from its document or from the path of its YAML."""
+    """Returns a stream from itself, its document, or the path of its YAML."""
     if isinstance(stream, Stream):
         return stream
     if isinstance(stream, (str, Path)):
@@ -340,7 +351,7 @@ def _sort_late_events(late: Iterable[LateEvent], stream: Stream) -> list[LateEve
 
 
 def find_errors(output: Output, stream: str) -> list[LogRow]:
-    """Returns the log rows of an output that report rejected changes, errors while judging and limits reached."""
+    """Returns the log rows of an output about rejected changes, evaluation errors and reached limits."""
     rejected = [row for row in output.log if row.action == "rejected"]
     return (
         rejected
@@ -353,7 +364,7 @@ def find_errors(output: Output, stream: str) -> list[LogRow]:
 
 
 def _read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, RuleChange]], list[Warmed]]:
-    """Reads the rules of a replay as changes, each with its activation arrival, and those with a warm start. Raises RuleError."""
+    """Reads the rules of a replay: changes with their activation arrivals, and warm starts. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
         raise RuleError(
             "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
@@ -406,7 +417,7 @@ def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleCh
         )
     row, arrival = rule
     rule_id, document = row.get("rule_id"), row.get("document")
-    # Values that a row of the table can hold, such as NULL, are left to the rulebook, which rejects them as in the stream.
+    # The rulebook rejects values that a row of the table can have, such as NULL, as it does in the stream.
     if not (rule_id is None or isinstance(rule_id, str)):
         raise RuleError("?", [Problem(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")])
     name = rule_id or "?"
@@ -435,7 +446,7 @@ def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleCh
 
 
 def _check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
-    """Returns a valid rule's id and its document as JSON. Raises RuleError with every problem."""
+    """Returns a valid rule's id and its document as JSON. Raises RuleError with all problems."""
     document = rule.document if isinstance(rule, Rule) else rule
     if not isinstance(document, Mapping):
         hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
@@ -460,7 +471,7 @@ def _write_json(rule_id: str, document: Mapping[str, Any]) -> str:
 
 
 def _find_odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (place, message) of each value whose type is foreign to YAML, JSON and Python; some break comparisons."""
+    """Yields (place, message) of each value with an unsupported type; some types break comparisons."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _find_odd_values(item, f"{place}.{key}" if place else f"{key}")
@@ -495,7 +506,7 @@ def _is_whole(value: Any) -> bool:
 def _split_batches(
     events: Events, marks: Mapping[int, int | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
 ) -> Iterable[Batch]:
-    """Splits the events into batches: one begins wherever a rule change takes effect, and after so many events."""
+    """Splits the events into batches: a new one begins at each rule change, and after _MAX_REPLAY_ROWS events."""
     commits = np.array(sorted(marks), dtype=np.int64)
     order = np.argsort(events.commits, kind="stable")
     ordered = events.commits[order]

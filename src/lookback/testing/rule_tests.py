@@ -20,23 +20,23 @@ from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_time
 from lookback.testing.harness import Harness
 
-# The columns of an alert that a test can compare; only the running stream knows decided_at.
+# The columns of an alert that a test can compare. Only the running stream knows decided_at.
 _COLUMNS = tuple(column.name for column in fields(Alert) if column.name != "decided_at")
-# The columns that a row of a test may have besides the fields of the stream.
+# The columns that a test's row may have in addition to the stream's fields.
 _EXTRA_COLUMNS = ("arrival", "committed_at")
 
 
 def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]) -> CompiledRule:
-    """Binds a rule to its stream, runs its tests and returns it. streams: every declared stream by name.
+    """Binds a rule to its stream, one of the declared `streams`, runs its tests and returns it.
 
-    Raises RuleError with every problem at once.
+    Raises RuleError with all problems at once.
     """
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document)
     stream = streams.get(rule.stream)
     if stream is None:
         if rule.stream:
             known = ", ".join(sorted(streams))
-            problems.append(Problem("stream", f"there is no stream {rule.stream!r}; known are {known}"))
+            problems.append(Problem("stream", f"unknown stream {rule.stream!r}; known: {known}"))
         raise RuleError(rule.rule_id, problems)
     compiled = compile_rule(document, stream)
     if failed := run_rule_tests(compiled, stream):
@@ -47,12 +47,13 @@ def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]
 def run_rule_tests(rule: Rule | CompiledRule, stream: Stream) -> list[Problem]:
     """Runs the tests in a rule's document and returns the differences between expected and raised alerts.
 
-    A test's events go through a fresh harness, each a commit of its own unless `arrival` groups them. Its `alerts` are
-    all rows with verdict raised, in order of arrival; if one of them names a verdict, all rows, suppressed and retracted
-    ones included. Only the columns that the test writes are compared: numbers and times by value, the rest as text.
-    `lists` are the contents of lists, by name, from before the first event on; other lists are empty. A name that neither
-    the stream nor the rule knows is a problem, and so is an event that could not be judged: a test that passes because of
-    either proves nothing.
+    A test's events go through a fresh harness, each as its own commit unless `arrival` groups them. Its `alerts` are
+    the expected rows with verdict raised, in order of arrival; if one of them has a verdict, all rows are expected,
+    including suppressed and retracted ones. Only the columns in the test are compared: numbers and times by value, the
+    rest as text. `lists` has the contents of lists before the first event; other lists are empty.
+
+    A name that neither the stream nor the rule knows is a problem, and so is an event that could not be judged: a test
+    that passes because of either proves nothing.
     """
     compiled = rule if isinstance(rule, CompiledRule) else compile_rule(rule, stream)
     problems = []
@@ -81,7 +82,7 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
         return [f"with these parameters {problem}" for problem in error.problems]
     except EventError as error:
         return [str(error)]
-    # An error also leaves out alerts; listing those as differences would hide the cause.
+    # An error also causes missing alerts; listing those as differences would hide the cause.
     if failed := [row.message for row in harness.errors if row.action == "failed"]:
         return [f"{message}; {_find_cause(rule, rows, stream)}" for message in failed]
     every = any("verdict" in alert for alert in expected)
@@ -89,7 +90,7 @@ def _run_test(rule: CompiledRule, stream: Stream, test: Mapping[str, Any]) -> li
 
 
 def _with_parameters(rule: Rule, test: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the document of a rule with the values that a test gives to its parameters."""
+    """Returns the document of a rule with the parameter values of a test."""
     own = {"parameters": {**rule.parameters, **test["parameters"]}} if "parameters" in test else {}
     return {**rule.document, **own}
 
@@ -139,7 +140,7 @@ def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: S
     """Returns the expression that fails for one of the test's events, and the remedy."""
     guard = "guard it, such as by nullif(x, 0) under a division, or by try_cast"
     events, _ = read_events(rows, stream, 1)
-    # What is in the lists does not matter to an error of what is looked up there.
+    # Empty lists suffice: an error in a looked-up expression does not depend on the contents of the lists.
     events = events.look_up(rule.memberships, Lists.empty())
     parts = [("where", rule.where)]
     for measure in rule.measures:
@@ -172,7 +173,7 @@ def _find_differences(raised: Sequence[Alert], expected: Sequence[Mapping[str, A
 
 
 def _pair_values(alert: Alert, expected_alert: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, value in the alert, value in the test) of all that the test writes, measures and key one by one."""
+    """Yields (name, value in the alert, value in the test) of each column in the test, measures and key split up."""
     for name, value in expected_alert.items():
         actual = getattr(alert, name)
         if isinstance(value, Mapping) and isinstance(actual, Mapping):

@@ -1,4 +1,4 @@
-"""Tries a rule over history without Spark: finds what it would have flagged, and the values that it compared."""
+"""Tries a rule over history without Spark: finds what it would have flagged, and the values it compared."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lookback.testing.harness import replay
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
-# A picture can show no more values apart, and each costs about 0.1 ms.
+# A chart cannot show more values distinctly, and each costs about 0.1 ms.
 _MAX_VALUES = 5_000
 _NO_VALUES = pd.DataFrame({"event_time": pd.to_datetime([], utc=True), "value": [], "flagged": []})
 _COLUMNS = ("alert_id", "event_id", "event_time", "measures")
-# Keys that are left out of the replay for values: they suppress alerts or repeat them, or do not matter here.
+# Keys left out of the replay for values: they suppress or repeat alerts, or do not matter here.
 _IGNORED_KEYS = ("suppress", "reset_on_alert", "early", "message", "tests")
 
 
@@ -32,10 +32,10 @@ _IGNORED_KEYS = ("suppress", "reset_on_alert", "early", "message", "tests")
 class Trial:
     """The result of a rule over recent events.
 
-    errors: rows as rule_log would have had them. final_alerts: the last row of each alert that was not retracted.
-    values: rows of event_time, value (NaN: none) and flagged, for each of the final alerts and, for comparison, for about
-    5,000 other events or windows. name: the measure or field of the values; a sequence has neither name nor values.
-    limits: the numbers that `when` compares it with.
+    `errors` has the rows that rule_log would have. `final_alerts` has the last row of each alert that was not
+    retracted. `values` has rows with event_time, value (NaN for none) and flagged, for each final alert and, for
+    comparison, about 5,000 other events or windows. `name` is the measure or field of the values, and `limits` are the
+    numbers that `when` compares it with. A sequence has neither name nor values.
     """
 
     events: pd.DataFrame = field(repr=False)
@@ -48,7 +48,7 @@ class Trial:
 
 
 def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lists: Lists | None = None) -> Trial:
-    """Runs a rule over events; see `replay` for their form. lists: as they are. Raises RuleError and EventError."""
+    """Runs a rule over events (see `replay` for their form) with the current lists. Raises RuleError and EventError."""
     known = Lists.empty() if lists is None else lists
     result = replay([document], events, stream, known)
     frame, alerts = events.to_pandas(), result.alerts.to_pandas()
@@ -61,7 +61,7 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lis
     limits = find_measure_limits(rule).get(measure.name, ())
     field_name = next(iter(fields)) if fields and not limits and rule.spec.kind == LOOKBACK else None
     name = field_name or measure.name
-    # With reset_on_alert, values depend on earlier alerts, so there are none without the rule's own condition.
+    # With reset_on_alert values depend on earlier alerts, so they need the rule's own condition.
     others = [] if rule.spec.reset_on_alert else _replay_without_condition(document, rule, events, stream, known)
     rows = [*_make_rows(final_alerts.to_dict("records"), flagged=True), *_make_rows(others, flagged=False)]
     value_rows = pd.DataFrame(rows, columns=[*_COLUMNS, "flagged"]).drop_duplicates("alert_id", keep="first")
@@ -87,10 +87,10 @@ def _find_final_alerts(alerts: pd.DataFrame) -> pd.DataFrame:
 def _replay_without_condition(
     document: Mapping[str, Any], rule: CompiledRule, events: pa.Table, stream: Stream, lists: Lists
 ) -> list[dict[str, Any]]:
-    """Replays the rule without its condition: on events spread over all of them, or on the windows of the newest ones."""
+    """Replays the rule without its condition on evenly spread events, or on the windows of the newest events."""
     probe = {name: value for name, value in document.items() if name not in _IGNORED_KEYS}
     if rule.spec.kind == LOOKBACK:
-        # The step shares no factor with 60, so that times in whole seconds, minutes or hours are spread as well.
+        # The step shares no factor with 60, so that whole seconds, minutes and hours are spread evenly too.
         step = -(-len(events) // _MAX_VALUES)
         step += next(more for more in range(60) if math.gcd(step + more, 60) == 1)
         probe["when"] = f"mod(unix_micros(`{stream.event_time}`), {step}) = 0" if step > 1 else "true"

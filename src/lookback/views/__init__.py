@@ -1,4 +1,4 @@
-"""Shows results to people: tables as text and HTML, pictures, and the live view of a stream.
+"""Shows results to people: tables as text and HTML, charts, and the live view of a stream.
 
-It must not change anything.
+This package must not change anything.
 """

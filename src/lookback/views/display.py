@@ -18,7 +18,7 @@ from lookback.core.values.columns import to_text
 
 @dataclass(frozen=True)
 class Markup:
-    """A thing to display: as markup in a notebook, as text elsewhere."""
+    """A thing to display as markup in a notebook and as text elsewhere."""
 
     markup: str
     text: str
@@ -41,31 +41,31 @@ def code(lines: str) -> Markup:
 
 
 def make_image_tag(figure: Figure) -> str:
-    """Returns a figure as an HTML image that contains its data."""
+    """Returns a figure as an HTML image with embedded data."""
     data = base64.b64encode(draw_png(figure)).decode()
     return f'<img alt="{html.escape(read_title(figure))}" src="data:image/png;base64,{data}"/>'
 
 
 def draw_png(figure: Figure) -> bytes:
-    """Draws a figure as a PNG file of 90 dots an inch."""
+    """Renders a figure as a PNG file with 90 dots per inch."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     return buffer.getvalue()
 
 
 def read_title(figure: Figure) -> str:
-    """Returns a figure's title, for those who cannot see the figure."""
+    """Returns a figure's title, for people who cannot see the figure."""
     return figure.get_suptitle().replace("\\$", "$")
 
 
 def show(*things: Any) -> None:
-    """Displays text, frames and figures; prints them where there is no notebook."""
+    """Displays text, frames and figures in a notebook, and prints them elsewhere."""
     shown = [
         Markup(make_image_tag(thing), f"a picture: {read_title(thing)}") if isinstance(thing, Figure) else thing
         for thing in things
     ]
     display = _find_display()
-    # Columns are not cut off, so that messages can be read whole.
+    # Columns are not truncated, so that messages are complete.
     with pd.option_context("display.max_colwidth", None, "display.max_columns", None, "display.width", 200):
         for thing in shown:
             display(_make_readable(thing) if isinstance(thing, pd.DataFrame) else thing)
@@ -81,7 +81,7 @@ def _find_display() -> Callable[[Any], Any]:
 
 
 def has_front_end() -> bool:
-    """Returns whether this runs in a notebook, where an output can be replaced; False for a script or IPython's shell."""
+    """Returns whether this runs in a notebook, which can replace an output; false in a script or IPython's shell."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
@@ -90,9 +90,9 @@ def has_front_end() -> bool:
 
 
 def has_person() -> bool:
-    """Returns whether somebody may be at the notebook: a runner such as nbmake says that it answers no questions.
+    """Returns whether the notebook may be interactive. Runners such as nbmake declare that they accept no input.
 
-    A notebook of Databricks takes no answers anywhere, so that a job there looks as a person does.
+    On Databricks no notebook accepts input, so there a job looks like an interactive session.
     """
     if not has_front_end():
         return False
@@ -103,7 +103,7 @@ def has_person() -> bool:
 
 
 def clear() -> None:
-    """Clears the cell's output as soon as the next thing is shown."""
+    """Clears the cell's output once the next thing is shown."""
     try:
         from IPython.display import clear_output
     except ImportError:
@@ -126,7 +126,7 @@ def _format_cell(value: Any) -> Any:
 
 
 def to_frame(rows: Any) -> pd.DataFrame:
-    """Converts a Spark frame to pandas by way of Arrow; maps become dicts."""
+    """Converts a Spark frame to pandas through Arrow; maps become dicts."""
     table = rows.toArrow()
     maps = [
         name for name, kind in zip(table.column_names, table.schema.types, strict=True) if str(kind).startswith("map<")

@@ -1,7 +1,7 @@
-"""Makes the figures, axes, titles and legends of all pictures.
+"""Makes the figures, axes, titles and legends of all charts.
 
-Figures are made without pyplot, so that they need no display and change no global state. The colours are Okabe and
-Ito's (2008), which colour-blind people can tell apart.
+Figures are made without pyplot, so they need no display and change no global state. The colours are Okabe and Ito's
+(2008), which colour-blind people can distinguish.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WIDTH_INCHES = 10.0
 
 
 def make_figure(height: float) -> Figure:
-    """Returns an empty figure of the common width. height: inches."""
+    """Returns an empty figure of the common width, with a height in inches."""
     return Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
 
 
 def make_stacked_axes(rows: int, height: float, *, sharex: bool = False) -> tuple[Figure, list[Axes]]:
-    """Returns a figure and its axes, one above the other. height: of the whole figure, in inches."""
+    """Returns a figure, with a total height in inches, and its stacked axes."""
     figure = make_figure(height)
     axes = list(figure.subplots(rows, 1, sharex=sharex, squeeze=False).ravel())
     for each in axes:
@@ -39,7 +39,7 @@ def make_stacked_axes(rows: int, height: float, *, sharex: bool = False) -> tupl
 
 
 def style_axes(axes: Axes) -> None:
-    """Sets the common style of axes: a light grid, no upper and right border."""
+    """Sets the common style of axes: a light grid, no top and right border."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -48,18 +48,18 @@ def style_axes(axes: Axes) -> None:
 
 
 def format_thousands(value: float, _: Any = None) -> str:
-    """Formats a number with commas between thousands; also a formatter of ticks."""
+    """Formats a number with commas between thousands. Also works as a tick formatter."""
     return f"{value:,.10g}"
 
 
 def set_titles(figure: Figure, title: str, below: str) -> None:
-    """Sets the title and the line below it, at the left."""
+    """Sets the left-aligned title and the line below it."""
     figure.suptitle(escape_formula(title), x=0.01, ha="left", fontsize=13, fontweight="bold")
     figure.axes[0].set_title(escape_formula(below), loc="left", fontsize=10, color=DARK)
 
 
 def escape_formula(text: str) -> str:
-    """Escapes dollar signs: matplotlib would read a formula between two of them."""
+    """Escapes dollar signs, between which matplotlib would read a formula."""
     return text.replace("$", "\\$")
 
 
@@ -78,19 +78,19 @@ def to_utc_index(values: Any) -> pd.DatetimeIndex:
 
 
 def shorten_name(name: str) -> str:
-    """Cuts off a name that would take too much room from the axes."""
+    """Truncates a name that would take too much room from the axes."""
     return name if len(name) <= 28 else f"{name[:27]}…"
 
 
 def write_placeholder(axes: Axes, text: str) -> None:
-    """Writes a text into empty axes."""
+    """Writes a text in empty axes."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set_xticks([])
     axes.set_yticks([])
 
 
 def draw_legend(axes: Axes, skip: int = 0) -> None:
-    """Draws the legend in a row above the axes, where it covers nothing. skip: handles to leave out at the front."""
+    """Draws the legend in a row above the axes, where it covers nothing, without the first `skip` handles."""
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
     axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)

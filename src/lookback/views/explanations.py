@@ -1,4 +1,4 @@
-"""Writes explanations of alerts and of events in words, a line each."""
+"""Writes explanations of alerts and events as lines of text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from lookback.core.explaining.events import EventExplanation, JudgedWindow
     from lookback.core.explaining.evidence import Explanation
 
-# More windows of an event are in the JSON only.
-_MOST_WINDOWS = 5
+# Further windows of an event are only in the JSON.
+_MAX_WINDOWS = 5
 
 
 def describe_alert(explanation: Explanation) -> Iterator[str]:
-    """Yields the alert, its rule in words, and whether what it says could be reproduced."""
+    """Yields the alert, its rule in words, and whether its values could be reproduced."""
     alert, rule = explanation.alert, explanation.rule
     author = f" by {rule['author']}" if rule.get("author") else ""
     message = alert["message"] or "the rule has no message"
@@ -35,12 +35,12 @@ def describe_event(found: EventExplanation) -> Iterator[str]:
     for reason in found.reasons:
         yield f"- {reason.text}"
     if not found.reasons:
-        yield "- Nothing speaks against an alert, and there is none: the event may wait to be judged; see `lookback status`."
-    for window in found.windows[:_MOST_WINDOWS]:
+        yield "- Nothing prevents an alert, but there is none yet: the event may still wait; see `lookback status`."
+    for window in found.windows[:_MAX_WINDOWS]:
         yield _describe_window(window)
         yield from (f"  {part}" for part in window.parts)
-    if len(found.windows) > _MOST_WINDOWS:
-        yield f"And {count_noun(len(found.windows) - _MOST_WINDOWS, 'more window')}: --json has them all."
+    if len(found.windows) > _MAX_WINDOWS:
+        yield f"And {count_noun(len(found.windows) - _MAX_WINDOWS, 'more window')}: --json has them all."
     for part in (*found.where, *found.steps):
         yield f"  {part}"
     yield from found.notes
@@ -66,5 +66,5 @@ def _describe_check(explanation: Explanation) -> str:
     )
     values = "The steps" if explanation.steps else "The measures"
     if explanation.consistent:
-        return f"{values}, recomputed from the events as they stood, equal those of the alert.{missing}"
-    return f"{values} could not be reproduced from the events that are there now.{missing}"
+        return f"{values}, recomputed from the events at that time, match those of the alert.{missing}"
+    return f"{values} could not be reproduced from the current events.{missing}"

@@ -1,4 +1,4 @@
-"""Shows a running evaluation: to a person, one output that is refreshed; in a job, a line from time to time."""
+"""Shows a running evaluation: one refreshed output for people, occasional lines for jobs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def watch(
 ) -> None:
     """Starts an evaluation and shows its progress until it ends, `minutes` have passed or the user interrupts.
 
-    commits: returns the times of commits, for the lag. view `live`: a picture that is refreshed every second; `lines`: a
-    line every 30 seconds in which a batch ended, and one picture at the end, for a run that nobody watches; `auto`: live
-    in a notebook with a front end, else lines. Raises SetupError for another view, and the error of the evaluation.
+    `commits` returns the times of commits, for the lag. The view `live` shows a chart that refreshes every second.
+    `lines`, for unattended runs, shows a line at most every 30 seconds when a batch has ended, and one chart at the
+    end. `auto` is live in a notebook with a front end, else lines. Raises SetupError for an unknown view, and the error
+    of the evaluation.
     """
     if view not in VIEWS:
-        raise SetupError(f"view is {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {view!r}")
+        raise SetupError(f"view must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {view!r}")
     is_live = view == "live" or (view == "auto" and has_front_end())
     shown = _LiveView(commits) if is_live else _LinesView(commits)
     deadline = time.monotonic() + minutes * 60 if minutes else float("inf")
@@ -60,13 +61,13 @@ def watch(
 
 
 def read_commit_times(tables: Tables, stream: Stream) -> dict[int, dt.datetime]:
-    """Returns version -> time (aware) of the last commits of the events table."""
+    """Returns the aware times of the latest commits of the events table, by version."""
     history = tables.history(stream.name, _MAX_COMMITS).select("version", "timestamp").toArrow().to_pylist()
     return {row["version"]: row["timestamp"] for row in history}
 
 
 class _View:
-    """Counts the batches of an evaluation, for both views. seconds: between two refreshes."""
+    """Counts the batches of an evaluation for both views, which refresh every `seconds`."""
 
     seconds: float
 
@@ -74,7 +75,7 @@ class _View:
         self._commits = commits
         self._committed: dict[int, dt.datetime] = {}
         self._commits_read_at = float("-inf")
-        # Totals of all batches; the evaluation keeps only the reports of the last thousand.
+        # Totals of all batches, as the evaluation keeps only the last thousand reports.
         self._batches = self._events = 0
         self._last_batch = -1
         self._changes: list[str] = []
@@ -85,7 +86,7 @@ class _View:
         raise NotImplementedError
 
     def _count(self, reports: Sequence[BatchReport]) -> bool:
-        """Counts the batches that have ended since the last call, and returns whether there is something new to show."""
+        """Counts the batches that have ended since the last call. Returns whether there is something new to show."""
         new = [report for report in reports if report.batch_id > self._last_batch]
         if new:
             self._last_batch = new[-1].batch_id
@@ -114,7 +115,7 @@ class _View:
 
 
 class _LiveView(_View):
-    """Replaces one output; draws the picture again only when there is something new."""
+    """Replaces one output, and redraws the chart only when there is something new."""
 
     seconds = _REFRESH_SECONDS
     _picture = ""
@@ -129,7 +130,7 @@ class _LiveView(_View):
 
 
 class _LinesView(_View):
-    """Shows a line from time to time, and one picture at the end."""
+    """Shows a line from time to time, and one chart at the end."""
 
     seconds = _LINE_SECONDS
 

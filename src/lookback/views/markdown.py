@@ -1,4 +1,4 @@
-"""Writes what a check of rules found as Markdown, for a pull request."""
+"""Formats the findings of a rule check as Markdown, for a pull request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from lookback.spark.reports import RuleReport
 
 _HEAD = ("Rule", "Tests", "Alerts", "Alerts a day", "Keys", "Precision", "Recall", "Verdict")
-# Names of files and of wrong rules are chosen by whoever wrote them: they must not end a cell, name a person or be markup.
+# Authors choose the names of files and invalid rules, which must not end a cell, mention a person or act as markup.
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
 _ESCAPED = str.maketrans({each: f"\\{each}" for each in "\\`*_[]|~"})
 
 
 def format_reports(reports: Sequence[RuleReport]) -> str:
-    """Formats reports as a table, a row for each rule, with the sentences about it below."""
+    """Formats reports as a table with a row per rule, followed by their sentences."""
     failing = sum(not each.passes for each in reports)
     title = f"## Rules: {failing} of {len(reports)} fail" if failing else f"## Rules: {_count_passing(reports)}"
     align = ["---", *["--:"] * (len(_HEAD) - 2), "---"]
@@ -27,7 +27,7 @@ def format_reports(reports: Sequence[RuleReport]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escapes a text, so that Markdown shows it as it is, on one line."""
+    """Escapes a text, so that Markdown shows it unchanged, on one line."""
     line = " ".join(text.split())
     return escape_unprintable(line.translate(_ESCAPED).translate(_ENTITIES))
 
@@ -59,6 +59,6 @@ def _list_sentences(report: RuleReport) -> list[str]:
 
 
 def describe_range(reports: Sequence[RuleReport]) -> str:
-    """Says over how many days the figures are; empty without any."""
+    """Says how many days the figures cover; empty without figures."""
     days = {round(each.days, 1) for each in reports if each.figures is not None and each.days}
-    return "" if not days else f"Figures are over {' or '.join(f'{each:,g}' for each in sorted(days))} days of events."
+    return "" if not days else f"Figures cover {' or '.join(f'{each:,g}' for each in sorted(days))} days of events."

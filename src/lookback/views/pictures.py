@@ -1,7 +1,7 @@
-"""Draws events, the alerts of a trial, alerts over time, precision by rule, and a running evaluation.
+"""Plots events, the alerts of a trial, alerts over time, precision by rule, and a running evaluation.
 
 Each function returns a new matplotlib Figure and changes nothing else, so it works without a display. Times are UTC.
-`timeline` draws the time line of one key.
+`timeline` plots the time line of one key.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _DISPOSITIONS = {
     "benign": (ORANGE, "benign"),
     "unclear": (GREY, "unclear"),
 }
-# The style of values by whether they are flagged.
+# The style of flagged and of other values.
 _POINT_STYLES: dict[bool, dict[str, Any]] = {
     False: {"marker": ".", "color": BLUE, "markersize": 4, "alpha": 0.35},
     True: {"marker": "D", "color": RED, "markersize": 5, "zorder": 4},
 }
-# Up to so many points are drawn larger, since they do not hide each other.
+# Up to this number, points are drawn larger, as they do not hide each other.
 _MAX_LARGE_POINTS, _LARGE_POINTS = 500, {"markersize": 8, "alpha": 0.7}
 _MAX_KEYS = 10
 _MAX_RULES = 6
 
 
 def plot_events_over_time(times: Iterable[object], title: str = "Events over time") -> Figure:
-    """Plots events over event time. times: those of the events."""
+    """Plots a histogram of event times."""
     figure, (axes,) = make_stacked_axes(1, 2.9)
     known = to_utc_index(times)
     _draw_histogram(axes, known, known, BLUE, "events")
@@ -85,9 +85,9 @@ def plot_flagged(
 ) -> Figure:
     """Plots what a rule would have flagged: values against the limit, alerts over time, and the keys with most alerts.
 
-    events: the events of the trial, with a column `event_time` of times; alerts: rows with event_id, event_time and key (a
-    mapping), such as Result.alerts.to_pandas(). values, name, limits: those of a Trial; without values, events over time
-    are plotted instead.
+    `events` are the trial's events, with their times in the column `event_time`. `alerts` are rows with event_id,
+    event_time and key (a mapping), such as Result.alerts.to_pandas(). `values`, `name` and `limits` are from a Trial;
+    without values, events over time are plotted instead.
     """
     figure = make_figure(5.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.6, 1), height_ratios=(2, 1))
@@ -105,7 +105,7 @@ def plot_flagged(
     _draw_top_keys(top, alerts)
     share = f"{len(alerts) / len(events):.2%} of events" if len(events) else "no events"
     if len(alerts) and alerts["event_id"].isna().any():
-        # Alerts of windows are not alerts of single events, so their share would mean nothing.
+        # Alerts on windows are not about single events, so their share of events would mean nothing.
         share = f"over {len(events):,} events"
     set_titles(figure, title, f"{count_noun(len(alerts), 'alert')}, {share}")
     return figure
@@ -131,7 +131,7 @@ def _draw_values(axes: Axes, values: pd.DataFrame, name: str, limits: Iterable[f
             axes.plot(at, part["value"], linestyle="none", label=label, **{**style, **apart})
     for limit in limits:
         axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {format_thousands(limit)}")
-    # The axis begins at zero unless a value is negative.
+    # The axis starts at zero unless a value is negative.
     if values["value"].min() >= 0:
         axes.set_ylim(bottom=0)
     axes.set_ylabel(name)
@@ -139,9 +139,9 @@ def _draw_values(axes: Axes, values: pd.DataFrame, name: str, limits: Iterable[f
 
 
 def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
-    """Plots alerts over event time, with a colour for each of the most frequent rules and one for all others.
+    """Plots alerts over event time, with one colour per frequent rule and one for the remaining rules.
 
-    alerts: rows with event_time and rule_id, such as those of the alerts table.
+    `alerts` has rows with event_time and rule_id, such as the alerts table.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
     names = _group_frequent_rules(alerts)
@@ -165,10 +165,10 @@ def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
 
 
 def plot_precision(reviews: pd.DataFrame) -> Figure:
-    """Plots the dispositions of the alerts of each rule, and its precision: confirmed / decided.
+    """Plots the dispositions of each rule's alerts, and its precision: confirmed / decided.
 
-    reviews: rows of rule_id, disposition (see DISPOSITIONS) and alerts, their number. Rules with the most reviews come first.
-    Decided are all but the unclear ones.
+    `reviews` has rows with rule_id, disposition (see DISPOSITIONS) and the number of alerts. Rules with the most
+    reviews come first. All dispositions except unclear count as decided.
     """
     counts = reviews.pivot_table(index="rule_id", columns="disposition", values="alerts", aggfunc="sum", fill_value=0)
     counts = counts.reindex(columns=list(_DISPOSITIONS), fill_value=0)
@@ -203,9 +203,10 @@ def plot_precision(reviews: pd.DataFrame) -> Figure:
 
 
 def plot_rule_figures(days: pd.DataFrame) -> Figure:
-    """Plots precision and recall by rule over the days of a period, the black line for all rules together.
+    """Plots daily precision and recall by rule; the black line is all rules together.
 
-    days: rows of day, rule_id (None for all together), flagged, precision, recall. Days without a value leave a gap.
+    `days` has rows with day, rule_id (None for all together), flagged, precision and recall. Days without a value leave
+    a gap.
     """
     figure, axes = make_stacked_axes(2, 5.0, sharex=True)
     rules = (
@@ -234,9 +235,10 @@ def plot_rule_figures(days: pd.DataFrame) -> Figure:
 
 
 def plot_overlap(pairs: pd.DataFrame, alone: pd.DataFrame) -> Figure:
-    """Plots which rules flag the same events as a heat map, with what each catches alone on the diagonal.
+    """Plots a heat map of the rules that flag the same events; the diagonal shows what each catches alone.
 
-    pairs: rows of a, b, both, jaccard; alone: rows of a, alone, flagged. At most _MAX_KEYS rules, those that flag most.
+    `pairs` has rows with a, b, both and jaccard; `alone` has a, alone and flagged. Shows the _MAX_KEYS rules that flag
+    most.
     """
     ordered = alone.sort_values("flagged", ascending=False, kind="stable")["a"].head(_MAX_KEYS)
     names = [str(name) for name in ordered]
@@ -275,8 +277,8 @@ def plot_overlap(pairs: pd.DataFrame, alone: pd.DataFrame) -> Figure:
 def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.datetime] | None = None) -> Figure:
     """Plots a running evaluation by batch: events/s, lag, rows of state and alerts per rule.
 
-    committed: commit version -> its time; the lag is the time from the commit of a batch's last events to the commit of its
-    alerts. Without it, the seconds that each batch took are plotted.
+    `committed` has commit times by version. The lag is the time from the commit of a batch's last events to the commit
+    of its alerts. Without commit times, the duration of each batch is plotted instead.
     """
     figure = make_figure(5.4)
     (rate, lag), (state, alerts) = figure.subplots(2, 2)
@@ -300,7 +302,7 @@ def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.d
 
 
 def compute_events_per_second(reports: Sequence[BatchReport]) -> list[float]:
-    """Divides the events of each batch by the seconds since the previous batch ended; for the first, by its duration."""
+    """Divides the events of each batch by the seconds since the previous batch ended (the first: by its duration)."""
     rates = []
     for at, report in enumerate(reports):
         took = (report.run_ms + report.write_ms) / 1_000
@@ -335,7 +337,7 @@ def _format_watermark(microseconds: int | None) -> str:
 
 
 def _find_bin_edges(times: pd.DatetimeIndex) -> list[float]:
-    """Returns the edges of at most 60 bars over the times; those of one day if there are no times."""
+    """Returns the edges of at most 60 bars over the times, or over one day without times."""
     if not len(times):
         return [0.0, 1.0]
     low, high = float(DATES.date2num(times.min())), float(DATES.date2num(times.max()))
@@ -362,7 +364,7 @@ def _draw_bars(axes: Axes, counts: Mapping[str, int], label: str) -> None:
     shown = dict(list(counts.items())[:_MAX_KEYS])
     bars = axes.barh([shorten_name(name) for name in shown], list(shown.values()), color=RED, alpha=0.85, height=0.65)
     axes.bar_label(bars, fmt=format_thousands, padding=3, fontsize=9)
-    # With few bars, their height stays that of five.
+    # Fewer than five bars are as thin as five.
     axes.set_ylim(max(len(shown), 5) - 0.5, -0.5)
     axes.margins(x=0.18)
     axes.set_yticks(range(len(shown)), [shorten_name(name) for name in shown])
@@ -389,7 +391,7 @@ def _draw_line(axes: Axes, times: Sequence[dt.datetime], values: Sequence[float]
 
 
 def _group_frequent_rules(alerts: pd.DataFrame) -> dict[str, list[str]]:
-    """Returns label -> rule ids: each of the most frequent rules by itself, all others as one."""
+    """Groups rule ids by label: each of the most frequent rules alone, the remaining rules together."""
     counts = alerts["rule_id"].value_counts() if len(alerts) else pd.Series(dtype=int)
     ordered = [str(name) for name in counts.index]
     alone = ordered if len(ordered) <= _MAX_RULES else ordered[: _MAX_RULES - 1]

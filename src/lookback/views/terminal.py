@@ -1,4 +1,4 @@
-"""Prints for the command line: tables for people, JSON lines for programs, and nothing that steers a terminal."""
+"""Prints for the command line: tables for people, JSON lines for programs, with terminal control characters escaped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.texts import cut_end, escape_unprintable, join_words
 
 _MAX_CELL_CHARACTERS = 80
-# Control characters but tab and line feed, marks of the direction of writing, other line breaks, halves of surrogate pairs.
+# Control characters except tab and line feed, marks of the writing direction, other line breaks, lone surrogates.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# Nobody reads more in a terminal, and to draw them takes longer than to find them.
+# Nobody reads more rows in a terminal, and drawing them takes longer than finding them.
 _MAX_DRAWN_ROWS = 1_000
 
 
 class SafeOutput:
-    """A stream of text that escapes whatever steers a terminal, in all that a command prints; line breaks stay."""
+    """A text stream that escapes terminal control characters in everything a command prints, except line breaks."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -38,24 +38,24 @@ class SafeOutput:
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[None]:
-    """Makes the output and the errors of this process safe for a terminal until the end of the block."""
+    """Makes stdout and stderr of this process safe for a terminal until the end of the block."""
     outputs = SafeOutput(sys.stdout), SafeOutput(sys.stderr)
     with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):
         yield
 
 
 def get_raw_output() -> TextIO:
-    """Returns the output as it is, for what has been escaped and for documents that must not change."""
+    """Returns the unescaped stdout, for escaped text and for documents that must not change."""
     return sys.stdout.stream if isinstance(sys.stdout, SafeOutput) else sys.stdout
 
 
 def print_document(text: str) -> None:
-    """Prints a file's text, which goes into a file unchanged."""
+    """Prints the text of a file; output to a file is unchanged."""
     print(text, end="", file=sys.stdout if sys.stdout.isatty() else get_raw_output())
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Prints each row as a JSON object on a line."""
+    """Prints each row as a JSON object on its own line."""
     for row in rows:
         print(format_json(row))
 
@@ -67,7 +67,7 @@ def format_json(row: Mapping[str, Any]) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Prints the named columns of the rows below their names: in a terminal as wide as it is, elsewhere a line for each row."""
+    """Prints the named columns of rows with a header: fitted to a terminal's width, elsewhere one line per row."""
     cells = [[format_cell(row.get(name)) for name in names] for row in rows]
     # A cluster's terminal may lack rich, which is not part of Databricks' runtimes.
     if sys.stdout.isatty() and len(cells) <= _MAX_DRAWN_ROWS and importlib.util.find_spec("rich"):
@@ -88,10 +88,10 @@ def _draw_table(cells: Sequence[Sequence[str]], names: Sequence[str]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in names:
-        # What is too wide goes on below, so that ids and messages are there in full.
+        # Long texts wrap, so that ids and messages are complete.
         table.add_column(Text(name), overflow="fold")
     for row in cells:
-        # A text, not markup: brackets in a value mean nothing.
+        # Plain text, so that brackets in a value are not read as markup.
         table.add_row(*map(Text, row))
     Console(file=get_raw_output()).print(table)
 
@@ -108,13 +108,13 @@ def print_health(status: Mapping[str, Any]) -> None:
     if account := status.get("account"):
         print(f"  {describe_account(account)}")
     for finding in status["findings"]:
-        # Findings quote values of events and rules.
+        # Findings quote values from events and rules.
         print(escape_unprintable(f"  {finding['level']}: {finding['what']}"))
         print(escape_unprintable(f"    {finding['remedy']}"))
 
 
 def describe_account(account: Mapping[str, Any]) -> str:
-    """Describes the account of a stream's events in a sentence; see `lookback.spark.operations.status.find_recent_account`."""
+    """Describes the counts of a stream's events; see `lookback.spark.operations.status.find_recent_account`."""
 
     def format_sum(*names: str) -> str:
         return " + ".join(f"{account[name]:,} {name}" for name in names)
@@ -124,7 +124,7 @@ def describe_account(account: Mapping[str, Any]) -> str:
         f"{rounds} of ingest, since {format_cell(account['since'])}: "
         f"{account['offered']:,} offered = {format_sum('ingested', 'duplicates', 'rejected')}; "
         f"{account['ingested']:,} ingested = {format_sum('evaluated', 'recorded', 'discarded', 'waiting')}"
-        f"{'' if account['closes'] else '. This does not add up: rows were deleted, or written by others'}"
+        f"{'' if account['closes'] else '. This does not add up: rows were deleted, or written outside Lookback'}"
     )
 
 
@@ -143,12 +143,12 @@ def _format_value(value: Any) -> Any:
 
 
 def describe_redundant(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Says which rules add nothing to the others. rows: rules `a` with `adds_nothing`, as an overlap has them."""
+    """Says which rules add nothing, given the rows of an overlap: rules `a` with `adds_nothing`."""
     names = [str(row["a"]) for row in rows if row["adds_nothing"]]
     if not names:
-        return "Every rule alone flags something that is positive, or may be: none can be retired without a loss."
+        return "Each rule alone flags something that is, or may be, positive: none can be retired without a loss."
     verb = "adds" if len(names) == 1 else "add"
     return (
-        f"{join_words(names)} {verb} nothing to the others: without {'it' if len(names) == 1 else 'them'} every event that is "
+        f"{join_words(names)} {verb} nothing: without {'it' if len(names) == 1 else 'them'} every event that is "
         "positive or has no label is still flagged."
     )

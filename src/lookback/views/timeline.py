@@ -1,4 +1,4 @@
-"""Plots the time line of one key: its events, the window of an alert, and the alert. Times are UTC."""
+"""Plots the time line of a key: its events, the window of an alert, and the alert. Times are UTC."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
     from lookback.core.explaining.evidence import Explanation, MeasureEvidence
 
-# The box behind a value that is written across a line.
+# The background of a value that crosses a line.
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
 
 def plot_key_timeline(explanation: Explanation) -> Figure:
     """Plots the key's events over time, with the alert marked.
 
-    For a rule with measures, the upper axes show what each event contributes to the measure with a limit, and the window
-    shaded; the lower axes show that measure and its limits, at each event of a lookback rule or for each window. For a
-    sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an absence
-    shaded; an event that fits a step and that none took is a near miss, drawn hollow.
+    For a rule with measures, the upper axes show what each event contributes to the measure with a limit, with the
+    window shaded. The lower axes show that measure and its limits, at each event of a lookback rule or for each window.
+
+    For a sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an
+    absence shaded. A hollow point is a near miss: an event that fits a step but that no step took.
     """
     if explanation.kind == SEQUENCE:
         return _plot_sequence(explanation)
@@ -145,7 +146,7 @@ def _plot_sequence(explanation: Explanation) -> Figure:
 
 
 def _draw_near_misses(axes: Axes, times: pd.Series[Any], at: int) -> None:
-    """Draws events that fit a step and that no step took, in the row of the step; the legend has them once."""
+    """Draws events that fit a step but that no step took, in the step's row, with one legend entry."""
     label = "fits, not taken"
     known = axes.get_legend_handles_labels()[1]
     marks: Any = {"color": "none", "markeredgecolor": GREY, "markersize": 6, "label": None if label in known else label}
@@ -153,7 +154,7 @@ def _draw_near_misses(axes: Axes, times: pd.Series[Any], at: int) -> None:
 
 
 def _find_main_measure(explanation: Explanation) -> MeasureEvidence:
-    """Returns the measure that the picture is about."""
+    """Returns the plotted measure."""
     return next(measure for measure in explanation.measures if measure.name == explanation.main)
 
 
@@ -181,7 +182,7 @@ def _draw_limits(axes: Axes, explanation: Explanation) -> None:
 
 
 def _finish(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:
-    """Adds the title, the legends and the axis of time."""
+    """Adds the title, the legends and the time axis."""
     alert, last = explanation.alert, figure.axes[-1]
     key = ", ".join(f"{name} {value}" for name, value in explanation.key.items()) or "all events"
     verdict = "" if alert["verdict"] == "raised" else f", {alert['verdict']}"
@@ -207,7 +208,7 @@ def _draw_stems(axes: Axes, frame: pd.DataFrame, colour: str, label: str) -> Non
 
 
 def _label_value(axes: Axes, at: float, value: float, text: str | None, *, above: bool = False) -> None:
-    """Writes a value to the left of a point, or above it. at: in days, as matplotlib counts them."""
+    """Writes a value to the left of a point, or above it. `at` is in days, as matplotlib counts them."""
     if text is not None and not math.isnan(value):
         place: Any = {"xytext": (0, 5), "ha": "center"} if above else {"xytext": (-9, 0), "ha": "right", "va": "center"}
         axes.annotate(

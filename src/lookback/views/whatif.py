@@ -1,6 +1,6 @@
-"""Draws alerts a day, precision and recall against the values of a parameter.
+"""Plots alerts per day, precision and recall against the values of a parameter.
 
-Each function returns a new matplotlib Figure, as those of `pictures` do.
+Each function returns a new matplotlib Figure, as in `pictures`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,21 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, ORANGE, GREEN, SKY, GREY)
 _HOUR = MICROSECONDS["hour"]
-# Where there are more values that are no numbers, the axis names only some of them.
-_MOST_NAMED = 12
+# With more non-numeric values than this, the axis labels only some of them.
+_MAX_NAMED = 12
 
 
 def plot_alerts_by_value(
     figures: Sequence[Figures], name: str, *, today: object = None, budget: float | None = None, chosen: object = None
 ) -> Figure:
-    """Plots alerts a day against the values of a parameter, on a logarithmic scale.
+    """Plots alerts per day against the values of a parameter, on a logarithmic scale.
 
-    figures: of the variants of one rule. name: of the parameter; a line for each combination of the others. today: the
-    value that the rule has now, which is marked. budget: the alerts that a team can look at in a day, as a line. chosen:
-    another value that is marked, such as that of a slider.
+    Args:
+        figures: Figures of a rule's variants.
+        name: The parameter. Each combination of the remaining parameters is a line.
+        today: The rule's current value, which is marked.
+        budget: Alerts that a team can review in a day, drawn as a line.
+        chosen: Another value to mark, such as that of a slider.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
     lines, place = _split(figures, name), _Places(figures, name)
@@ -85,7 +88,7 @@ def plot_precision_by_value(
 ) -> Figure:
     """Plots precision and recall against the values of a parameter.
 
-    figures, name, today, chosen: as in `plot_alerts_by_value`. Variants without a labelled event have neither.
+    The arguments are as in `plot_alerts_by_value`. Variants without a labelled event have neither figure.
     """
     figure, axes_of = make_stacked_axes(2, 5.0, sharex=True)
     lines, place = _split(figures, name), _Places(figures, name)
@@ -116,7 +119,7 @@ def plot_precision_by_value(
 
 
 class _Places:
-    """The places of values on the horizontal axis: numbers and hours as they are, texts one after the other."""
+    """The positions of values on the horizontal axis: numbers and hours to scale, texts at equal distances."""
 
     def __init__(self, figures: Sequence[Figures], name: str) -> None:
         self.name = name
@@ -137,7 +140,7 @@ class _Places:
         return place
 
     def find(self, value: object) -> float | None:
-        """Returns the place of a value, which need not be one of those that are drawn; None for a text that is not."""
+        """Returns the position of a value, which may be off the plotted ones; None for an unknown text."""
         if self.is_ranked:
             return float(self.values.index(value)) if value in self.values else None
         if self.unit:
@@ -153,7 +156,7 @@ def _read_hours(value: object) -> float | None:
 
 
 def _split(figures: Sequence[Figures], name: str) -> Mapping[str, list[Figures]]:
-    """Splits the variants by the values of the other parameters that vary, each part sorted by this one."""
+    """Splits the variants by the values of the other varied parameters, and sorts each part by this one."""
     others = [other for other in figures[0].parameters if other != name] if figures else []
     varied = [other for other in others if len({each.parameters[other] for each in figures}) > 1]
     place, parts = _Places(figures, name), dict[str, list[Any]]()
@@ -170,7 +173,7 @@ def _finish(axes: Axes, place: _Places, today: object, chosen: object) -> None:
             axes.axvline(at, color=colour, linestyle=line, linewidth=1.6, label=f"{word}: {_write(value)}")
     axes.set_xlabel(f"{place.name}{place.unit}")
     if place.is_ranked:
-        step = -(-len(place.values) // _MOST_NAMED)
+        step = -(-len(place.values) // _MAX_NAMED)
         shown = range(0, len(place.values), step)
         axes.set_xticks(list(shown), [shorten_name(str(place.values[at])) for at in shown])
     else:

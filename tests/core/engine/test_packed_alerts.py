@@ -27,7 +27,7 @@ def judge_all(case: dict[str, Any], *, packs: bool) -> list[Output]:
         change for after in sorted({each["after"] for each in case["changes"]}) for change in changes_after(case, after)
     ]
     outputs = list[Output]()
-    with mock.patch.multiple(evaluation, MOST_ROWS=MOST, _MOST_EVENTS=1):
+    with mock.patch.multiple(evaluation, MAX_ROWS=MOST, _MAX_EVENTS=1):
         for shard in range(case["shards"]):
             state, output = new_state(stream), Output(pack=pack_alerts if packs else None)
             state.begin(DictStore())

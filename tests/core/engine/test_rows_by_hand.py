@@ -163,7 +163,7 @@ def test_a_commit_of_lists_that_the_stream_has_not_announced_is_rejected_and_the
     place.event()
     (rejected,) = [row for row in place.log if row.action == "rejected"]
     assert rejected.rule_id == "*"
-    assert "leave these rows to the stream" in rejected.message
+    assert "the stream writes such rows itself" in rejected.message
     place.obey(_announce(5))
     assert place.state.lists_commit == 5
     assert place.alerts == ["listed"]

@@ -200,7 +200,7 @@ def list_events(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
     {
         "a step lacks events": (
             [(0, 1), (1, 1), (5, 3)], [["a", "b"], [], []],
-            "In the 10 seconds up to it step small has 2 of at least 3 (a, b), step mid has no event and step large has no event.",
+            "In the 10 seconds up to the event, step small has 2 of at least 3 (a, b), step mid has no event and step large has no event.",
         ),
         "a step is missing": ([(0, 1), (1, 1), (2, 1), (5, 3)], [["a", "b", "c"], [], []], "step small has 3 (a, b, c), step mid has"),
         "a step has too many": (
@@ -210,7 +210,7 @@ def list_events(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
         "both ends are in time": ([(0, 1), (1, 1), (2, 1), (10, 2)], [["a", "b", "c"], ["d"], []], "step mid has 1 (d)"),
         "one is out of time": (
             [(0, 1), (1, 1), (2, 1), (11, 2)], [["b", "c"], [], []],
-            "Had the steps more time, step small has 3 (a, b, c), step mid has 1 (d) and step large has no event, the first of them 11 s",
+            "Without the time limit, step small has 3 (a, b, c), step mid has 1 (d) and step large has no event; the first event came 11 s",
         ),
         "an event ended it": ([(0, 1), (1, 1), (2, 1), (3, 9), (5, 2)], [[], [], []], "step small has no event, step mid has"),
         "one that was too late does not count": (
@@ -229,7 +229,7 @@ def test_c10_9_a_sequence_that_did_not_match_says_how_far_it_came(
     assert [list(step.event_ids) for step in found.progress.steps] == ids
     (text,) = [reason.text for reason in found.reasons if reason.name == "sequence"]
     assert words in text
-    assert bool(found.progress.untimed) == ("Had the steps more time" in text)
+    assert bool(found.progress.untimed) == ("Without the time limit" in text)
     listed = found.to_dict()["progress"]["steps"][0]
     assert (listed["name"], listed["at_least"], list(listed["event_ids"])) == ("small", 3, ids[0])
 
@@ -260,9 +260,9 @@ def test_c10_9_a_wait_that_ended_or_is_not_over_is_said() -> None:
     wait = {"name": "silent", "absent": "amount = 4", "within": "20 seconds"}
     document = {**BASE, "sequence": {"within": "10 seconds", "steps": [{"name": "seen", "where": "amount = 1"}, wait]}}
     came = explain_all(document, list_events((0, 1), (5, 4), (60, 2)))[0]
-    assert "Of step silent, what was not to come by 2024-03-04 00:00:20 UTC came." in came.reasons[-1].text
+    assert "Step silent: an event that must not come by 2024-03-04 00:00:20 UTC came." in came.reasons[-1].text
     waits = explain_all(document, list_events((0, 1), (5, 2)))[0]
-    assert "Of step silent, the wait lasts until 2024-03-04 00:00:20 UTC." in waits.reasons[-1].text
+    assert "Step silent: the wait lasts until 2024-03-04 00:00:20 UTC." in waits.reasons[-1].text
 
 
 def test_c10_9_a_match_with_a_fixed_time_that_is_over_is_out_of_time() -> None:
@@ -335,9 +335,9 @@ def test_c10_9_and_11_3_a_list_that_kept_a_rule_from_seeing_an_event_is_named() 
     assert names == {"a": ["raised"], "b": ["raised"], "c": ["list"], "d": ["raised"], "e": ["list"], "f": ["where"]}
     assert found["c"].reasons[0].text == (
         "The rule does not see the event: not in_list(cast(amount as bigint), 'known') is false (amount = 2.00). "
-        "What decided is the list 'known', as table lists was after commit 1."
+        "The deciding list is 'known', as of commit 1 of table lists."
     )
-    assert found["e"].reasons[0].text.endswith("after commit 2.")
+    assert found["e"].reasons[0].text.endswith("as of commit 2 of table lists.")
     assert found["e"].event == {"id": "e", "at": "2024-03-04T00:00:04Z", "k": "a", "amount": "4.00"}
     assert found["c"].to_dict()["where"][0]["lists"] == ("known",)
 
@@ -351,7 +351,7 @@ def test_c10_9_and_11_3_a_list_in_a_condition_is_shown_as_it_was_when_the_event_
     assert names == {"a": ["list"], "b": ["list"], "c": ["list"], "d": ["list"], "e": ["raised"], "f": ["raised"]}
     text = str(found["a"].windows[0].parts[1])
     assert text == "in_list(n, 'known') or total > 9 is false (n = 1, total = 0.00, in_list(n, 'known') = false)"
-    assert found["a"].reasons[0].text.endswith("is the list 'known', as table lists was before its first commit.")
+    assert found["a"].reasons[0].text.endswith("The deciding list is 'known', before the first commit of table lists.")
 
 
 def test_c11_3_an_alert_is_explained_by_the_lists_that_its_events_met() -> None:
@@ -372,5 +372,5 @@ def test_c10_9_and_11_3_a_list_that_kept_an_event_out_of_a_step_is_named() -> No
     found = _explain_lists({**BASE, "sequence": {"within": "1 minute", "steps": steps}})
 
     assert {name: [reason.name for reason in each.reasons] for name, each in found.items()}["c"] == ["sequence", "list"]
-    assert found["c"].reasons[1].text == "With another answer of the list 'known' it would fit step second."
+    assert found["c"].reasons[1].text == "If the list 'known' answered otherwise, it would fit step second."
     assert "raised" in {reason.name for reason in found["d"].reasons}

@@ -272,9 +272,7 @@ def test_an_absence_says_what_was_waited_for_and_what_came_after_all():
         True,
         True,
     )
-    assert first.notes == (
-        "Waited from 2024-03-04 00:00:01 UTC to 2024-03-04 00:00:21 UTC, and nothing of the kind came.",
-    )
+    assert first.notes == ("Waited from 2024-03-04 00:00:01 UTC to 2024-03-04 00:00:21 UTC, and no such event came.",)
     assert last.notes == ("Retracted: c came after all, with commit 3.",)
     assert [(step.name, step.words, list(step.events.get("id", []))) for step in last.steps] == [
         ("one", "at least 2 events where amount = 1", ["a", "b"]),
@@ -631,7 +629,7 @@ WORDS = {
     ),
     "reset": (
         "Raised when n >= 4, where n is the number of events over the 30 seconds up to each event, per k; after an alert "
-        "the key starts anew: what arrived before does not count any more."
+        "the key starts again: earlier events no longer count."
     ),
     "tumbling": "In every 10 seconds, raised when n < 8, where n is the number of events over the 10 seconds of the window, per k.",
     "early": (
@@ -654,7 +652,7 @@ WORDS = {
     "fixed": (
         "Raised when, per k, an event where amount = 1 (one) is followed by 1 to 2 events where amount > "
         "element_at(one.amount, -1) (more), within 20 seconds from the first event on, after which the next such event "
-        "begins anew; late events count but raise nothing themselves."
+        "begins again; late events count but raise nothing themselves."
     ),
     "absence": (
         "Raised when, per k, there are at least 2 events where amount = 1 (one), within the 20 seconds up to the last event, "

@@ -53,8 +53,8 @@ def test_c11_3_every_row_gets_what_it_gets_alone(data: st.DataObject) -> None:
     asked = make_lists()
     with pytest.MonkeyPatch.context() as patch:
         # So few that some batches find their values, some add theirs, and some begin anew.
-        patch.setattr(lists_module, "_MOST_ANSWERS", data.draw(st.sampled_from([1, 3, 250_000])))
-        patch.setattr(lists_module, "_FEW_SHARE", data.draw(st.sampled_from([1, 8])))
+        patch.setattr(lists_module, "_MAX_ANSWERS", data.draw(st.sampled_from([1, 3, 250_000])))
+        patch.setattr(lists_module, "_MIN_SHARE", data.draw(st.sampled_from([1, 8])))
         for _ in range(data.draw(st.integers(1, 5))):
             name, call = data.draw(st.sampled_from(sorted(DRAWN))), data.draw(st.sampled_from(CALLS))
             row = st.tuples(st.sampled_from(DRAWN[name]), st.sampled_from([4, 5, 7]))

@@ -80,7 +80,7 @@ EDGE_ROWS = 5
 _DEFECTS = (
     "the row cannot be read: ",
     "the document cannot be read: ",
-    "judging the rule broke with",
+    "judging failed with",
     "cannot be read any more",
 )
 

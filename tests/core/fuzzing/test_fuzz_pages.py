@@ -130,7 +130,7 @@ def test_half_a_block_and_half_a_manifest_are_named() -> None:
         unpack_events(BLOCKS[0][:-200], STREAM)
     shard = ShardState(RuleBook(STREAM, {STREAM.name: STREAM}))
     manifest = json.dumps({"high": 1})
-    with pytest.raises(StateError, match=r"manifest: what a shard keeps is damaged \(KeyError: 'advanced'\)"):
+    with pytest.raises(StateError, match=r"manifest: the state of a shard is damaged \(KeyError: 'advanced'\)"):
         shard.load(_Store({"manifest": encode_page([_objects([manifest])])}))
 
 

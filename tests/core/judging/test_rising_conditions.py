@@ -78,7 +78,7 @@ def test_rising_conditions_judge_as_if_every_event_were_measured(
     name: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # At 2 the events that may alert are measured by themselves, however many they are.
-    monkeypatch.setattr(lookbacks, "_MOST_CANDIDATES", share)
+    monkeypatch.setattr(lookbacks, "_MAX_CANDIDATES", share)
     assert_engine_equals_oracle(CASES[name])
 
 

@@ -20,7 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import from_values
 
-MOST_GROWTH = 2.2
+MAX_GROWTH = 2.2
 SECOND = 1_000_000
 STREAM = Stream.from_dict(
     {
@@ -96,7 +96,7 @@ def test_an_early_session_costs_what_its_events_cost(order: Any) -> None:
         "bytes": (judge(small), judge(large)),
         "memory": (memory_of(small), memory_of(large)),
     }
-    assert {name: pair for name, pair in grown.items() if pair[1] > MOST_GROWTH * pair[0]} == {}
+    assert {name: pair for name, pair in grown.items() if pair[1] > MAX_GROWTH * pair[0]} == {}
     assert grows_in_proportion(lambda rows: seconds_for(batch_of(order(rows))), 2_000)
     # 490 MB before results shared their rows.
     assert grown["memory"][1] < 20_000_000

@@ -66,7 +66,7 @@ def told(**more: Any) -> list[tuple[str, str]]:
 def test_a_stream_with_which_all_is_well() -> None:
     assert told() == []
     assert describe_health(WELL, []) == (
-        "payments is healthy: judged through commit 9, nothing waits, last heard of 5 seconds ago."
+        "payments is healthy: judged through commit 9, nothing waits, last heard from 5 seconds ago."
     )
 
 
@@ -101,12 +101,12 @@ def test_what_is_said_of_an_evaluation_that_does_not_run() -> None:
     figures = replace(WELL, waiting=3, lag=7_300.0, last_sample=ago(7_200))
     (finding,) = check_health(figures)
     assert str(finding) == (
-        "problem: The evaluation is not running: it was last heard of 2 hours ago, and 3 commits of events wait, the oldest "
-        "for 2 hours. Start it: lookback evaluate payments; if it is started by a schedule, look at its last run."
+        "problem: The evaluation is not running: it was last heard from 2 hours ago, and 3 commits of events wait, the oldest "
+        "for 2 hours. Start it: lookback evaluate payments; if a schedule starts it, check its last run."
     )
     assert describe_health(figures, [finding]) == (
         "payments needs a look (1 problem): judged through commit 9, 3 commits waiting, the oldest for 2 hours, "
-        "last heard of 2 hours ago."
+        "last heard from 2 hours ago."
     )
 
 
@@ -234,8 +234,8 @@ def test_the_event_that_brought_the_watermark_ahead_is_named(
     (finding,) = check_health(replace(figures, leader=named))
     assert finding.check == request.node.callspec.id
     assert finding.what.endswith(
-        " The watermark was brought furthest by event 'a\\n1' of 2026-03-01T12:50:00Z, 50 minutes ahead of the clock when "
-        "it was taken in."
+        " The watermark was moved furthest by event 'a\\n1' of 2026-03-01T12:50:00Z, 50 minutes ahead of the clock when "
+        "it was ingested."
     )
 
 
@@ -259,7 +259,7 @@ def test_a_watermark_far_behind_the_clock_is_worth_a_note() -> None:
     # A backlog explains it.
     assert told(samples=[sample(5, watermark=ago(limit + 1))], waiting=9, lag=30.0) == []
     (finding,) = check_health(replace(WELL, samples=[sample(5, watermark=ago(9_000))], newest=ago(8_000)))
-    assert finding.what == "The watermark is 2 hours behind the clock, since no events come."
+    assert finding.what == "The watermark is 2 hours behind the clock, because no events come."
     assert is_healthy([finding])
 
 

@@ -57,14 +57,14 @@ def test_receivers_have_what_the_document_says() -> None:
         ({"name": "On Call"}, "name must be lower-case letters"),
         ({"severity": "worst"}, "severity must be one of info, low, medium, high, critical, got 'worst'"),
         ({"severty": "high"}, "has no key 'severty'; did you mean 'severity'?"),
-        ({"verdicts": ["raise"]}, "verdicts must be of raised, suppressed, retracted, got 'raise'"),
+        ({"verdicts": ["raise"]}, "verdicts must be among raised, suppressed, retracted, got 'raise'"),
         ({"rules": [1]}, "rules must be a list of texts"),
         ({"give_up_after": "soon"}, "give_up_after: "),
         ({"timeout": "0 seconds"}, "timeout must be longer than 0 s"),
-        ({"email": DESK["email"]}, "has either webhook or email"),
-        ({"webhook": {}}, "webhook has either url or url_env"),
+        ({"email": DESK["email"]}, "must have either webhook or email"),
+        ({"webhook": {}}, "webhook must have either url or url_env"),
         ({"webhook": {"url": "http://hooks.example.com"}}, "url must begin with https://"),
-        ({"webhook": {"url_env": "https://secret.example.com"}}, "url_env must be the name of a variable"),
+        ({"webhook": {"url_env": "https://secret.example.com"}}, "url_env must be the name of an environment variable"),
     ],
 )
 def test_wrong_receiver_is_refused_with_its_place(changes: dict[str, Any], problem: str) -> None:
@@ -84,7 +84,7 @@ def test_wrong_receiver_is_refused_with_its_place(changes: dict[str, Any], probl
         ({"from": "a@example.com\nBcc: b@example.com"}, "must be addresses"),
         ({"port": "587"}, "port a number"),
         ({"user_env": "USER"}, "user_env and password_env go together"),
-        ({"starttls": False, "user_env": "U", "password_env": "P"}, "a password goes over starttls alone"),
+        ({"starttls": False, "user_env": "U", "password_env": "P"}, "a password requires starttls"),
     ],
 )
 def test_wrong_email_is_refused(changes: dict[str, Any], problem: str) -> None:

@@ -75,19 +75,19 @@ BAD_ROWS: dict[str, tuple[RuleChange, str]] = {
     "10 MB": (raw("r", 2, "active", '{"rule_id": "' + "x" * 10_000_000 + '"}'), "longer than 100,000 bytes"),
     "10,000 lists deep": (raw("r", 2, "active", "[" * 10_000 + "]" * 10_000), "document"),
     "500 lists deep": (raw("r", 2, "active", json.dumps(document())[:-1] + ', "tests": ' + "[" * 500 + "]" * 500 + "}"), "deeper than 20"),
-    "a stream deep down": (raw("r", 2, "active", '{"stream": ' + '{"a":' * 900 + "1" + "}" * 901), "there is no stream"),
-    "no stream": (raw("r", 2, "active", "{}"), "there is no stream null; known are other, tx"),
-    "unknown stream": (row(2, stream="nowhere"), "there is no stream 'nowhere'"),
-    "a stream that is a list": (raw("r", 2, "active", '{"stream": ["tx"]}'), 'there is no stream ["tx"]'),
+    "a stream deep down": (raw("r", 2, "active", '{"stream": ' + '{"a":' * 900 + "1" + "}" * 901), "unknown stream"),
+    "no stream": (raw("r", 2, "active", "{}"), "unknown stream null; known: other, tx"),
+    "unknown stream": (row(2, stream="nowhere"), "unknown stream 'nowhere'"),
+    "a stream that is a list": (raw("r", 2, "active", '{"stream": ["tx"]}'), 'unknown stream ["tx"]'),
     "status in capitals": (row(2, "ACTIVE"), "status must be one of draft, shadow, active"),
     "status of a megabyte": (row(2, "a" * 1_000_000), "status must be one of"),
     "status NULL": (row(2, None), "status must be one of"),
-    "all NULL": (raw(None, None, None, None), "rule_id must be 1 to 100 of a-z"),
-    "rule_id of a megabyte": (raw("r" * 1_000_000, 1, "active", "{}"), "rule_id must be 1 to 100 of a-z"),
-    "rule_id in capitals": (raw("R", 1, "active", json.dumps(document())), "rule_id must be 1 to 100 of a-z"),
-    "rule_id with NUL": (raw("r\0", 1, "active", "{}"), "rule_id must be 1 to 100 of a-z"),
-    "rule_id from right to left": (raw("\u202er", 1, "active", "{}"), "rule_id must be 1 to 100 of a-z"),
-    "rule_id of another": (raw("s", 1, "active", json.dumps(document())), "the document is of rule 'r', the row of 's'"),
+    "all NULL": (raw(None, None, None, None), "rule_id must have 1 to 100 characters of a-z"),
+    "rule_id of a megabyte": (raw("r" * 1_000_000, 1, "active", "{}"), "rule_id must have 1 to 100 characters of a-z"),
+    "rule_id in capitals": (raw("R", 1, "active", json.dumps(document())), "rule_id must have 1 to 100 characters of a-z"),
+    "rule_id with NUL": (raw("r\0", 1, "active", "{}"), "rule_id must have 1 to 100 characters of a-z"),
+    "rule_id from right to left": (raw("\u202er", 1, "active", "{}"), "rule_id must have 1 to 100 characters of a-z"),
+    "rule_id of another": (raw("s", 1, "active", json.dumps(document())), "the document has rule_id 'r', the row 's'"),
     "a negative version": (row(-5), "version must not be negative, got -5; insert 2"),
     "the last bigint": (row(2**63 - 1), "version must be less than 9,223,372,036,854,775,806"),
     "superseded": (row(1, commit=2, message="x"), "superseded: version 1 is not above version 1"),
@@ -98,8 +98,8 @@ BAD_ROWS: dict[str, tuple[RuleChange, str]] = {
     "NaN": (raw("r", 2, "active", '{"stream": "tx", "rule_id": NaN}'), "got NaN"),
     "a command of no kind": (raw("*", None, "drop", "{}"), "a command's status must be one of"),
     "a command without status": (raw("*", 1, None, None), "a command's status must be one of"),
-    "a command to a list": (raw("*", None, "clear_state", '{"stream": [{}]}'), "there is no stream [{}]; known are other, tx"),
-    "a command to nowhere": (raw("*", None, "clear_state", '{"stream": "nowhere"}'), "there is no stream 'nowhere'"),
+    "a command to a list": (raw("*", None, "clear_state", '{"stream": [{}]}'), "unknown stream [{}]; known: other, tx"),
+    "a command to nowhere": (raw("*", None, "clear_state", '{"stream": "nowhere"}'), "unknown stream 'nowhere'"),
     "an advance to no time": (command(time="soon"), "advance needs a time such as"),
     "an advance beyond all years": (command(time=10**30), "advance needs a time such as"),
     "an advance to before the first year": (command(time="0001-01-01T00:00:00+23:59"), "advance needs a time such as"),
@@ -312,7 +312,7 @@ def test_a_stream_has_so_many_rules_at_a_time() -> None:
     rows = [row(1, rule_id=rule_id) for rule_id in "abc"] + [row(1, rule_id="d", stream="other")]
     log, _ = book.apply(rows, None)
     assert [(each.rule_id, each.action) for each in log] == [("a", "activated"), ("b", "activated"), ("c", "rejected")]
-    assert "stream 'tx' has 2 rules in force already; retire one first (limits.rules of the stream)" in log[2].message
+    assert "stream 'tx' already has 2 rules in force; retire one first (limits.rules of the stream)" in log[2].message
     # A new version of a rule in force is none more, a draft none at all, and what is retired leaves room.
     changes = [
         row(2, rule_id="a", commit=2),
@@ -398,7 +398,7 @@ def test_concat_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None
     events = [{"id": i, "at": i, "customer": 1, "text": "abcd", "arrival": 1 + i // 6} for i in range(8)]
     harness.events(events)
     assert [(row.rule_id, row.action) for row in harness.errors] == [("r", "failed")]
-    assert "OverflowError: concat(text, text) makes more than 40 characters of the events" in harness.errors[0].message
+    assert "OverflowError: concat(text, text) gives more than 40 characters for the events" in harness.errors[0].message
     assert {alert.rule_id for alert in harness.alerts} == {"fine"}
 
 
@@ -535,7 +535,7 @@ def test_c4_a_rule_that_breaks_stops_alone_and_its_next_version_begins_anew(
     plain, said = judged(breaking=False)
     broken, before = judged(breaking=True)
     assert [(each.rule_id, each.version, each.action) for each in broken.errors] == [("bad", 1, "failed")]
-    assert "broke with ZeroDivisionError: of a kind (test_bad_rules.py" in broken.errors[0].message
+    assert "judging failed with ZeroDivisionError: of a kind (test_bad_rules.py" in broken.errors[0].message
     of_bad = [alert for alert in broken.alerts[:before] if alert.rule_id == "bad"]
     assert of_bad == [alert for alert in plain.alerts if alert.rule_id == "bad"]
     assert len([alert for alert in broken.alerts if alert.rule_id == "fine"]) == 16
@@ -662,7 +662,7 @@ def test_c4_quarantine_comes_of_more_failures_than_max_failures_or_of_a_break() 
     (found,) = find_quarantines(merge_failures([failure(60), failure(41, event="e5")]), 100)
     assert (found.rule_id, found.version) == ("r", 3)
     assert "101 events of one batch" in found.comment
-    assert "rule_log names the first; mend the rule and push it again" in found.comment
+    assert "rule_log names the first event; fix the rule and push it again" in found.comment
     assert "e5" not in found.comment, "a privacy request deletes no row of rules"
     (found,) = find_quarantines(merge_failures([failure(1), failure(0, "KeyError: 'x'", "")]), 100)
     assert found.comment.startswith("KeyError: 'x', at commit 9")
@@ -673,7 +673,7 @@ def test_a_reason_is_one_short_line_whatever_was_raised() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert describe_error(Odd()) == "Odd: its text cannot be had"
+    assert describe_error(Odd()) == "Odd: (no text)"
     said = describe_error(ValueError("a\n\0b\ud800" + "x" * 1_000_000))
     assert "\n" not in said
     assert len(said.encode()) < 400

@@ -104,7 +104,7 @@ def test_c10_7_a_quarantine_of_a_version_that_is_not_in_force_is_rejected() -> N
     book = RuleBook(TX, STREAMS)
     log, _ = book.apply([ACTIVE, row(3, "active"), row(4, "quarantined", evidence=write_quarantined(1))], None)
     assert [each.action for each in log] == ["activated", "activated", "rejected"]
-    assert "version 1, which the row takes out of service, is not in force (evidence)" in log[2].message
+    assert "version 1, which the row quarantines, is not in force (evidence)" in log[2].message
     assert [(e.version, e.status) for e, _ in book.in_force()] == [(3, "active")]
 
 

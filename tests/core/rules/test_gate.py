@@ -73,13 +73,13 @@ def test_c10_8_each_condition_has_its_figure_and_a_remedy_where_it_is_not_met() 
     ("approver", "user", "committers", "met", "figure"),
     [
         ("bob", "bob", None, True, "bob"),
-        ("bob", "bob", [], True, "bob; who wrote it could not be checked, since the table's history names no users"),
-        ("bob", "bob", ["ann"], True, "bob; the table's history names ann as who wrote it"),
+        ("bob", "bob", [], True, "bob; its authors could not be checked, since the table's history names no users"),
+        ("bob", "bob", ["ann"], True, "bob; by the table's history, ann wrote it"),
         # Bob wrote it under Ann's name, or approves it under the name of Eve.
-        ("bob", "bob", ["bob"], False, "bob; the table's history names bob as who wrote it"),
-        ("eve", "bob", ["ann", "Bob"], False, "eve; the table's history names ann and Bob as who wrote it"),
-        ("Ann", "x", ["ann"], False, "Ann; the table's history names ann as who wrote it"),
-        ("", "x", [], False, "none; who wrote it could not be checked, since the table's history names no users"),
+        ("bob", "bob", ["bob"], False, "bob; by the table's history, bob wrote it"),
+        ("eve", "bob", ["ann", "Bob"], False, "eve; by the table's history, ann and Bob wrote it"),
+        ("Ann", "x", ["ann"], False, "Ann; by the table's history, ann wrote it"),
+        ("", "x", [], False, "none; its authors could not be checked, since the table's history names no users"),
     ],
 )
 def test_c10_8_an_approval_is_checked_by_the_history_where_it_names_users(
@@ -89,7 +89,7 @@ def test_c10_8_an_approval_is_checked_by_the_history_where_it_names_users(
     (condition,) = check_gate(Gate(approval=True), known)
     assert (condition.met, condition.figure) == (met, figure)
     if not met:
-        assert condition.remedy.startswith("let somebody other than ann")
+        assert condition.remedy.startswith("ask somebody other than ann")
 
 
 def test_c10_8_evidence_fits_its_document_alone() -> None:
@@ -114,9 +114,9 @@ def test_c10_8_the_settings_name_the_conditions(tmp_path: Path) -> None:
         "{test: 1}": "gate has no condition 'test'; did you mean 'tests'",
         "{tests: 1.5}": "gate.tests must be a number from 0 to 1000, got '1.5'",
         "{min_precision: 2}": "gate.min_precision must be a number from 0 to 1, got '2'",
-        "{max_alerts_per_day: 5}": "gate.backtest_days must be there too",
-        "{approval: perhaps}": "gate.approval is true or false, got 'perhaps'",
-        "{enforce: 1}": "gate.enforce is true or false, got '1'",
+        "{max_alerts_per_day: 5}": "gate.backtest_days is missing",
+        "{approval: perhaps}": "gate.approval must be true or false, got 'perhaps'",
+        "{enforce: 1}": "gate.enforce must be true or false, got '1'",
     }.items():
         with pytest.raises(SetupError, match=message):
             read(tmp_path, f"gate: {wrong}")
@@ -150,15 +150,15 @@ def test_c10_8_enforcement_asks_for_evidence_and_with_approval_for_another_perso
         ("ann", "Ann ", PROOF, "its author, 'ann', approved it", "its author, 'ann', approved it"),
         ("ann", "bob", None, "it has no evidence", "it has no evidence"),
         ("ann", "ann", "", "it has no evidence", "it has no evidence"),
-        ("ann", "bob", OF_ANOTHER, "its evidence is about another document", "its evidence is about another document"),
-        ("ann", "bob", "no json", "its evidence is about another document", "its evidence is about another document"),
+        ("ann", "bob", OF_ANOTHER, "its evidence is for another document", "its evidence is for another document"),
+        ("ann", "bob", "no json", "its evidence is for another document", "its evidence is for another document"),
     ],
 )
 def test_c10_8_an_enforced_gate_decides_by_the_row_alone(
     author: str | None, approver: str | None, evidence: str | None, with_evidence: str, with_approval: str
 ) -> None:
     for asked, expected in ((EVIDENCE, with_evidence), (APPROVAL, with_approval)):
-        found = find_objection(RULE, author, approver, evidence, asked=asked)
+        found = find_objection(RULE, author, approver, evidence, required=asked)
         assert found.startswith(expected)
         assert bool(found) == bool(expected)
 
@@ -245,7 +245,7 @@ def test_c10_8_the_log_says_what_to_do_about_a_rejected_row() -> None:
     assert (row.action, row.version) == ("rejected", 1)
     assert row.message == (
         "the gate is enforced: version 1 is not active, since it has no evidence that it met the gate (evidence); publish it "
-        "as a draft, then `lookback rules activate r`"
+        "as a draft, then run `lookback rules activate r`"
     )
 
 

@@ -75,7 +75,7 @@ def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.Monk
 
     # As if the streams of a process had more rules in force, all together, than one of them may have.
     rulebook._open_compiler.cache_clear()
-    monkeypatch.setattr(rulebook, "_MOST_COMPILED", 25)
+    monkeypatch.setattr(rulebook, "_MAX_COMPILED", 25)
     monkeypatch.setattr(rulebook, "compile_rule", compile_and_note)
     other = replace(TX, name="other")
     try:
@@ -101,7 +101,7 @@ def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.Monk
 def test_one_stream_may_have_ten_thousand_rules() -> None:
     limits = Limits.from_dict({"rules": 10_000})
     assert limits.rules == 10_000
-    assert rulebook._MOST_COMPILED > 10_000
+    assert rulebook._MAX_COMPILED > 10_000
 
 
 def test_rules_that_were_retired_make_no_new_rule_slower() -> None:

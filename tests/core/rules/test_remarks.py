@@ -394,7 +394,7 @@ def test_check_prints_remarks_and_ends_well(tmp_path: Path, capsys: pytest.Captu
     file.write_text(yaml.safe_dump(rule))
     assert main(["--conf", str(CONF), "rules", "check", str(file)]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0] == f"{file}: rule 'large-payment' is fine (0 tests of its own)"
+    assert out.splitlines()[0] == f"{file}: rule 'large-payment' is valid (0 tests)"
     assert out.splitlines()[1].startswith("remark: rule 'large-payment': tests is missing")
 
 

@@ -39,17 +39,15 @@ def test_c10_3_equal_variants_are_made_once() -> None:
 
 
 def test_c10_3_wrong_variants_are_refused_with_the_remedy() -> None:
-    assert problems({"limt": ["1"]}) == ["there is no parameter limt to vary; did you mean 'limit'? (parameters.limt)"]
-    assert problems({"weekday": ["1"]}) == [
-        "there is no parameter weekday to vary; known are limit, span, least (parameters.weekday)"
-    ]
+    assert problems({"limt": ["1"]}) == ["unknown parameter limt; did you mean 'limit'? (parameters.limt)"]
+    assert problems({"weekday": ["1"]}) == ["unknown parameter weekday; known: limit, span, least (parameters.weekday)"]
     assert problems({"limit": ["many", "1", "few"]}) == [
-        "parameters.limit must be a number, as 1000 is, got 'many' (parameters.limit)",
-        "parameters.limit must be a number, as 1000 is, got 'few' (parameters.limit)",
+        "parameters.limit must be a number, such as 1000, got 'many' (parameters.limit)",
+        "parameters.limit must be a number, such as 1000, got 'few' (parameters.limit)",
     ]
     (found,) = problems({"limit": list(range(MAX_VARIANTS)), "span": ["1 hour", "2 hours"]})
-    assert found.startswith("200 of limit x 2 of span are 400 variants, more than 200; give fewer values")
-    with pytest.raises(RuleError, match="write one under `parameters`"):
+    assert found.startswith("200 of limit x 2 of span give 400 variants, more than 200; use fewer values")
+    with pytest.raises(RuleError, match="add one under `parameters`"):
         make_variants([{"rule_id": "plain"}], {"limit": [1]})
 
 
@@ -63,7 +61,7 @@ def test_the_values_of_a_parameter_are_read_from_one_text() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             read_varied([text])
-    with pytest.raises(ValueError, match="limit is varied twice"):
+    with pytest.raises(ValueError, match="limit is given twice"):
         read_varied(["limit=1", "limit=2"])
 
 

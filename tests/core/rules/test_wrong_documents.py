@@ -158,9 +158,9 @@ KEYS = [
         ("unknown key 'condition'", "did you mean 'when'?"),
     ),
     Wrong("another word for group_by", lookback(partition_by=["id"]), "partition_by", ("did you mean 'group_by'?",)),
-    Wrong("a key like no other", lookback(zzz=1), "zzz", ("unknown key 'zzz'", "known are rule_id, description")),
-    Wrong("a key that is no text", {**LOOKBACK, True: 1}, "true", ("unknown key true", "known are")),
-    Wrong("a very long key", {**LOOKBACK, "k" * 50_000: 1}, "kkk ... kkk", ("unknown key 'kkk", "known are")),
+    Wrong("a key like no other", lookback(zzz=1), "zzz", ("unknown key 'zzz'", "known: rule_id, description")),
+    Wrong("a key that is no text", {**LOOKBACK, True: 1}, "true", ("unknown key true", "known:")),
+    Wrong("a very long key", {**LOOKBACK, "k" * 50_000: 1}, "kkk ... kkk", ("unknown key 'kkk", "known:")),
     Wrong("the status of a row", lookback(status="active"), "status", ("status", "in the rule's row", "leave it out")),
     Wrong(
         "early on lookback", lookback(early=True), "early", ("for tumbling, sliding and session rules", "lookback rule")
@@ -225,7 +225,7 @@ VALUES = [
     Wrong("suppress without a value", lookback(suppress=None), "suppress", ("null", *NO_DURATION)),
     Wrong(
         "lateness above the stream's", lookback(allowed_lateness="2 hours"), "allowed_lateness",
-        ("2 hours is longer than the stream's 1 hour", "write at most that"),
+        ("2 hours is longer than the stream allows", "write at most 1 hour"),
     ),
     Wrong("lateness in words", lookback(allowed_lateness="a while"), "allowed_lateness", ("'a while'", *NO_DURATION)),
     Wrong(
@@ -262,7 +262,7 @@ WINDOWS = [
     *(
         Wrong(
             f"{name} with a resolution", coarse("1 hour", n=f"{name}(amount)"), "measures.n",
-            (f"{name}(amount) takes no resolution", "when an event is deleted", "{measure: ..., window: 1 day}"),
+            (f"{name}(amount) cannot have a resolution", "when an event is deleted", "{measure: ..., window: 1 day}"),
         )
         for name in ("min", "max")
     ),
@@ -274,7 +274,7 @@ WINDOWS = [
                 "window": {"lookback": "3 days", "delay": "1 hour", "resolution": "1 day"},
             }
         ),
-        "measures.n", ("takes no resolution", "counts and sums", "window: {lookback: 3 days, delay: 1 hour}}"),
+        "measures.n", ("cannot have a resolution", "counts and sums", "window: {lookback: 3 days, delay: 1 hour}}"),
     ),
     Wrong("a window of zero", lookback(window="0 seconds"), "window", ("must be longer than 0 s", "'0 seconds'")),
     Wrong("a negative window", lookback(window="-1 hours"), "window", ("'-1 hours'", *NO_DURATION)),
@@ -296,33 +296,33 @@ WINDOWS = [
     Wrong("no kind", window(tumblin="1 hour"), "window", ("must name its kind", "tumblin", "write one of {lookback: 1 hour}, {tumbling: 1 hour}")),
     Wrong("delay on tumbling", window(tumbling="1 hour", delay="1 day"), "window.delay", ("for lookback windows", "leave it out")),
     Wrong("offset on lookback", window(LOOKBACK, lookback="1 hour", offset="1 day"), "window.offset", ("for tumbling and sliding", "leave")),
-    Wrong("gap beside session", window(session="1 hour", gap="1 hour"), "window.gap", ("unknown key 'gap'", "known are session")),
+    Wrong("gap beside session", window(session="1 hour", gap="1 hour"), "window.gap", ("unknown key 'gap'", "known: session")),
     Wrong("a negative offset", window(tumbling="1 hour", offset="-1 minutes"), "window.offset", ("'-1 minutes'", *NO_DURATION)),
 ]  # fmt: skip
 FIELDS = [
-    Wrong("another stream", lookback(stream="logins"), "stream", ("'logins', not for 'payments'", "give it to"), PAYMENTS),
+    Wrong("another stream", lookback(stream="logins"), "stream", ("'logins', not for 'payments'", "correct the name"), PAYMENTS),
     Wrong("a stream near by", lookback(stream="Paymnts"), "stream", ("'Paymnts'", "did you mean 'payments'?")),
     Wrong("a stream that is no text", lookback(stream=["payments"]), "stream", ('got ["payments"]', "in quotes")),
     Wrong("group_by: a name near by", lookback(group_by=["customr_id"]), "group_by", ("'customr_id'", "did you mean 'customer_id'?")),
-    Wrong("group_by: a measure", lookback(group_by=["total"]), "group_by", ("no field 'total'", "known are payment_id, event_time")),
-    Wrong("group_by: an array", lookback(group_by=["tags"]), "group_by", ("'tags' is an array", "group by a plain field")),
+    Wrong("group_by: a measure", lookback(group_by=["total"]), "group_by", ("no field 'total'", "known: payment_id, event_time")),
+    Wrong("group_by: an array", lookback(group_by=["tags"]), "group_by", ("'tags' is an array", "choose another field")),
     Wrong("group_by: twice", lookback(group_by=["amount", "Amount"]), "group_by", ("names a field twice", "Amount", "leave one out")),
     Wrong("group_by: a text", lookback(group_by="amount"), "group_by", ("such as [customer_id]", "got 'amount'")),
-    Wrong("group_by: SQL", lookback(group_by=["1; drop table rules; --"]), "group_by", ("drop table", "known are payment_id")),
+    Wrong("group_by: SQL", lookback(group_by=["1; drop table rules; --"]), "group_by", ("drop table", "known: payment_id")),
     Wrong("where: a name near by", lookback(where="amuont > 1"), "where", ("unknown field 'amuont'", "did you mean 'amount'?")),
     Wrong("where: a name like no other", lookback(where="zzz > 1"), "where", ("unknown field 'zzz'", "the fields are amount, ")),
     Wrong("where: a table's name", lookback(where="payments.amount > 1"), "where", ("'payments.amount'", "did you mean 'amount'?")),
     Wrong("where: a measure", lookback(where="total > 1"), "where", ("unknown field 'total'", "the fields are")),
     Wrong("when: a name near by", lookback(when="totl > 1"), "when", ("unknown field 'totl'", "did you mean 'total'?")),
-    Wrong("when: a field of an event", tumbling(when="Amount > 1"), "when", ("amount is a field of single events", "max(amount)")),
+    Wrong("when: a field of an event", tumbling(when="Amount > 1"), "when", ("amount is a field of one event", "max(amount)")),
     Wrong("measures: a name near by", measures(n="sum(amuont)"), "measures.n", ("'amuont'", "did you mean 'amount'?")),
     Wrong("message: a name near by", lookback(message="{totl}"), "message", ("{totl} is neither", "did you mean {total}?")),
     Wrong("message: spaces", lookback(message="{ total }"), "message", ("{ total } is neither", "did you mean {total}?")),
-    Wrong("message: nothing", lookback(message="{}"), "message", ("{} is neither", "known are amount, ")),
-    Wrong("message: a field of an event", tumbling(message="{amount}"), "message", ("field of single events", "max(amount)")),
-    Wrong("message: Python", lookback(message="{total.__class__}"), "message", ("{total.__class__} is neither", "known are")),
-    Wrong("message: SQL", lookback(message="{total; drop table rules}"), "message", ("drop table", "known are amount, ")),
-    Wrong("message: much text", lookback(message="{" + "x" * 5_000 + "}"), "message", ("{xxx", "known are")),
+    Wrong("message: nothing", lookback(message="{}"), "message", ("{} is neither", "known: amount, ")),
+    Wrong("message: a field of an event", tumbling(message="{amount}"), "message", ("amount is a field of one event", "max(amount)")),
+    Wrong("message: Python", lookback(message="{total.__class__}"), "message", ("{total.__class__} is neither", "known:")),
+    Wrong("message: SQL", lookback(message="{total; drop table rules}"), "message", ("drop table", "known: amount, ")),
+    Wrong("message: much text", lookback(message="{" + "x" * 5_000 + "}"), "message", ("{xxx", "known:")),
     Wrong("sequence: a name near by", step(where="outcom = 'FAIL'"), f"{FIRST}.where", ("'outcom'", "did you mean 'outcome'?")),
     Wrong("sequence: a message near by", changed(SEQUENCE, message="{failure.count}"), "message", ("did you mean {failures.count}?",)),
 ]  # fmt: skip
@@ -350,7 +350,7 @@ MEASURES = [
     Wrong("distinct star", measures(n="count(distinct *)"), "measures.n", ("count(distinct *) is not allowed", "name a field")),
     Wrong("the sum of a star", measures(n="sum(*)"), "measures.n", ("sum(*) is not allowed", "name a field")),
     Wrong("a measure named like a field", measures(Amount="count(*)"), "measures.Amount", ("'Amount' is a field", "choose another")),
-    Wrong("window_complete", measures(window_complete="count(*)"), "measures.window_complete", ("a word of the engine", "choose another")),
+    Wrong("window_complete", measures(window_complete="count(*)"), "measures.window_complete", ("is reserved", "choose another")),
     Wrong("a measure with a space", lookback(measures={"a b": "count(*)"}), "measures.a b", ("'a b' is not a name", "use letters")),
     Wrong("a measure twice", measures(Total="count(*)"), "measures.Total", ("'Total' is there twice", "its own name")),
     Wrong("51 measures", lookback(measures={f"m{i}": "count(*)" for i in range(51)}), "measures", ("51 measures", "split the rule")),
@@ -385,11 +385,11 @@ STEPS = [
     Wrong("at_least as a text", step(at_least="3"), f"{FIRST}.at_least", ("a whole number from 1", "got '3'")),
     Wrong("at_most below at_least", step(at_most=2), f"{FIRST}.at_most", ("from 3 (at_least)", "got 2")),
     Wrong("a later step", step(where="ip = element_at(success.ip, 1)"), f"{FIRST}.where", ("success.ip is of step 'success'", "comes later")),
-    Wrong("the step itself", step(where="failures.count > 1"), f"{FIRST}.where", ("is of the step itself", "the steps before its own")),
-    Wrong("an unknown step", steps(FAILURES, {**SUCCESS, "where": "zz.count > 1"}), f"{SECOND}.where", ("named 'zz'", "known are failures")),
+    Wrong("the step itself", step(where="failures.count > 1"), f"{FIRST}.where", ("is of the step itself", "fields of the event and of earlier steps")),
+    Wrong("an unknown step", steps(FAILURES, {**SUCCESS, "where": "zz.count > 1"}), f"{SECOND}.where", ("named 'zz'", "known: failures")),
     Wrong("a step near by", steps(FAILURES, {**SUCCESS, "where": "failurs.count > 1"}), f"{SECOND}.where", ("did you mean 'failures.count'?",)),
     Wrong("a step for a number", steps(FAILURES, {**SUCCESS, "where": "failures > 3"}), f"{SECOND}.where", ("write failures.count", "such as failures.event_id")),
-    Wrong("until of a step", sequence(until="failures.count > 3"), "sequence.until", ("is of step 'failures'", "use its fields")),
+    Wrong("until of a step", sequence(until="failures.count > 3"), "sequence.until", ("is of step 'failures'", "can read only the event's fields")),
     Wrong("an empty until", sequence(until=" "), "sequence.until", ("must be a condition, such as", "got ' '")),
     Wrong("expiry like fixed", sequence(expiry="fix"), "sequence.expiry", ("one of sliding, fixed", "did you mean 'fixed'?")),
     Wrong("expiry like no other", sequence(expiry="never"), "sequence.expiry", ("one of sliding, fixed", "got 'never'")),
@@ -398,7 +398,7 @@ STEPS = [
     Wrong("absent with at_least", steps(FAILURES, {**SILENT, "at_least": 2}), f"{SECOND}.at_least", ("one of absence", "leave it out")),
     Wrong("absent with where", steps(FAILURES, {**SILENT, "where": "true"}), f"{SECOND}.where", ("where or absent, not both", "leave one")),
     Wrong("absent within zero", steps(FAILURES, {**SILENT, "within": "0 minutes"}), f"{SECOND}.within", ("longer than 0 s", "'0 minutes'")),
-    Wrong("a stream with count", SEQUENCE, "sequence", ("a field named count", "rename the field"), COUNTED),
+    Wrong("a stream with count", SEQUENCE, "sequence", ("field count of stream", "rename the field"), COUNTED),
 ]  # fmt: skip
 INJECTIONS = [
     Wrong("two statements", lookback(where="1 = 1; drop table rules; --"), "where", ("write one expression", "without a semicolon")),
@@ -473,7 +473,7 @@ WRONG = [*KEYS, *VALUES, *WINDOWS, *FIELDS, *TYPES, *MEASURES, *STEPS, *INJECTIO
 # What tells a person what to do, or what could stand there.
 REMEDY = re.compile(
     r"\b(write|use|choose|give|leave|name|rename|put|split|cast|compare|move|make|mend|look|group by|did you mean|such as|"
-    r"known are|are|must be|takes?|belongs|one of|only|an expression sees|would differ|is empty|does that|do that)\b"
+    r"known|are|must be|takes?|belongs|one of|only|an expression sees|would differ|is empty|does that|do that)\b"
 )
 INTERNAL = re.compile(
     r"Traceback|<class|object at 0x|\w+Error\b|NoneType|\b(dict|str|float|tuple)\b|datetime\.|\b(None|True|False)\b|"

@@ -153,7 +153,7 @@ def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
     batches: int, has_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 4_000)
-    monkeypatch.setattr(state_module, "_LEAST_FILED_ROWS", 1)
+    monkeypatch.setattr(state_module, "_MIN_FILED_ROWS", 1)
     measures = {"m": "sum(n)", "few": "count(*) filter (where n > 0)"}
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": measures, "when": "m > 5 and few > 5"}  # fmt: skip
     shard = _Shard(rule, Cache(50_000), tmp_path if has_files else None)
@@ -192,7 +192,7 @@ def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
 
 
 def test_history_leaves_memory_to_other_rows_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_LEAST_FILED_ROWS", 500)
+    monkeypatch.setattr(state_module, "_MIN_FILED_ROWS", 500)
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": {"m": "sum(n)"}, "when": "m > 5"}  # fmt: skip
     shard = _Shard(rule, Cache(10**9), tmp_path)
     shard.judge_events(_many(1_000, 1))

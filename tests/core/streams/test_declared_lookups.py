@@ -171,13 +171,13 @@ def test_names_that_are_no_table(table: object):
 
 
 def test_where_ingest_writes_nothing_nothing_is_looked_up():
-    assert "ingest reads by it" in problems(LOOKUP, table="main.sales.payments")["lookups"]
+    assert "only ingest uses it" in problems(LOOKUP, table="main.sales.payments")["lookups"]
     metrics = {
         "stream": "metrics", "event_id": "metrics_id", "event_time": "measured_at",
         "fields": {"metrics_id": "string", "measured_at": "timestamp", "stream": "string"},
         "lookups": [{"table": "owners", "on": "stream", "fields": {"owner": "string"}}],
     }  # fmt: skip
-    with pytest.raises(StreamError, match="ingest looks nothing up"):
+    with pytest.raises(StreamError, match="ingest cannot look anything up"):
         Stream.from_dict(metrics)
 
 

@@ -125,7 +125,7 @@ def test_a_stream_that_one_fast_clock_can_make_late_is_remarked() -> None:
     assert describe_fast_clock(Stream.from_dict({**tight, "max_future": "6 minutes"})) == ""
     assert describe_fast_clock(Stream.from_dict(tight)) == (
         "max_future (1 hour) exceeds max_out_of_orderness + allowed_lateness (6 minutes): one event whose clock is further "
-        "ahead than that makes all others too late, until their times have caught up. Set max_future to 6 minutes or less"
+        "ahead than that makes all other events too late, until their times have caught up. Set max_future to 6 minutes or less"
     )
 
 
@@ -237,26 +237,26 @@ def test_a_file_that_is_no_yaml_is_named_with_the_line(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "line", "what", "remedy"),
     [
-        ("a: 1\n\tb: 2", 2, "a tab is in the indentation, at 'b: 2'", "indent with spaces alone"),
+        ("a: 1\n\tb: 2", 2, "the indentation has a tab, at 'b: 2'", "indent with spaces only"),
         (
             "a: 1\n b:\n  c: 1",
             2,
-            "it is indented otherwise than the key before it",
+            "it is indented differently from the key before it",
             "indent the keys of one level alike",
         ),
-        ("a:\n    b: 1\n  c: 2", 3, "the line is indented otherwise", "indent the keys of one level alike"),
-        ("a:\n  - b: 1\n   c: 2", 3, "the line is indented otherwise", "indent the keys of one level alike"),
+        ("a:\n    b: 1\n  c: 2", 3, "the line is indented differently", "indent the keys of one level alike"),
+        ("a:\n  - b: 1\n   c: 2", 3, "the line is indented differently", "indent the keys of one level alike"),
         ("a: 1\nwhen: total > 5: x", 2, "a text has a ':' in it, at 'when: total > 5: x'", "put the text in quotes"),
         ("a: 1\nb", 2, "a key has no ':', at 'b'", "write `key: value`"),
-        ("a: 'x\nb: 2\n", 1, "a quote is opened and not closed", "close it"),
+        ("a: 'x\nb: 2\n", 1, "a quote is not closed", "close it"),
         ("a: 1\nwhere: 'a' = 'b'", 2, "text follows a closing quote or brace", "in double quotes"),
         ("message: {total} to {x}", 1, "text follows a closing quote or brace", "in double quotes"),
         ("when: > 5", 1, "a text begins with > or |", "put the text in quotes"),
         ("where: *all", 1, "a text begins with *", "put the text in quotes"),
         ("where: `from` = 1", 1, "a text begins with a character that means something else", "put the text in quotes"),
-        ("a: [1, 2\nb: 3", 2, "a bracket before it is not closed", "write it"),
-        ("a: 1\n---\na: 2", 2, "a second document begins", "write one in a file"),
-        ('a: "\\d"', 1, "there is a backslash within double quotes", "use single quotes"),
+        ("a: [1, 2\nb: 3", 2, "an earlier bracket is not closed", "add it"),
+        ("a: 1\n---\na: 2", 2, "a second document begins", "write one document per file"),
+        ('a: "\\d"', 1, "a text in double quotes has a backslash", "use single quotes"),
     ],
 )
 def test_what_is_wrong_with_yaml_is_said_with_the_line_what_is_seen_and_the_remedy(
@@ -302,7 +302,7 @@ def test_settings_come_from_arguments_then_environment_then_defaults(monkeypatch
 
 
 def test_a_stream_that_is_not_declared():
-    with pytest.raises(SetupError, match=r"there are .*transactions"):
+    with pytest.raises(SetupError, match=r"declared are .*transactions"):
         Settings.local(conf=CONF).stream("transaction")
 
 
@@ -351,17 +351,21 @@ def test_the_metrics_are_never_elsewhere() -> None:
         ({"path": "x", "Delimiter": "|"}, "Delimiter", 'write it below options: {delimiter: "|"}'),
         ({"path": "x", "value_options": {}}, "value_options", "is for topics, with `format: kafka`; files take format"),
         ({"path": "x", "pathh": "y"}, "pathh", "unknown key 'pathh'; did you mean 'path'?"),
-        ({"path": "x", "colour": 1}, "colour", "unknown key 'colour'; known are format, path, options"),
+        ({"path": "x", "colour": 1}, "colour", "unknown key 'colour'; known: format, path, options"),
         ({"path": 7}, "path", "a text is needed, got 7"),
         ({"format": ["csv"]}, "format", "a text is needed"),
         ({"options": ["x"]}, "options", "a mapping of option to value is needed"),
         (
             {"format": "csv", "options": {"seperator": ";"}},
             "options.seperator",
-            "is no option of Spark's reader of csv",
+            "is not an option of Spark's reader of csv",
         ),
         ({"format": "csv", "options": {"headr": True}}, "options.headr", "did you mean 'header'?"),
-        ({"format": "parquet", "options": {"sep": ";"}}, "options.sep", "no option of Spark's reader of parquet files"),
+        (
+            {"format": "parquet", "options": {"sep": ";"}},
+            "options.sep",
+            "not an option of Spark's reader of parquet files",
+        ),
         ({"options": {"mergeShema": "true"}}, "options.mergeShema", "did you mean 'mergeSchema'?"),
         ({"format": "kafka", "topics": "a"}, "topics", "unknown key 'topics'; did you mean 'topic'?"),
         ({"format": "kafka", "sep": ";"}, "sep", 'write it below value_options: {sep: ";"}'),

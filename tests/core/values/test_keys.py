@@ -71,7 +71,7 @@ def test_times_are_found_in_their_group(
     dense = [(known.index(group), time) for group, time in rows]
     groups, times = np.array(dense, dtype=np.int64).reshape(-1, 2).T.copy()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys_module, "_MOST_PLACES", most_places)
+        patch.setattr(keys_module, "_MAX_PLACES", most_places)
         search = TimeSearch(groups, times, numbered)
     found = search.find_first(*np.array(wanted, dtype=np.int64).reshape(-1, 2).T.copy())
     assert found.tolist() == [sum(row < pair for row in dense) for pair in wanted]

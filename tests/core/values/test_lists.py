@@ -145,7 +145,7 @@ def test_c11_3_lists_equal_plain_rows(changes: list[Any], changed: int, is_saved
     """Whatever is inserted and deleted, in whatever portions; changed: so many are kept beside the sorted values."""
     rows, lists = Counter[Any](), Lists.empty()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists_module, "_FEWEST_CHANGED", changed)
+        patch.setattr(lists_module, "_MIN_CHANGED", changed)
         patch.setattr(lists_module, "_CHANGED_BY_ROOT", 0)
         for commit, (is_insert, *row) in enumerate(changes):
             is_insert = is_insert or not rows[tuple(row)]  # noqa: PLW2901 - a row that is not there cannot be deleted
@@ -250,7 +250,7 @@ def test_c11_3_contents_are_read_as_people_write_them() -> None:
         ({"l": [1.5]}, "the value must be a text or a whole number, got 1.5; write it as cast(field as string) gives it (lists.l[0])"),
         ({"l": [True]}, "the value must be a text or a whole number, got True; "),
         ({"l": ["a", {"valu": "b"}]}, "unknown key 'valu'; did you mean 'value'? (lists.l[1])"),
-        ({"l": [{"value": "b", "kind": "ip"}]}, "there is no kind 'ip'; write cidr for ranges of addresses, or leave it out (lists.l[0])"),
+        ({"l": [{"value": "b", "kind": "ip"}]}, "unknown kind 'ip'; write cidr for ranges of addresses, or leave it out (lists.l[0])"),
         ({"l": [{"value": "b", "expires_at": "soon"}]}, "expires_at must be a time such as '2026-01-31T12:00:00Z', got 'soon' (lists.l[0])"),
     ],
 )  # fmt: skip

@@ -82,8 +82,8 @@ def test_every_problem_is_told_with_its_place_and_sentence() -> None:
     with pytest.raises(Refused) as refused:
         read_mapping(Outer, document, [Problem("between", "found before")])
     assert refused.value.problems == [
-        Problem("name", "unknown key 'name'; known are of, secret, inner"),
-        Problem("3", "unknown key '3'; known are of, secret, inner"),
+        Problem("name", "unknown key 'name'; known: of, secret, inner"),
+        Problem("3", "unknown key '3'; known: of, secret, inner"),
         Problem("between", "found before"),
         Problem("of", "a text is needed, got None"),
         Problem("secret", "a secret is needed"),
@@ -194,8 +194,8 @@ def read_or_refuse(document: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "problem"),
     [
-        ({"url_env": None}, "url_env must be the name of a variable of the environment"),
-        ({"url_env": True}, "url_env must be the name of a variable of the environment"),
+        ({"url_env": None}, "url_env must be the name of an environment variable"),
+        ({"url_env": True}, "url_env must be the name of an environment variable"),
         (
             {"url": "https://a.example.com", "secrt_env": "X"},
             "webhook has no key 'secrt_env'; did you mean 'secret_env'?",
@@ -232,7 +232,7 @@ def test_a_receiver_that_is_wrong_in_all_keys_says_so_of_each() -> None:
     }
     text = receiver_problems(wrong)
     assert len(text.splitlines()) == 6
-    assert "receiver 'x': url is no URL" in text
+    assert "receiver 'x': url is not a URL" in text
     assert "receiver 'x': timeout: 5 is not a duration" in text
 
 

@@ -1,4 +1,4 @@
-"""Aggregates over the rows of a key: adds, merges and removes rows, and aggregates those in ranges of times.
+"""Aggregates the rows of a key: adds, merges and removes rows, and aggregates the rows in a time range.
 
-This package must not know rules, nor where rows are stored.
+This package must not know about rules or about where rows are stored.
 """

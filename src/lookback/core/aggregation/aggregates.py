@@ -1,10 +1,12 @@
 """The aggregates that measures can use: one small class each, and one table that names them.
 
-An aggregate works on ranges of rows that are sorted by (key, time). It builds an index over the rows once, aggregates any
-number of ranges with it, merges the partial results that several sorted runs contribute to one window, and finishes with
-a column of Spark's type. All arithmetic is exact; a result that does not fit its type is an error of that row.
+An aggregate works on ranges of rows sorted by (key, time). It indexes the rows once, aggregates any number of ranges
+with that index, merges the partial results that several sorted runs contribute to one window, and finishes with a
+column of the type that Spark would return. All arithmetic is exact. A result that does not fit its type is an error of
+that row.
 
-Which types an aggregate accepts is decided when a measure is compiled: `AGGREGATE_ARGUMENTS` in expressions/functions.py.
+The types that an aggregate accepts are checked when a measure is compiled: `AGGREGATE_ARGUMENTS` in
+expressions/functions.py.
 """
 
 from __future__ import annotations
@@ -23,21 +25,23 @@ from lookback.core.values.columns import Column, Values, from_values, normalize_
 from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
-# The contributions of one run of rows to windows: arrays of shape (windows,), to be merged with `merge`.
+# What one run contributes to each window: arrays of shape (windows,), which `merge` combines with those of other runs.
 Partial = tuple[Values, ...]
 # If every run's sum is below this, the sum of up to 128 runs fits in 64 bits.
 _SMALL_SUM = 2**55
-# The relative error of an estimated deviation is below this where a long double has 64 bits or more, as on Linux: five
-# roundings, of which the root halves four.
-_MOST_ERROR = np.longdouble(2) ** -61 if np.finfo(np.longdouble).nmant >= 63 else np.longdouble(np.nan)
+# The bound on the relative error of an estimated deviation where a long double has at least 64 bits, as on Linux: there
+# are five roundings, and the square root halves the error of four.
+_MAX_ERROR = np.longdouble(2) ** -61 if np.finfo(np.longdouble).nmant >= 63 else np.longdouble(np.nan)
 
 
 class Aggregate(ABC):
     """One aggregate function.
 
-    stores_value: state keeps the values of its argument. additive: the contribution of rows is a sum over them, so that
-    many rows can be combined into one (see `index_sums` and `sum_ranges`) and rows can be subtracted from it.
-    is_ordered: the result depends on the order of rows. Such an aggregate counts rows where its argument is NULL too.
+    Attributes:
+        stores_value: State keeps the values of the argument.
+        additive: The contribution of rows is a sum over them, so that rows can be combined into one (see `index_sums`
+            and `sum_ranges`) and subtracted again.
+        is_ordered: The result depends on the order of rows. Such an aggregate includes rows whose argument is NULL.
     """
 
     stores_value = True
@@ -46,17 +50,19 @@ class Aggregate(ABC):
 
     @abstractmethod
     def result_type(self, argument: DataType | None) -> DataType:
-        """Returns the type that Spark gives the result; `argument` is None for count(*)."""
+        """Returns the type of the result, as in Spark; `argument` is None for count(*)."""
 
     @abstractmethod
     def build_index(self, values: Values) -> Any:
         """Builds the index for `aggregate_ranges` over the values of rows sorted by (key, time)."""
 
     def index_rows(self, values: Values, times: Int64s, arrivals: Int64s) -> Any:
-        """Builds the same index, for an aggregate that needs the order of rows.
+        """Builds the same index for an aggregate that depends on the order of rows.
 
-        times: of the rows, which are sorted by (key, time, arrival); arrivals: their positions in the batch, STORED for all
-        rows of an earlier one.
+        Args:
+            values: The values of rows sorted by (key, time, arrival).
+            times: The times of the rows.
+            arrivals: The positions of the rows in the batch; STORED for rows of earlier batches.
         """
         return self.build_index(values)
 
@@ -65,9 +71,9 @@ class Aggregate(ABC):
         """Aggregates the indexed rows [low, high) of each window; low == high is an empty window."""
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
-        """Aggregates the first `high` rows of an index without the first `low` rows of another one, which are among them.
+        """Aggregates the first `high` rows of `index` except the first `low` of `without`, which must be among them.
 
-        Only for an additive aggregate. Both are of the same rows, in two orders.
+        Only for additive aggregates. Both indexes hold the same rows, in different orders.
         """
         raise NotImplementedError(f"{type(self).__name__} is not additive")
 
@@ -77,11 +83,11 @@ class Aggregate(ABC):
 
     @abstractmethod
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the results as a column of `result_type`: NULL as in SQL, an error where a value does not fit."""
+        """Returns the results as a column of `result_type`: NULL as in SQL, an error where a result does not fit."""
 
 
 class Count(Aggregate):
-    """The number of rows, for count(*) and count(x); rows where x is NULL are left out before."""
+    """The number of rows, for count(*) and count(x); the caller leaves out rows where x is NULL."""
 
     stores_value = False
     additive = True
@@ -99,7 +105,7 @@ class Count(Aggregate):
         return (high - low,)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
-        """Counts the rows that are left."""
+        """Counts the remaining rows."""
         return (high - low,)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -112,7 +118,7 @@ class Count(Aggregate):
 
 
 class CountDistinct(Aggregate):
-    """The number of different values; NULLs are not counted, and all NaNs are one value, as in Spark."""
+    """The number of distinct values; NULLs are not counted, and all NaNs are one value, as in Spark."""
 
     def result_type(self, argument: DataType | None) -> DataType:
         """Returns bigint."""
@@ -127,7 +133,7 @@ class CountDistinct(Aggregate):
         return (_objects([frozenset(index[a:b]) for a, b in zip(low.tolist(), high.tolist(), strict=True)]),)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Unites the sets; 0 in place of a set marks a window without a contribution."""
+        """Unites the sets; a 0 instead of a set marks a window without a contribution."""
         pairs = zip(left[0].tolist(), right[0].tolist(), strict=True)
         return (_objects([(a or frozenset()) | b if b else a for a, b in pairs]),)
 
@@ -155,7 +161,7 @@ class Sum(Aggregate):
         return self.subtract_rows(index, high, index, low)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
-        """Returns the count and sum of the rows that are left."""
+        """Returns the count and sum of the remaining rows."""
         return (high - low, index[high] - without[low])
 
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -202,10 +208,10 @@ class StddevSamp(Sum):
         return DOUBLE
 
     def build_index(self, values: Values) -> Any:
-        """Returns the prefix sums of the values, and those of their squares in three forms, the last one when it is needed.
+        """Returns the prefix sums of the values, and of their squares in three forms, of which the last is lazy.
 
-        Sums of squares soon exceed 64 bits where those of a window do not: they are kept modulo 2^64, as doubles that tell
-        which windows fit, and as Python ints for those that do not.
+        Prefix sums of squares soon exceed 64 bits even though the sum over one window does not. So they are kept modulo
+        2^64, as doubles, which show for which windows that is enough, and as Python ints for the other windows.
         """
         squares, rough = np.zeros(len(values) + 1, dtype=np.int64), np.zeros(len(values) + 1, dtype=np.float64)
         if values.dtype == np.dtype(object):
@@ -221,10 +227,10 @@ class StddevSamp(Sum):
         return self.subtract_rows(index, high, index, low)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
-        """Returns the count, sum and sum of squares of the rows that are left."""
+        """Returns the count, sum and sum of squares of the remaining rows."""
         (sums, modulo, rough, _, _), (sums_without, modulo_without, rough_without, _, _) = index, without
         squares = modulo[high] - modulo_without[low]
-        # The doubles are wrong by less than one in 2^20 of the last of them.
+        # The error of each double is less than 2^-20 of the last one.
         with np.errstate(invalid="ignore"):
             fits = rough[high] - rough_without[low] + rough[-1] / 2**20 < _SMALL_SUM
         if not fits.all():
@@ -236,9 +242,9 @@ class StddevSamp(Sum):
         assert argument is not None
         unit, few = 10 ** (2 * argument.scale), partial[0] < 2
         roots = np.sqrt(_estimate_variances(partial) / np.longdouble(unit))
-        # A root that is rounded the same way with every error that the estimate may have is the exact one, rounded once.
-        values = np.asarray(roots * (1 - _MOST_ERROR), dtype=np.float64)
-        is_open = ~few & (values != np.asarray(roots * (1 + _MOST_ERROR), dtype=np.float64))
+        # If both ends of the error interval round to the same double, that is the exact root rounded once.
+        values = np.asarray(roots * (1 - _MAX_ERROR), dtype=np.float64)
+        is_open = ~few & (values != np.asarray(roots * (1 + _MAX_ERROR), dtype=np.float64))
         values[few] = 0
         for row in np.flatnonzero(is_open).tolist():
             n, total, squares = (int(part[row]) for part in partial)
@@ -261,7 +267,7 @@ class _Extreme(Aggregate):
         """Returns the extreme of each pair."""
 
     def build_index(self, values: Values) -> Any:
-        """Returns values in blocks of 32, each row's extremes from its block's start and to its end, and a sparse table."""
+        """Returns the values in blocks of 32, each row's extremes to both ends of its block, and a sparse table."""
         count, block = len(values), self._BLOCK
         if count == 0:
             return values, values, values, []
@@ -280,7 +286,7 @@ class _Extreme(Aggregate):
         return padded, prefix.ravel(), suffix.ravel(), table
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Returns the count and extreme of each range; the extreme of an empty range has no meaning."""
+        """Returns the count and extreme of each range; the extreme of an empty range is undefined."""
         padded, prefix, suffix, table = index
         count = high - low
         best = np.zeros(len(low), dtype=padded.dtype)
@@ -303,7 +309,7 @@ class _Extreme(Aggregate):
         return count, best
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Picks the extreme of both where both have rows."""
+        """Adds the counts and picks the extreme of each pair; where only one side has rows, its extreme."""
         if len(left[1]) == 0:
             return left
         both = np.flatnonzero((left[0] > 0) & (right[0] > 0))
@@ -314,7 +320,7 @@ class _Extreme(Aggregate):
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
         """Returns the extremes: NULL for an empty window, 0.0 for -0.0, which is equal to it in SQL."""
         empty = partial[0] == 0
-        # An argument such as -d yields -0.0; which zero is picked would depend on the order of the rows.
+        # An argument such as -d yields -0.0. Which of the two zeros is picked would depend on the order of the rows.
         return normalize_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
 
 
@@ -337,10 +343,10 @@ class Max(_Extreme):
 
 
 class Edge(Aggregate):
-    """The value of the first or last row by (time, arrival), which may be NULL, as Spark's first and last give it.
+    """The value of the first or last row by (time, arrival), which may be NULL, as with Spark's first and last.
 
-    The value is kept as a text that holds the id of the event too: so a deletion finds the row of its event, and not one
-    of the same time and value, between which and it another row may lie.
+    Each value is kept as a text together with the id of its event, so that a deletion removes the row of its own event.
+    Another row with the same time and value may have a different place in the order.
     """
 
     is_ordered = True
@@ -351,7 +357,7 @@ class Edge(Aggregate):
         return argument
 
     def pack(self, column: Column, ids: Sequence[str]) -> Column:
-        """Returns what is kept of the argument's values. ids: those of the events."""
+        """Returns the texts that are kept for the argument's values and the ids of their events."""
         rows = zip(column.to_stored_list(), ids, strict=True)
         texts = [
             f"{len(id_)}{'!' if value is None else '='}{id_}{'' if value is None else value}" for value, id_ in rows
@@ -359,7 +365,7 @@ class Edge(Aggregate):
         return Column(STRING, _objects(texts), error=column.error)
 
     def build_index(self, values: Values) -> Any:
-        """Returns the index of rows that all came with one commit, at one time."""
+        """Returns the index of rows that all have the same time and arrived with the same commit."""
         zeros = np.zeros(len(values), dtype=np.int64)
         return self.index_rows(values, zeros, zeros)
 
@@ -369,31 +375,31 @@ class Edge(Aggregate):
 
     @abstractmethod
     def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns which of the rows [low, high) counts."""
+        """Returns the position of the first or last of the rows [low, high)."""
 
     @abstractmethod
     def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks the windows whose row is that of `right`, if both have one. Rows of `right` arrived later if these are alike."""
+        """Marks the windows whose row is that of `right`, if both sides have one; on a tie, `right` arrived later."""
 
     @abstractmethod
     def find_running(self, times: Int64s) -> Int64s:
-        """Returns which of the rows up to each one counts, for rows in order of arrival."""
+        """Returns for each row the position of the first or last row up to it; rows are in order of arrival."""
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Returns the count of each range, and time, arrival and value of its row; these mean nothing for an empty range."""
+        """Returns the count of each range and the time, arrival and value of its row, undefined for an empty range."""
         if not len(index[0]):
             return high - low, low.copy(), low.copy(), np.full(len(low), "", dtype=object)
         rows = np.where(high > low, self.find_row(low, high), 0)
         return high - low, *(part[rows] for part in index)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Picks the row of both where both have rows."""
+        """Adds the counts and picks the first or last row of each pair; where only one side has rows, its row."""
         takes_right = (right[0] > 0) & ((left[0] == 0) | self.prefers_right(left, right))
         picked = (np.where(takes_right, b, a) for a, b in zip(left[1:], right[1:], strict=True))
         return left[0] + right[0], *picked
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the values: NULL for an empty window, and for a row with NULL."""
+        """Returns the values: NULL for an empty window and for a row whose value is NULL."""
         assert argument is not None
         count, _, _, packed = partial
         read = _READERS.get(argument.name, int)
@@ -441,7 +447,7 @@ class Last(Edge):
         return is_after
 
 
-# How the value in a packed text is read; as an integer if the type is not here.
+# How to read the value of a packed text, by type. All other types are read as integers.
 _READERS: dict[str, Callable[[str], Any]] = {
     "string": str, "boolean": "True".__eq__, "double": float, "float": float,
 }  # fmt: skip
@@ -471,7 +477,7 @@ def sum_ranges(index: Partial, low: Int64s, high: Int64s) -> Partial:
 
 
 def _exact_squares(index: Any) -> Values:
-    """Returns the exact prefix sums of squares of an index of StddevSamp, made when they are first needed."""
+    """Returns the exact prefix sums of squares of an index of StddevSamp, computed when first needed."""
     values, exact = index[3:]
     if not exact:
         exact.append(_prefix_sums(values.astype(object) ** 2))
@@ -511,7 +517,7 @@ def _divide_half_up(values: Values, divisor: Int64s) -> Values:
 
 
 def _checked_column(type_: DataType, values: Values, empty: npt.NDArray[np.bool_]) -> Column:
-    """Makes the column of `values`, with NULL where `empty` and an error where a value is beyond the type's range."""
+    """Makes a column of `values`, with NULL where `empty` and an error where a value is out of the type's range."""
     error = None
     limit = 10**type_.precision - 1 if type_.is_decimal else 2**63 - 1
     if values.dtype == np.dtype(object) or (type_.is_decimal and type_.precision <= 18):
@@ -527,8 +533,8 @@ def _checked_column(type_: DataType, values: Values, empty: npt.NDArray[np.bool_
 def _estimate_variances(partial: Partial) -> npt.NDArray[np.longdouble]:
     """Estimates the sample variance of integers from their count, sum and sum of squares; NaN where they are too large.
 
-    The sums are moved to those of the distances from the whole number next to the mean, so that nothing cancels. They are
-    right modulo 2^64, and so exact, since the true ones are no larger than the sums of squares.
+    To avoid cancellation, it first converts the sums into those of the distances from the integer nearest to the mean.
+    Arithmetic modulo 2^64 is exact here because these sums cannot exceed the sums of squares.
     """
     is_known = np.asarray(abs(partial[2]) < 2**61, dtype=bool) & (partial[0] > 1)
     n, total, squares = (np.where(is_known, part, 2).astype(np.int64) for part in partial)

@@ -1,4 +1,4 @@
-"""Counts the different values in overlapping windows; each row is visited a few times, not once per window."""
+"""Counts the distinct values in overlapping windows; each row is visited a few times, not once per window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ STORED = -1
 class GroupedRows:
     """Rows sorted by (group, time, arrival).
 
-    groups: dense numbers; values: any storage; positions: among the events of the batch, STORED for rows from before it.
+    Attributes:
+        groups: The group of each row, as dense numbers.
+        times: The time of each row.
+        values: The value of each row, in any storage.
+        positions: The positions of the rows in the batch; STORED for rows of earlier batches.
     """
 
     groups: Int64s
@@ -32,11 +36,11 @@ class GroupedRows:
 
 
 class DistinctCounter:
-    """Counts the different values in windows that all end at given times.
+    """Counts the distinct values in windows that end at given times.
 
-    A window covers the rows of its group up to the time `last` that had arrived by its position. `count` takes the times at
-    which the windows begin, so that one counter serves measures with windows of different sizes. Within a group, windows
-    are counted in the order of (position, last); most of them only move forward, which makes them cheap.
+    A window covers the rows of its group up to the time `last` that had arrived by its position. `count` takes the
+    times at which the windows begin, so that one counter serves measures with windows of different sizes. Within a
+    group, windows are counted in the order of (position, last). Most of them only move forward, and these are cheap.
     """
 
     def __init__(self, rows: GroupedRows, groups: Int64s, positions: Int64s, last: Int64s) -> None:
@@ -56,19 +60,20 @@ class DistinctCounter:
         self._begins = np.maximum(by_time, by_arrival)
         self._ends, self._forward_begun = self._find_ends(by_value), _count_begun(self._begins, len(self._forward))
         if len(self._back):
-            # Only rows of the same groups matter, which are few.
+            # Only the rows of these groups matter, and they are few.
             has_back = np.zeros(int(groups.max()) + 1, dtype=bool)
             has_back[groups[self._back]] = True
             at = np.flatnonzero(has_back[rows.groups])
             places = _Places(rows.take(at), groups[self._back])
-            # A row that a window of the back lacks though it is no later comes after a forward window that ends later.
+            # If a backward window ends after a row but lacks it, the row arrived after a forward window that ends
+            # later.
             is_late, begins = by_time[at] < by_arrival[at], places.count_windows(last[self._back] + 1)
             taken = by_value.take(at, len(rows.groups))
             self._late = _LateRows(taken, is_late, begins, rows.positions[at], positions[self._back])
             self._late_places = places
 
     def count(self, first: Int64s) -> Int64s:
-        """Counts the different values in the windows that begin at `first`; all NaNs are one value.
+        """Counts the distinct values in the windows that begin at `first`; all NaNs are one value.
 
         Within a group, a window that ends later must not begin earlier.
         """
@@ -80,14 +85,14 @@ class DistinctCounter:
         return counts
 
     def _find_ends(self, by_value: _ByValue) -> Int64s:
-        """Finds for each row the first forward window that covers a later row of the same value.
+        """Finds for each row the first forward window that covers a later row with the same value.
 
-        The row is counted in the windows from `_begins` up to that one, except those that begin after the row: only the
-        last row of a value in a window counts.
+        Only the last row of a value in a window counts. So a row counts in the windows from `_begins` to that one,
+        exclusive, except those that begin after the row.
         """
         order, is_last = by_value.order[::-1], by_value.is_last[::-1]
         value = np.cumsum(is_last)
-        # The minimum over all later rows of the same value. The offset per value lets one pass serve all values.
+        # The minimum over all later rows with the same value. The offset per value lets one pass serve all values.
         span = len(self._forward) + 2
         least = np.minimum.accumulate(self._begins[order] - value * span) + value * span
         ends = np.full(len(order), len(self._forward), dtype=np.int64)
@@ -96,30 +101,30 @@ class DistinctCounter:
 
 
 class _Places:
-    """Finds the places of windows among rows. groups: of the windows, ascending."""
+    """Finds the places of windows among rows; `groups` are those of the windows, ascending."""
 
     def __init__(self, rows: GroupedRows, groups: Int64s) -> None:
         self._rows, self._groups = len(rows.times), groups
         self._by_time = TimeSearch(rows.groups, rows.times, int(groups.max(initial=-1)) + 1)
 
     def count_windows(self, times: Int64s) -> Int64s:
-        """Counts for each row the windows of earlier groups, and those of its own whose time is not above the row's.
+        """Counts for each row the windows of earlier groups and the windows of its own group up to the row's time.
 
-        times: one of each window, ascending in a group. There are fewer windows than rows, so their places among the rows
-        are searched.
+        `times` has one time per window, ascending within a group. There are fewer windows than rows, so it searches for
+        the windows among the rows.
         """
         places = self._by_time.find_first(self._groups, times)
         return np.cumsum(np.bincount(places, minlength=self._rows + 1)[:-1])
 
 
 class _ByValue(NamedTuple):
-    """Rows in the order of (group, value, time, arrival). order: their positions; is_last: marks the last row of each value."""
+    """Rows in the order of (group, value, time, arrival): their positions, and a mask of the last row of each value."""
 
     order: Int64s
     is_last: Mask
 
     def take(self, at: Int64s, rows: int) -> _ByValue:
-        """Returns the rows at these positions of all `rows`, ascending, numbered anew. Of a group all are taken, or none."""
+        """Selects the rows at these ascending positions of all `rows`, and renumbers them; groups must be complete."""
         ranks = np.full(rows, -1, dtype=np.int64)
         ranks[at] = np.arange(len(at))
         taken = ranks[self.order]
@@ -136,15 +141,23 @@ def _order_by_value(groups: Int64s, codes: Int64s) -> _ByValue:
 
 
 class _LateRows:
-    """Counts the different values in windows in any order of arrival, which are few; the rows that not all of these have are too.
+    """Counts the distinct values in the few windows that arrive out of order.
 
-    Windows are numbered by (group, last). Rows that are not late have arrived for each window that they are not after. Of
-    the rows of a value in a window, the one that arrived first counts, and of those that are not late the last. It does so
-    in a range of windows, and if it is late only in those that it had arrived for.
+    Windows are numbered by (group, last). A row is late if it had not yet arrived for some window that ends at or after
+    it; few rows are. One row per value counts in a window: the last one that is not late, else the late one that
+    arrived first. Each row counts in a range of windows; a late row only in those by which it had arrived.
     """
 
     def __init__(self, by_value: _ByValue, is_late: Mask, begins: Int64s, arrived: Int64s, positions: Int64s) -> None:
-        """begins: per row the first window that ends at or after it; arrived: its position; positions: of the windows."""
+        """Prepares the counts.
+
+        Args:
+            by_value: The rows by value.
+            is_late: Marks the late rows.
+            begins: The first window that ends at or after each row.
+            arrived: The position of each row in the batch.
+            positions: The positions of the windows.
+        """
         self._begins, self._positions, self._arrived, windows = begins, positions, arrived, len(positions)
         order, late = by_value.order, is_late[by_value.order]
         value: Int64s = np.cumsum(by_value.is_last, dtype=np.int64) - by_value.is_last.astype(np.int64)
@@ -154,7 +167,7 @@ class _LateRows:
         self._begun = _count_begun(self._on_time_begins, windows)
         is_same: Mask = value[on_time[1:]] == value[on_time[:-1]]
         self._ends[:-1][is_same] = self._on_time_begins[1:][is_same]
-        # Late rows and their neighbours, between which rows that are on time make no difference.
+        # Late rows and their neighbors; rows between those that are on time make no difference.
         near = late.copy()
         near[1:] |= late[:-1]
         near[:-1] |= late[1:]
@@ -171,7 +184,7 @@ class _LateRows:
         self._late_ends = np.where(following < 0, windows, begins[following])
 
     def count(self, beyond: Int64s) -> Int64s:
-        """Counts the values in each window. beyond: per row the first window that begins after it."""
+        """Counts the values in each window; `beyond` is the first window that begins after each row."""
         windows, late = len(self._positions), self._late
         ends = np.minimum(self._ends, beyond[self._on_time])
         counts = self._begun - _count_ended(self._on_time_begins, ends, windows)
@@ -191,13 +204,14 @@ def _count_begun(begins: Int64s, windows: int) -> Int64s:
 
 
 def _count_ended(begins: Int64s, ends: Int64s, windows: int) -> Int64s:
-    """Counts for each window the rows whose ranges end at or before it; an end below its begin is that of an empty range."""
+    """Counts for each window the rows whose ranges end at or before it; a range that ends before it begins is empty."""
     return _count_begun(np.maximum(begins, ends), windows)
 
 
 def _find_lower_before(scores: Int64s) -> Int64s:
     """Finds for each score the position of the nearest lower one before it; -1 if there is none."""
-    # Per power of two, the lowest of so many scores up to each; then as many of these as possible are skipped.
+    # For each power of two, the lowest of that many scores up to each one. The search then skips the largest stretches
+    # without a lower score.
     lowest = [scores]
     while 2 ** len(lowest) <= len(scores):
         step, last = 2 ** (len(lowest) - 1), lowest[-1]
@@ -211,17 +225,22 @@ def _find_lower_before(scores: Int64s) -> Int64s:
 
 
 def _take_same(rows: Int64s, at: Int64s, values: Int64s, wanted: Int64s) -> Int64s:
-    """Returns the rows at these positions; -1 where there is none, or its value is not the wanted one."""
+    """Returns the rows at these positions; -1 where a position is out of range or its row has another value."""
     is_inside = (at >= 0) & (at < len(rows))
     near = np.where(is_inside, at, 0)
     return np.where(is_inside & (values[near] == wanted), rows[near], -1) if len(rows) else at
 
 
 def count_below(values: Int64s, counts: Int64s, limits: Int64s) -> Int64s:
-    """Counts for each query how many of the first so many values are below its limit.
+    """Counts for each query how many of the first `counts` values are below its limit.
 
-    values: from 0; counts, limits: of shape (queries,). By a wavelet matrix (Navarro et al., 2015): bit by bit
-    from the highest, values are parted by the bit, and each query follows the bits of its limit.
+    Uses a wavelet matrix (Navarro et al., 2015): from the highest bit down, it partitions the values by the bit, and
+    each query follows the bits of its limit.
+
+    Args:
+        values: Integers from 0.
+        counts: The number of values that each query covers, shape (queries,).
+        limits: The limit of each query, shape (queries,).
     """
     found: Int64s = np.zeros(len(limits), dtype=np.int64)
     low, high = found.copy(), counts
@@ -238,9 +257,9 @@ def count_below(values: Int64s, counts: Int64s, limits: Int64s) -> Int64s:
 
 
 def count_from_start(groups: Int64s, values: Values, low: Int64s, high: Int64s) -> Int64s:
-    """Counts the different values in each range [low, high) of rows; each range begins at the start of its group.
+    """Counts the distinct values in each range [low, high) of rows; each range begins at the start of its group.
 
-    groups: dense numbers, ascending. All NaNs are one value.
+    `groups` are dense numbers, ascending. All NaNs are one value.
     """
     codes, different = number_values(values)
     is_first = np.zeros(len(values) + 1, dtype=np.int64)
@@ -250,7 +269,7 @@ def count_from_start(groups: Int64s, values: Values, low: Int64s, high: Int64s) 
 
 
 def _mark_running_maxima(groups: Int64s, times: Int64s) -> Mask:
-    """Marks the times that are not below an earlier one of their group; groups ascend."""
+    """Marks the times that are not below an earlier time of their group; groups ascend."""
     if not len(times):
         return np.zeros(0, dtype=bool)
     ranks = times - times.min()

@@ -1,4 +1,4 @@
-"""Groups the events of a batch by the fields of one group_by, and aggregates windows over the events of the batch."""
+"""Groups the events of a batch by the fields of one group_by and aggregates windows over them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,26 @@ from lookback.core.values.times import NEVER_DUE
 
 @dataclass(eq=False)
 class Queries:
-    """Windows to be measured, one per row. Measure several features with one object: it caches the ranges of its windows.
+    """Windows to measure, one per row.
 
-    numbers: each key's number in a grouping, -1 for a key without events in the batch; positions: the last event of the
-    batch that counts; first, last: times, both included; all of shape (rows,). by_arrival: rows inside the window may have
-    arrived after the query and must be cut off; by_time: rows that have arrived may be later than `last` and must be cut
-    off. by_arrival alone: each query is of the event at its position, and `last` is that event's time; by_time alone: each
-    query's last event has its key. windows, window_of: if many queries have the same window as of different events,
-    these windows, each once, and the number of each query's; rows of earlier batches are then aggregated once a window, and
-    each query's last event must have its key. ranges, disordered, spans: the cached results of `Grouping.find_ranges`,
-    `Grouping.select_disordered` and `Grouping.find_spans`; stored: those of `Run.find_windows`, by run.
+    Measure all features of the same windows with one object: it caches the ranges of its windows.
+
+    Attributes:
+        numbers: The number of each key in a grouping, shape (rows,); -1 for a key without events in the batch.
+        positions: The last event of the batch that each query includes, shape (rows,).
+        first: The first time of each window, inclusive, shape (rows,).
+        last: The last time of each window, inclusive, shape (rows,).
+        by_arrival: Rows inside a window may have arrived after the query and must be cut off. If only this is true,
+            each query belongs to the event at its position, and `last` is the time of that event.
+        by_time: Rows that have arrived may be later than `last` and must be cut off. If only this is true, the last
+            event of each query has the query's key.
+        windows: The distinct windows, if many queries measure the same window as of different events. Rows of earlier
+            batches are then aggregated once per window, and the last event of each query must have the query's key.
+        window_of: The number of each query's window in `windows`.
+        ranges: The cached result of `Grouping.find_ranges`.
+        disordered: The cached result of `Grouping.select_disordered`.
+        spans: The cached result of `Grouping.find_spans`.
+        stored: The cached results of `Run.find_windows`, by run.
     """
 
     numbers: Int64s
@@ -76,11 +86,13 @@ class Queries:
 
 @dataclass(frozen=True)
 class Spans:
-    """The events inside windows, as those before its end without those before its begin, whose orders may differ.
+    """The events inside each window: the events up to its end minus the events before its begin.
 
-    low: the number of events of `Grouping.sorted` before each window; high: that of `Grouping.arrived` up to its end, or of
-    `sorted` if the windows are cut off by time. Those before the begin are among those up to the end. other: the positions
-    of the queries of which that is not true, to be measured in another way, and these queries.
+    Attributes:
+        low: The number of events of `Grouping.sorted` before each window.
+        high: The number of events of `Grouping.arrived` up to the end of each window; of `sorted` if windows are cut
+            off by time. They include the events before the window, except for the queries of `other`.
+        other: The positions of the queries that must be measured in another way, and these queries.
     """
 
     low: Int64s
@@ -89,10 +101,12 @@ class Spans:
 
 
 class Grouping:
-    """The events of a batch grouped by key.
+    """The events of a batch grouped by key, in order of arrival.
 
-    mine: marks the events that belong to this shard; events are in order of arrival. numbers: the number of each event's
-    key, shape (events,), -1 for events of other shards. sorted: the positions of this shard's events by (key, time, arrival).
+    Attributes:
+        mine: Marks the events that belong to this shard.
+        numbers: The number of each event's key, shape (events,); -1 for events of other shards.
+        sorted: The positions of this shard's events by (key, time, arrival).
     """
 
     def __init__(self, keys: Keys, times: Int64s, mine: Mask) -> None:
@@ -103,16 +117,16 @@ class Grouping:
         self.numbers = np.full(len(times), -1, dtype=np.int64)
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
-        # The events that are measured alternate with those that are to be measured in another way.
+        # Measuring alternates between the queries and those that must be measured in another way.
         self._arrivals: RecentCache[_Arrivals] = RecentCache(2)
 
     def forget_searches(self) -> None:
-        """Drops from memory what is made again when windows are searched."""
+        """Drops the cached search structures; the next search rebuilds them."""
         _forget_cached(self)
         self._arrivals.clear()
 
     def list_positions(self, is_wanted: Mask) -> Int64s:
-        """Lists the positions of the events of some keys by (key, time, arrival). is_wanted: marks them, shape (keys,)."""
+        """Lists the positions of the wanted keys' events by (key, time, arrival); `is_wanted` has shape (keys,)."""
         wanted = np.flatnonzero(is_wanted)
         if len(wanted) == len(is_wanted):
             return self.sorted
@@ -142,7 +156,7 @@ class Grouping:
 
     @cached_property
     def first_positions(self) -> Int64s:
-        """The position of an event of each key, shape (keys,): of the first by time."""
+        """The position of each key's first event by time, shape (keys,)."""
         positions = np.zeros(len(self.distinct), dtype=np.int64)
         backwards = self.sorted[::-1]
         positions[self.numbers[backwards]] = backwards
@@ -159,14 +173,14 @@ class Grouping:
 
     @cached_property
     def has_disorder(self) -> Mask:
-        """Marks the keys that have an event out of order, shape (keys,)."""
+        """Marks the keys with an event out of order, shape (keys,)."""
         has_disorder = np.zeros(len(self.distinct), dtype=bool)
         has_disorder[self.numbers[self.is_out_of_order]] = True
         return has_disorder
 
     @cached_property
     def in_order(self) -> Int64s:
-        """The positions of the events in order, sorted by (key, time, arrival): within a key times and arrivals ascend."""
+        """The positions of the events in order by (key, time, arrival): within a key, times and arrivals ascend."""
         return self.sorted[~self.is_out_of_order[self.sorted]] if self.has_disorder.any() else self.sorted
 
     @cached_property
@@ -179,14 +193,14 @@ class Grouping:
 
     @cached_property
     def arrived_until(self) -> Int64s:
-        """Per event the number of events of `arrived` up to it; for events of this shard."""
+        """The number of events of `arrived` up to each event; only for events of this shard."""
         ranks = np.zeros(len(self.numbers), dtype=np.int64)
         ranks[self.arrived] = np.arange(1, len(self.arrived) + 1)
         return ranks
 
     @cached_property
     def _latest_arrival(self) -> Int64s:
-        """The highest key * events + position among the first rows of `sorted`, by how many they are."""
+        """The highest key * events + position among the first n rows of `sorted`, for each n."""
         latest = np.full(len(self.sorted) + 1, -1, dtype=np.int64)
         np.maximum.accumulate(self._sorted_places, out=latest[1:])
         return latest
@@ -198,7 +212,7 @@ class Grouping:
 
     @cached_property
     def _in_order_before(self) -> Int64s | None:
-        """The number of events in order among the first of `sorted`, by how many they are; None if all are in order."""
+        """The number of events in order among the first n of `sorted`, for each n; None if all are in order."""
         if not self.has_disorder.any():
             return None
         before = np.zeros(len(self.sorted) + 1, dtype=np.int64)
@@ -210,7 +224,7 @@ class Grouping:
         return self._count_in_order(self._by_time.find_first(numbers, times))
 
     def _count_in_order(self, places: Int64s) -> Int64s:
-        """Returns how many of the first so many events of `sorted` are in order."""
+        """Returns how many of the first `places` events of `sorted` are in order."""
         return places if self._in_order_before is None else self._in_order_before[places]
 
     @cached_property
@@ -219,8 +233,8 @@ class Grouping:
 
     @cached_property
     def _in_order_arrived(self) -> Int64s:
-        """Per event the end of the rows of `in_order` that are of its key and had arrived with it; for events of this shard."""
-        # Events in order have the same places among each other by arrival as by time.
+        """The end of the rows of `in_order` that had arrived with each event of this shard and have its key."""
+        # Events in order have the same relative order by arrival as by time.
         if self._in_order_before is None:
             return self.arrived_until
         until = np.zeros(len(self.numbers), dtype=np.int64)
@@ -248,7 +262,7 @@ class Grouping:
         high = self._by_time.find_first(queries.numbers, queries.last + 1) if queries.by_time else arrivals.ends
         at: Int64s = np.empty(0, dtype=np.int64)
         if self.has_disorder.any():
-            # Events that come later than the query may lie before a window, or those up to the query behind it.
+            # Events that arrive after the query may lie before its window, and earlier arrivals may lie after it.
             is_other = self._latest_arrival[high if queries.by_time else low] > arrivals.places
             if queries.by_arrival:
                 is_other |= arrivals.is_out_of_order
@@ -256,8 +270,8 @@ class Grouping:
         return Spans(low, np.maximum(low, high), (at, queries.take(at)))
 
     def _find_arrivals(self, queries: Queries) -> _Arrivals:
-        """Finds how the last events of queries arrived, once for all windows of the same events."""
-        # The entry keeps the array, so that no other one has its id.
+        """Returns how the last events of queries arrived; all windows of the same events share one result."""
+        # The cache entry keeps the array alive, so that no other array can have its id.
         return self._arrivals.get(id(queries.positions), lambda: _Arrivals(self, queries.numbers, queries.positions))
 
     def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
@@ -274,7 +288,7 @@ class Grouping:
         spans = self.find_spans(queries)
         low = self._count_in_order(spans.low)
         high = self._in_order_arrived[queries.positions] if queries.by_arrival else self._count_in_order(spans.high)
-        # With events out of order, rows may lie beyond both ends of a query.
+        # With events out of order, rows may lie beyond both ends of a window.
         at, disordered = self.select_disordered(queries)
         if len(at):
             if queries.by_arrival:
@@ -287,19 +301,19 @@ class Grouping:
     def _compute_each_range(self, queries: Queries) -> tuple[Int64s, Int64s]:
         numbers, known = queries.numbers, queries.numbers >= 0
         low, beyond = self._find_first(numbers, queries.first), self._find_first(numbers, queries.last + 1)
-        # Rows at the time of the judged event that arrived after it are outside its window.
+        # Rows with the time of the judged event that arrived after it are outside its window.
         high = np.minimum(beyond, self._by_arrival.find_first(numbers, queries.positions + 1))
         return np.where(known, low, 0), np.where(known, np.maximum(low, high), 0)
 
     def _compute_shared_ranges(self, queries: Queries, windows: Queries) -> tuple[Int64s, Int64s]:
-        """Searches each window and each event once, in place of each query."""
+        """Searches for each distinct window and each event once instead of once per query."""
         low = self._find_first(windows.numbers, windows.first)[queries.window_of]
         beyond = self._find_first(windows.numbers, windows.last + 1)[queries.window_of]
         return low, np.maximum(low, np.minimum(beyond, self._in_order_arrived[queries.positions]))
 
 
 class _Arrivals:
-    """The order in which the events at some positions arrived. numbers: those of their keys."""
+    """The order in which the events at some positions arrived; `numbers` are those of their keys."""
 
     def __init__(self, grouping: Grouping, numbers: Int64s, positions: Int64s) -> None:
         self._grouping, self._numbers, self._positions = grouping, numbers, positions
@@ -326,17 +340,18 @@ class _Arrivals:
 class FeatureRows:
     """The rows of a batch that a feature keeps, sorted by (key, time, arrival).
 
-    selected: marks them among the batch's events, which are in order of arrival; positions: theirs among these. values: None
-    if the feature stores none; all_values: those of all events.
+    Attributes:
+        selected: Marks the rows among the events of the batch, which are in order of arrival.
+        all_values: The values of all events of the batch; None if the feature stores none.
     """
 
     def __init__(self, grouping: Grouping, aggregate: Aggregate, selected: Mask, values: Values | None) -> None:
-        """selected, values: one element per event of the batch, in order of arrival."""
+        """Takes `selected` and `values` with one element per event of the batch, in order of arrival."""
         self._grouping, self._aggregate = grouping, aggregate
         self.selected, self.all_values = selected, values
 
     def forget_searches(self) -> None:
-        """Drops from memory what is made again when windows are measured."""
+        """Drops the cached indexes; the next measurement rebuilds them."""
         _forget_cached(self)
 
     @property
@@ -363,7 +378,7 @@ class FeatureRows:
         return self._index_rows(self._grouping.arrived) if self._grouping.has_disorder.any() else self._sorted
 
     def _index_rows(self, positions: Int64s) -> _Indexed:
-        """Indexes the rows among the events at these positions, in their order."""
+        """Indexes the rows among the events at these positions, in this order."""
         kept = self.selected[positions]
         if kept.all():
             return _Indexed(None, self._build_index(positions))
@@ -373,9 +388,9 @@ class FeatureRows:
 
     @cached_property
     def _blocks(self) -> list[_Block]:
-        """The rows out of order, in blocks of 1, 2, 4, ... by arrival (the logarithmic method, offline; Bentley, 1980).
+        """The rows out of order in blocks of 1, 2, 4, ... by arrival (the logarithmic method, offline; Bentley, 1980).
 
-        If n rows had arrived by a query, it reads one block of 2^k rows for every bit k that is set in n.
+        If n of these rows had arrived by a query, the query reads one block of 2^k rows for each bit k set in n.
         """
         grouping, positions = self._grouping, self._out_of_order
         ranks = np.searchsorted(self._arrived, positions)
@@ -414,7 +429,7 @@ class FeatureRows:
         return self._aggregate_ranges(queries)
 
     def _aggregate_spans(self, queries: Queries) -> Partial:
-        """Aggregates the rows of windows that are cut off by arrival alone, or by time alone; the aggregate is additive."""
+        """Aggregates windows that are cut off by arrival alone or by time alone, for an additive aggregate."""
         spans = self._grouping.find_spans(queries)
         before, until = self._sorted, self._sorted if queries.by_time else self._by_arrival
         high, low = until.count_before(spans.high), before.count_before(spans.low)
@@ -437,22 +452,25 @@ class FeatureRows:
 
 
 class _Indexed(NamedTuple):
-    """Rows among some events. before: the number of rows before each event, None if every event is a row; index: theirs."""
+    """An index over some of the events; `before` is the number of its rows before each event, None if it has all."""
 
     before: Int64s | None
     index: Any
 
     def count_before(self, places: Int64s) -> Int64s:
-        """Returns the number of rows among the first so many events."""
+        """Returns the number of rows among the first `places` events."""
         return places if self.before is None else self.before[places]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """All blocks of one level: the first of every two neighbouring blocks of `rows` rows out of order.
+    """All blocks of one level: the first one of each pair of adjacent blocks of `rows` rows out of order.
 
-    groups: pair of blocks * number of keys + key, ascending; search: over the rows by group and time; index: of the
-    aggregate, over the same rows.
+    Attributes:
+        rows: The number of rows per block.
+        groups: The number of the pair * number of keys + key, ascending.
+        search: Finds rows by group and time.
+        index: The aggregate's index over the same rows.
     """
 
     rows: int
@@ -461,9 +479,9 @@ class _Block:
     index: Any
 
     def find_ranges(self, queries: Queries, arrived: Int64s, keys: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Finds the queries with rows in these blocks. Returns their positions and the range [low, high) of rows of each.
+        """Returns the positions of the queries with rows in these blocks, and the range [low, high) of rows of each.
 
-        arrived: the number of rows out of order that had arrived by each query.
+        `arrived` is the number of rows out of order that had arrived by each query.
         """
         wanted = arrived // (2 * self.rows) * keys + queries.numbers
         at = np.flatnonzero((arrived // self.rows) % 2 == 1)
@@ -486,14 +504,14 @@ def _list_cached(kind: type) -> list[str]:
 
 
 def merge_at(aggregate: Aggregate, partial: Partial, at: Int64s, more: Partial) -> Partial:
-    """Merges `more` into the windows of `partial` at these positions; arrays change in place if their type allows it."""
+    """Merges `more` into the windows of `partial` at these positions, in place if the types of the arrays allow it."""
     if len(at) == len(partial[0]):
         return aggregate.merge(partial, more)
     return _put_at(partial, at, aggregate.merge(tuple(part[at] for part in partial), more))
 
 
 def _put_at(partial: Partial, at: Int64s, parts: Partial) -> Partial:
-    """Puts the contributions to the windows at these positions in place of those of `partial`."""
+    """Replaces the contributions to the windows at these positions."""
     wholes = []
     for whole, part in zip(partial, parts, strict=True):
         # The types differ if sums no longer fit in 64 bits.

@@ -1,10 +1,10 @@
-"""Sorted runs: the form in which state holds the rows of one feature.
+"""Sorted runs, which hold the rows of one feature in state.
 
-A run is immutable and sorted by (key, time, arrival). New rows form a new run; runs of similar length are merged, so a
-row is rewritten a logarithmic number of times (a log-structured merge, O'Neil et al., 1996).
+A run is immutable and sorted by (key, time, arrival). New rows form a new run. Runs of similar length are merged, so
+that each row is rewritten a logarithmic number of times (a log-structured merge, O'Neil et al., 1996).
 
-If a feature has a resolution, merging also combines rows: all rows of a key in a closed bucket of time become one row, with
-the bucket's start as its time and the sum of their contributions in place of a value.
+If a feature has a resolution, merging also combines rows: all rows of a key in a closed time bucket become one row,
+with the start of the bucket as its time and the sum of their contributions instead of a value.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ _NARROW = 2**62
 
 @dataclass(frozen=True)
 class Buckets:
-    """Combines the rows of a feature: all of a key in [b, b + resolution), for b a multiple of it, become one.
+    """How the rows of a feature are combined: one row per key and time bucket.
 
-    lag: a bucket is closed when it ends this far below the watermark, so that no later window can end in it.
-    function: the name of the feature's aggregate, which is additive.
+    Attributes:
+        resolution: The length of a bucket in microseconds; buckets start at multiples of it.
+        lag: A bucket is closed once it ends this far below the watermark, because no later window can end in it.
+        function: The name of the feature's aggregate, which is additive.
     """
 
     resolution: int
@@ -60,10 +62,15 @@ class Buckets:
 
 @dataclass(eq=False)
 class Run:
-    """Rows sorted by (key, time, arrival): `keys` are distinct and sorted, key i has rows starts[i]:starts[i + 1].
+    """Rows sorted by (key, time, arrival).
 
-    times: microseconds, shape (rows,); values: shape (rows,), or None if the feature stores none. parts: replaces values
-    if some rows are combined: the contribution of each row, as arrays of shape (rows,) of which the first is the count.
+    Attributes:
+        keys: Distinct, sorted keys.
+        starts: Key i has the rows starts[i]:starts[i + 1].
+        times: The time of each row in microseconds, shape (rows,).
+        values: The value of each row, shape (rows,); None if the feature stores none.
+        parts: Replaces `values` if some rows are combined: the contribution of each row, as arrays of shape (rows,).
+            The first one is the count.
     """
 
     keys: Keys
@@ -72,7 +79,7 @@ class Run:
     values: Values | None
     parts: Partial | None = None
     _indexes: dict[str, Any] = field(default_factory=dict)
-    # The number of things in memory when they were last estimated, and their bytes.
+    # The number of attributes and indexes at the last estimate, and their size in bytes.
     _estimated: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
@@ -81,18 +88,18 @@ class Run:
     @property
     def memory_bytes(self) -> int:
         """The estimated memory of the run, including its indexes, in bytes."""
-        # Rules ask for it at each search. Apart from exact squares, which are seldom needed, no index grows.
+        # Rules read it at each search. No index grows, except for exact squares, which are seldom needed.
         things = len(vars(self)) + len(self._indexes)
         if self._estimated[0] != things:
             self._estimated = things, estimate_bytes(vars(self))
         return self._estimated[1]
 
     def forget_indexes(self) -> None:
-        """Drops from memory what is made again when windows are measured."""
+        """Drops the cached indexes; the next measurement rebuilds them."""
         self._indexes.clear()
 
     def forget_estimate(self) -> None:
-        """Forgets how much memory the run takes, after its arrays moved to a file."""
+        """Discards the estimate of memory, after the arrays have moved to a file."""
         self._estimated = (0, 0)
 
     @property
@@ -105,8 +112,15 @@ class Run:
     ) -> tuple[Int64s, Partial]:
         """Aggregates the rows of this run in each window.
 
-        groups: the number of each query's key in the run; negative if the run lacks the key or its rows no longer count.
-        Returns the positions of the queries whose times overlap those of the run, and the contributions to them.
+        Args:
+            name: The name of the aggregate.
+            aggregate: The aggregate.
+            groups: The number of each query's key in the run; negative if the run lacks the key or its rows have
+                expired.
+            queries: The windows.
+
+        Returns:
+            The positions of the queries whose times overlap those of the run, and the contributions to them.
         """
         at, low, high = self.find_windows(groups, queries)
         if not len(at):
@@ -115,7 +129,7 @@ class Run:
         return at, aggregate_ranges(self._index(name, aggregate), low, high)
 
     def prepare(self, name: str, aggregate: Aggregate) -> None:
-        """Makes at once what the first windows that are measured would have to wait for."""
+        """Builds the search and the index ahead of time, so that the first measurement need not wait for them."""
         _ = self._search
         if name != "count_distinct":
             self._index(name, aggregate)
@@ -130,7 +144,7 @@ class Run:
         return self._indexes[name]
 
     def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
-        """Finds the rows in each window; arguments as of `aggregate_windows`.
+        """Finds the rows in each window; takes the arguments of `aggregate_windows`.
 
         Returns the positions of the queries that may have rows here, and the range [low, high) of rows of each.
         """
@@ -139,7 +153,7 @@ class Run:
 
     @cached_property
     def has_negative_value(self) -> bool:
-        """True if a value is negative."""
+        """True if any value is negative."""
         return has_negative(self.values)
 
     @cached_property
@@ -157,8 +171,13 @@ class Run:
     def find_rows(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows of some keys with first <= time <= last.
 
-        groups: the number of each key in the run, -1 for none; first, last: microseconds; all of shape (keys,).
-        Returns for each row the position of its key in `groups`, and its own position.
+        Args:
+            groups: The number of each key in the run, shape (keys,); -1 if the run lacks the key.
+            first: The first time of each key in microseconds, shape (keys,).
+            last: The last time of each key in microseconds, shape (keys,).
+
+        Returns:
+            For each row found, the position of its key in `groups`, and its own position.
         """
         low, high = self._find_ranges(np.maximum(groups, 0), first, last)
         counts = np.where(groups >= 0, high - low, 0)
@@ -167,7 +186,7 @@ class Run:
         return numbers, np.arange(len(numbers), dtype=np.int64) - starts[numbers] + low[numbers]
 
     def find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Finds the rows [low, high) of each window; 0 and 0 for one whose key has the number -1, since it is not there."""
+        """Finds the rows [low, high) of each window; 0 and 0 if the run lacks its key, which then has the number -1."""
         low, high = self._find_ranges(np.maximum(groups, 0), first, last)
         return np.where(groups < 0, 0, low), np.where(groups < 0, 0, high)
 
@@ -181,7 +200,7 @@ class Run:
     def _find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows [low, high) of each window; its key must be in the run."""
         low = self.starts[groups]
-        # Most windows begin before the run and end after it, which spares both searches.
+        # Most windows begin before the run and end after it, and need no search.
         within = np.flatnonzero(first > self._first)
         low[within] = self._search.find_first(groups[within], first[within])
         high = self.starts[groups + 1]
@@ -190,7 +209,7 @@ class Run:
         return low, np.maximum(low, high)
 
     def list_rows(self) -> tuple[Int64s, Int64s]:
-        """Lists the number of each row's key, and its time."""
+        """Returns the number of each row's key, and the times of the rows."""
         return self.groups, self.times
 
     def count_since(self, earliest: int) -> int:
@@ -198,7 +217,7 @@ class Run:
         return int(np.count_nonzero(self.times >= earliest))
 
     def take(self, rows: Mask) -> Run:
-        """Returns a run of these rows alone."""
+        """Returns a run of the marked rows."""
         values = None if self.values is None else self.values[rows]
         parts = None if self.parts is None else tuple(part[rows] for part in self.parts)
         return make_run(self.groups[rows], self.keys, self.times[rows], values, parts)
@@ -210,7 +229,7 @@ class Run:
 
     @classmethod
     def decode(cls, page: bytes, place: str) -> Run:
-        """Decodes the run of a page. Raises StateError, naming `place`, if it is damaged."""
+        """Decodes a run from a page; raises StateError, naming `place`, if the page is damaged."""
         arrays = decode_page(page, place)
         keys, starts, times, (values, *more) = read_rows(arrays, place)
         rows = len(times)
@@ -223,9 +242,9 @@ class Run:
 
 
 def read_rows(arrays: Sequence[Values | None], place: str) -> tuple[Keys, Int64s, Int64s, Sequence[Values | None]]:
-    """Reads what the page of a run begins with: keys, the number of rows of each, times. Returns starts, and the rest too.
+    """Reads the keys, starts and times at the beginning of a run's page, and returns them with the remaining arrays.
 
-    Raises StateError, naming `place`, if it is damaged.
+    Raises StateError, naming `place`, if the page is damaged.
     """
     if len(arrays) < 5 or any(array is None or array.dtype != np.int64 for array in arrays[:4]):
         raise StateError(f"{place}: a page of window state holds something else; start with a new checkpoint")
@@ -236,7 +255,7 @@ def read_rows(arrays: Sequence[Values | None], place: str) -> tuple[Keys, Int64s
     assert times is not None
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     rows = int(starts[-1])
-    # A huge count could make the sum overflow to the right number.
+    # With huge counts the sum could overflow to the right number.
     counted = len(times) == rows and not ((counts < 1) | (counts > rows)).any()
     if len(low) != len(high) or len(counts) != len(low) or not counted:
         raise StateError(f"{place}: a page of window state is damaged; start with a new checkpoint")
@@ -244,14 +263,14 @@ def read_rows(arrays: Sequence[Values | None], place: str) -> tuple[Keys, Int64s
 
 
 def has_negative(values: Values | None) -> bool:
-    """Returns whether one of some values is negative."""
+    """Returns whether any of the values is negative."""
     return values is not None and len(values) > 0 and bool(values.min() < 0)
 
 
 def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, parts: Partial | None = None) -> Run:
-    """Makes a run of these rows; rows of equal key and time keep their order.
+    """Makes a run from rows; rows with equal key and time keep their order.
 
-    numbers: the number of each row's key in `keys`, which are distinct and sorted; keys without a row are left out.
+    `numbers` is the number of each row's key in `keys`, which are distinct and sorted. Drops keys without a row.
     """
     order = order_by_group(numbers, times)
     counts = np.bincount(numbers, minlength=len(keys))
@@ -264,7 +283,7 @@ def make_run(numbers: Int64s, keys: Keys, times: Int64s, values: Values | None, 
 
 
 def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
-    """Merges runs, without the rows before `floor`; of rows with equal key and time, those of earlier runs come first."""
+    """Merges runs, dropping rows before `floor`; at equal key and time, rows of earlier runs come first."""
     numbers, keys, times = concat_rows(runs)
     columns = [run.values for run in runs if run.values is not None]
     values = np.concatenate(columns) if columns else None
@@ -277,9 +296,9 @@ def merge_runs(runs: Sequence[Run], floor: int | None) -> Run:
 
 
 def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, closed: int) -> Run:
-    """Merges runs like `merge_runs`, and combines all rows of a key and bucket before `closed` into one; the run has parts.
+    """Merges runs like `merge_runs`, and combines all rows of a key and bucket before `closed` into one.
 
-    floor, closed: multiples of the resolution.
+    `floor` and `closed` are multiples of the resolution. The result has parts instead of values.
     """
     numbers, keys, times = concat_rows(runs)
     each = [buckets.contributions(run.times, run.values) if run.parts is None else run.parts for run in runs]
@@ -301,7 +320,7 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
 
 
 class Sorted(Protocol):
-    """A run of any kind (see `Run`)."""
+    """Any kind of run (see `Run`)."""
 
     keys: Keys
     starts: Int64s
@@ -309,7 +328,7 @@ class Sorted(Protocol):
 
 
 def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
-    """Returns the number of each row's key, the distinct keys, and the times of the rows of all runs."""
+    """Concatenates the rows of runs. Returns the number of each row's key, the distinct keys, and the times."""
     own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
     numbers, keys = number_sorted_keys(own)
     each = np.split(numbers, np.cumsum([len(run.keys) for run in runs])[:-1])
@@ -330,13 +349,19 @@ def _narrow(part: Values) -> Values:
 
 
 def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Run, Int64s]:
-    """Removes one row for each (key, time, value) that the run has. Returns the run and the positions of the rows it had."""
+    """Removes one row for each (key, time, value), if the run has it.
+
+    Returns the remaining run, and the positions of those (key, time, value) that it had.
+    """
     is_removed, had = match_rows(run, keys, times, values)
     return (run.take(~is_removed), had) if len(had) else (run, had)
 
 
 def match_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Mask, Int64s]:
-    """Finds one row for each (key, time, value) that the run has. Returns their mask and the positions of what it had."""
+    """Finds one row for each (key, time, value), if the run has it.
+
+    Returns the mask of the rows found, and the positions of those (key, time, value) that the run has.
+    """
     wanted: dict[tuple[Any, ...], list[int]] = {}
     columns = [keys.low.tolist(), keys.high.tolist(), times.tolist()]
     columns += [] if values is None else [[replace_nan(value) for value in values.tolist()]]
@@ -360,10 +385,12 @@ def match_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tu
 def subtract_rows(
     run: Run, keys: Keys, times: Int64s, values: Values | None, buckets: Buckets, closed: int
 ) -> tuple[Run, Int64s]:
-    """Removes rows from a run that is combined up to `closed`. Returns the run, and the positions of the rows that it had.
+    """Removes rows from a run whose rows before `closed` are combined.
 
-    Before `closed`, a row's contribution is subtracted from its bucket, if the bucket has rows. From `closed` on rows are
-    not combined, and one row of equal key, time and value is removed. A bucket without rows disappears.
+    Before `closed`, it subtracts the row's contribution from its bucket, if the bucket has rows. From `closed` on, it
+    removes one row with equal key, time and value. Buckets that become empty are dropped.
+
+    Returns the remaining run, and the positions of the rows that it had.
     """
     assert run.parts is not None
     wanted_times = np.where(times < closed, align_down(times, buckets.resolution), times)

@@ -1,8 +1,8 @@
-"""Keeps the rows of many features of one grouping in one run: each event once, with a mark for every feature that keeps it.
+"""Keeps the rows of all features of one grouping in one run: each event once, marked for each feature that keeps it.
 
-Keys and times are those of the grouping, so they are sorted, searched, merged and stored once, however many features there
-are. A feature is a column: which rows are its own (a `Selection`), and the values of its argument, which it shares with
-the other features of that argument.
+All features share the keys and times, so these are sorted, searched, merged and stored once, no matter how many
+features there are. A feature is a column: a `Selection` of the rows, and the values of its argument, which all features
+with the same argument share.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keys import SEARCH_CLASSES, Int64s, Keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
 
-# In place of a number: all rows are selected, or no values are kept.
+# Instead of a number: all rows are selected, or no values are kept.
 ALL = NONE = -1
-# One row in so many, or fewer, is kept as its position, which takes as much memory as the bits of these rows.
+# If at most one row in 64 is selected, the selection keeps positions: one position takes as much memory as 64 bits.
 _SPARSE = 64
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Some of the rows of a run, at least one: as positions, ascending, where they are few, else as bits.
+    """One or more rows of a run.
 
-    rows: of the run; count: of the selected ones.
+    Attributes:
+        rows: The number of rows of the run.
+        count: The number of selected rows.
+        content: The selected rows: ascending positions if they are few, otherwise bits.
     """
 
     rows: int
@@ -43,7 +46,7 @@ class Selection:
 
     @classmethod
     def from_mask(cls, mask: Mask) -> Selection:
-        """Returns the selection of a mask."""
+        """Makes a selection from a mask."""
         count = int(np.count_nonzero(mask))
         return cls(len(mask), count, np.flatnonzero(mask) if count * _SPARSE <= len(mask) else np.packbits(mask))
 
@@ -68,7 +71,13 @@ class Selection:
 
 
 class Place(NamedTuple):
-    """The place of a feature in a shared run. selection, values: their numbers there, ALL or NONE; rows: how many it has."""
+    """The place of a feature in a shared run.
+
+    Attributes:
+        selection: The number of its selection there, or ALL.
+        values: The number of its values there, or NONE.
+        rows: The number of its rows.
+    """
 
     selection: int
     values: int
@@ -77,9 +86,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """The rows of one feature among others. selected: a mask of them; values: None where the feature stores none.
+    """The rows of one feature, among the rows of several features.
 
-    argument: what tells the values from those of other arguments.
+    Attributes:
+        feature_id: The id of the feature.
+        selected: A mask of the feature's rows.
+        values: The values; None if the feature stores none.
+        argument: Identifies the argument; features with the same argument share values.
     """
 
     feature_id: str
@@ -90,9 +103,14 @@ class Kept:
 
 @dataclass(eq=False)
 class SharedRun:
-    """Rows of a grouping sorted by (key, time, arrival), and which of them each feature keeps. Each row is of a feature.
+    """The rows of a grouping sorted by (key, time, arrival), each kept by at least one feature.
 
-    keys, starts, times: as those of a `Run`. values: of shape (rows,); those of rows that no feature needs mean nothing.
+    Attributes:
+        keys: As in `Run`.
+        starts: As in `Run`.
+        times: As in `Run`.
+        selections: The distinct selections of rows that features keep.
+        values: The values of each argument, shape (rows,); undefined in rows where no feature needs them.
     """
 
     keys: Keys
@@ -123,13 +141,13 @@ class SharedRun:
         return Run(self.keys, self.starts, self.times, None)
 
     def forget_indexes(self) -> None:
-        """Drops from memory what is made again when windows are measured."""
+        """Drops the cached indexes; the next measurement rebuilds them."""
         self._before.clear()
         self._indexes.clear()
         self._index_bytes = 0
 
     def forget_estimate(self) -> None:
-        """Forgets how much memory the run takes, after its arrays moved to a file."""
+        """Discards the estimate of memory, after the arrays have moved to a file."""
         vars(self).pop("_column_bytes", None)
         self._index_bytes = 0
         self.frame.forget_estimate()
@@ -139,7 +157,7 @@ class SharedRun:
         return FeatureColumn(self, place)
 
     def has_place(self, place: Place) -> bool:
-        """Returns whether a feature can be at a place."""
+        """Returns whether the run has such a place."""
         is_inside = ALL <= place.selection < len(self.selections) and NONE <= place.values < len(self.values)
         return is_inside and place.rows == (
             len(self) if place.selection == ALL else self.selections[place.selection].count
@@ -150,7 +168,7 @@ class SharedRun:
         return np.ones(len(self), dtype=bool) if number == ALL else self.selections[number].mask
 
     def count_before(self, number: int) -> Values:
-        """Returns how many rows of a selection come before each row, and before the end."""
+        """Returns the number of selected rows before each row and before the end."""
         if number not in self._before:
             before = np.zeros(len(self) + 1, dtype=np.int32)
             np.cumsum(self.selections[number].mask, out=before[1:])
@@ -159,7 +177,7 @@ class SharedRun:
         return self._before[number]
 
     def index(self, name: str, aggregate: Aggregate, place: Place) -> Any:
-        """Returns the index of an aggregate over the rows of a feature. name: of the aggregate."""
+        """Returns the index of the aggregate called `name` over the rows of a feature."""
         known_as = (name, place.selection, place.values)
         if known_as not in self._indexes:
             rows = slice(None) if place.selection == ALL else self.selections[place.selection].positions
@@ -170,7 +188,7 @@ class SharedRun:
         return self._indexes[known_as]
 
     def has_negative(self, number: int) -> bool:
-        """Returns whether a value of an argument is negative."""
+        """Returns whether any value of an argument is negative."""
         if number not in self._has_negative:
             self._has_negative[number] = number != NONE and has_negative(self.values[number])
         return self._has_negative[number]
@@ -185,7 +203,7 @@ class SharedRun:
 
     @classmethod
     def decode(cls, page: bytes, place: str) -> SharedRun:
-        """Decodes the run of a page. Raises StateError, naming `place`, if it is damaged."""
+        """Decodes a run from a page; raises StateError, naming `place`, if the page is damaged."""
         arrays = decode_page(page, place)
         keys, starts, times, (sizes, *more) = read_rows(arrays, place)
         is_whole = sizes is not None and sizes.dtype == np.int64 and len(sizes) == 2 and min(sizes) >= 0
@@ -203,7 +221,7 @@ class SharedRun:
 
 
 def _is_mark(mark: Values, rows: int) -> bool:
-    """Returns whether an array is a mask of the rows or the ascending positions of some of them, and marks any."""
+    """Returns whether an array is a mask of the rows or ascending positions, and selects at least one row."""
     if mark.dtype == bool:
         return len(mark) == rows and bool(mark.any())
     if mark.dtype != np.int64 or not 0 < len(mark) <= rows:
@@ -213,7 +231,7 @@ def _is_mark(mark: Values, rows: int) -> bool:
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """The rows of one feature in a shared run. Rows have the positions that they have there."""
+    """The rows of one feature in a shared run; positions are those in the run."""
 
     run: SharedRun
     place: Place
@@ -223,7 +241,7 @@ class FeatureColumn:
 
     @property
     def keys(self) -> Keys:
-        """The keys of the run; the feature may have no rows of some of them."""
+        """The keys of the run; the feature may have no rows for some of them."""
         return self.run.keys
 
     @property
@@ -233,16 +251,16 @@ class FeatureColumn:
 
     @property
     def values(self) -> Values | None:
-        """The values of all rows of the run; they mean something where the feature has the row."""
+        """The values of all rows of the run; undefined in rows that the feature lacks."""
         return None if self.place.values == NONE else self.run.values[self.place.values]
 
     @property
     def has_negative_value(self) -> bool:
-        """True if a value of the feature, or of a row that it lacks, is negative."""
+        """True if any value of the argument is negative, even in a row that the feature lacks."""
         return self.run.has_negative(self.place.values)
 
     def includes(self, other: FeatureColumn) -> bool:
-        """Returns whether the feature has all rows of another one in the same run."""
+        """Returns whether the feature has all rows of another feature of the same run."""
         if self.place.selection in (ALL, other.place.selection):
             return True
         if other.place.selection == ALL:
@@ -253,16 +271,16 @@ class FeatureColumn:
         return not (others.content & ~own.content).any()
 
     def find_windows(self, groups: Int64s, queries: Queries) -> tuple[Int64s, Int64s, Int64s]:
-        """Finds the rows in each window, whichever features they are of (see `Run.find_windows`)."""
+        """Finds the rows of all features in each window (see `Run.find_windows`)."""
         return self.run.frame.find_windows(groups, queries)
 
     def aggregate_ranges(self, name: str, aggregate: Aggregate, low: Int64s, high: Int64s) -> Partial:
-        """Aggregates the feature's rows among the rows [low, high) of each window. name: of the aggregate."""
+        """Aggregates the feature's rows among the rows [low, high) of each window; `name` is that of the aggregate."""
         low, high = self._count_before(low), self._count_before(high)
         return aggregate.aggregate_ranges(self.run.index(name, aggregate, self.place), low, high)
 
     def _count_before(self, positions: Int64s) -> Int64s:
-        """Returns how many rows of the feature come before each position."""
+        """Returns the number of the feature's rows before each position."""
         if self.place.selection == ALL:
             return positions
         selection = self.run.selections[self.place.selection]
@@ -271,7 +289,7 @@ class FeatureColumn:
         return self.run.count_before(self.place.selection)[positions].astype(np.int64)
 
     def find_rows(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Finds the feature's rows of some keys with first <= time <= last (see `Run.find_rows`)."""
+        """Finds the feature's rows with first <= time <= last for some keys (see `Run.find_rows`)."""
         numbers, at = self.run.frame.find_rows(groups, first, last)
         if self.place.selection == ALL:
             return numbers, at
@@ -288,7 +306,7 @@ class FeatureColumn:
         return self._count_before(low), self._count_before(high)
 
     def list_rows(self) -> tuple[Int64s, Int64s]:
-        """Lists the number of the key of each row of the feature, and its time."""
+        """Returns the number of the key of each of the feature's rows, and their times."""
         groups = self.run.frame.groups
         if self.place.selection == ALL:
             return groups, self.times
@@ -300,14 +318,14 @@ class FeatureColumn:
         return int(np.count_nonzero((self.times >= earliest) & self.run.select(self.place.selection)))
 
     def to_run(self) -> Run:
-        """Returns the feature's rows as a run of their own."""
+        """Copies the feature's rows into a separate run."""
         frame = Run(self.keys, self.run.starts, self.times, self.values)
         return frame if self.place.selection == ALL else frame.take(self.run.select(self.place.selection))
 
     def without(self, dropped: Mask) -> tuple[SharedRun, Place]:
-        """Returns the run in which the feature lacks some of its rows, which others may keep, and its place there.
+        """Removes some of the feature's rows. Returns the new run and the feature's place there.
 
-        dropped: of the feature's rows, of which some must be left.
+        Other features keep their rows. `dropped` marks some of the feature's rows, but never all.
         """
         mask = self.run.select(self.place.selection)
         mask[np.flatnonzero(mask)[dropped]] = False
@@ -317,17 +335,17 @@ class FeatureColumn:
         return changed, Place(len(selections) - 1, self.place.values, selection.count)
 
 
-# Of what a run in a file is made.
+# The classes of objects that a run in a file consists of.
 _CLASSES: dict[str, type[Any]] = {each.__name__: each for each in (SharedRun, Run, Selection, Keys, *SEARCH_CLASSES)}
 
 
 def move_run(run: Run | SharedRun, file: ArrayFile) -> Run | SharedRun | None:
-    """Moves a run with its indexes into a file. Returns it as it is there; None if the file cannot take it."""
+    """Moves a run with its indexes into a file. Returns the run in the file; None if the file cannot take it."""
     return read_run(file) if file.write(run) else None
 
 
 def read_run(file: ArrayFile) -> Run | SharedRun | None:
-    """Returns the run of a file, which takes no memory until it is searched; None if there is none."""
+    """Returns the run in a file, which takes no memory until it is searched; None if the file has none."""
     run = file.read(_CLASSES)
     if not isinstance(run, (Run, SharedRun)):
         return None
@@ -338,10 +356,16 @@ def read_run(file: ArrayFile) -> Run | SharedRun | None:
 def make_shared_run(
     numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept]
 ) -> tuple[SharedRun, dict[str, Place]]:
-    """Makes a run of rows that are sorted by (number, time, arrival). Returns it with the place of each feature.
+    """Makes a shared run from rows sorted by (number, time, arrival).
 
-    numbers: the number of each row's key in `keys`, which are distinct and sorted. kept: of at least one row each; every
-    row is of one of these.
+    Args:
+        numbers: The number of each row's key in `keys`.
+        keys: Distinct, sorted keys.
+        times: The time of each row.
+        kept: The rows of each feature, at least one each; together they cover all rows.
+
+    Returns:
+        The run, and the place of each feature.
     """
     counts = np.bincount(numbers, minlength=len(keys.low))
     has_rows = counts > 0
@@ -369,10 +393,15 @@ def make_shared_run(
 def merge_shared_runs(
     runs: Sequence[SharedRun], places: Mapping[str, Sequence[Place | None]], floors: Mapping[str, int | None]
 ) -> tuple[SharedRun, dict[str, Place]] | None:
-    """Merges the rows of some features; of rows with equal key and time, those of earlier runs come first.
+    """Merges shared runs; among rows with equal key and time, those of earlier runs come first.
 
-    places: of each feature in each run, None where it has no rows; floors: of each feature, below which it keeps no rows.
-    Returns None if no rows are left.
+    Args:
+        runs: The runs to merge.
+        places: The place of each feature in each run; None where it has no rows.
+        floors: The time of each feature before which it drops its rows; None to keep all.
+
+    Returns:
+        The merged run and the place of each feature; None if no rows are left.
     """
     numbers, keys, times = concat_rows(runs)
     order = order_by_group(numbers, times)
@@ -409,7 +438,7 @@ def merge_shared_runs(
 def _merge_masks(
     runs: Sequence[SharedRun], places: Sequence[Place | None], order: Int64s, above_floor: Mask | None
 ) -> Mask | None:
-    """Returns the mask of a feature's rows among those of all runs; None for all of them."""
+    """Returns the mask of a feature's rows among those of all runs; None if it has all of them."""
     if above_floor is None and all(place is not None and place.selection == ALL for place in places):
         return None
     each = (
@@ -421,7 +450,7 @@ def _merge_masks(
 
 
 def _merge_values(runs: Sequence[SharedRun], numbers: Sequence[int], order: Int64s) -> Values | None:
-    """Returns the values of an argument, by its number in each run; None if no run has any."""
+    """Merges the values of an argument, given its number in each run; None if no run has any."""
     known = [run.values[number] for run, number in zip(runs, numbers, strict=True) if number != NONE]
     if not known:
         return None
@@ -439,7 +468,7 @@ def _unite(left: Mask | None, right: Mask | None) -> Mask | None:
 
 
 def _blank_unneeded(values: Values, needed: Mask | None) -> Values:
-    """Returns the values with something of their kind in place of those that no feature needs."""
+    """Returns the values with a blank of the same type in rows where no feature needs them."""
     if needed is None or needed.all():
         return values
     blank = values.copy()

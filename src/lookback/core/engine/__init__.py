@@ -1,4 +1,4 @@
-"""Takes a batch of events and changes of rules through all rules in order, and takes out of service a rule that breaks.
+"""Evaluates batches of events and rule changes with all rules, in order, and stops rules that fail.
 
-It must not know where events come from or alerts go.
+This package must not know where events come from or where alerts go.
 """

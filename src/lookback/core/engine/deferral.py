@@ -1,8 +1,8 @@
-"""Defers the events of a version whose order decides what it keeps, until the history of their keys is there.
+"""Defers the events of sessions and sequences that are warming, until the history of their keys is loaded.
 
-A session, and a sequence, go on from what they have at the commit before. So events that arrive while the version is warming
-are kept as they came, each with the watermark that it is judged against, and judged as soon as the piece of history with
-their key is loaded: as if the version had stood in silence from the start.
+The state of a session or sequence depends on the order of its events. So events that arrive while a version is warming
+are stored unchanged, each with the watermark that it is judged against. They are judged once the piece of history with
+their key is loaded, with the same result as if the version had run silently from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lookback.core.values.windows import SEQUENCE, SESSION
 
 
 def _select_wanted(rule_run: RuleRun) -> Mask:
-    """Marks the events that a session wants: whether it takes a late one shows when it is judged."""
+    """Marks the events that a session wants; whether it accepts a late one is decided when it is judged."""
     open_measures(rule_run.state.table(rule_run.rule.store), rule_run.rule, rule_run.state.high)
     return rule_run.wanted
 
@@ -38,18 +38,18 @@ _SELECTORS: dict[str, Callable[[RuleRun], Mask]] = {SESSION: _select_wanted, SEQ
 
 
 def select_events(rule_run: RuleRun) -> Mask:
-    """Marks the events of a segment that a version which is warming has to judge, now or later."""
+    """Marks the events of a segment that a warming version has to judge, now or later."""
     return _SELECTORS[rule_run.spec.kind](rule_run)
 
 
 def find_pieces(keys: Keys, shards: int, pieces: int) -> Int64s:
-    """Returns per key of a shard the number of the piece of history that has it, from 1 on."""
+    """Returns for each key of a shard the number of its piece of history, from 1."""
     numbers: Int64s = keys.shard(shards * pieces) // shards + 1
     return numbers
 
 
 def mark_loaded(rule_run: RuleRun, warming: Warming, shards: int) -> Mask:
-    """Marks the events of this shard whose keys have their history already."""
+    """Marks the events of this shard whose keys already have their history."""
     grouping = rule_run.grouping
     if not warming.loaded:
         return np.zeros(len(rule_run.events), dtype=bool)
@@ -72,7 +72,7 @@ def encode_events(rule_run: RuleRun, selected: Mask) -> bytes:
 
 
 def _decode_events(page: bytes, rule: CompiledRule, stream: Stream) -> tuple[Events, Timeline]:
-    """Decodes what `encode_events` wrote. Raises StateError."""
+    """Decodes a page of `encode_events`; raises StateError if it is damaged."""
     place, names = rule.store, _list_columns(rule, stream)
     commits, before, after, of_commit, *rest = decode_page(page, place)
     errors, arrays = rest[: len(rule.memberships)], rest[len(rule.memberships) :]
@@ -87,20 +87,20 @@ def _decode_events(page: bytes, rule: CompiledRule, stream: Stream) -> tuple[Eve
 
 
 def list_no_events(rule: CompiledRule, stream: Stream) -> Events:
-    """Makes a list of no events, with the columns that deferred ones have."""
+    """Makes an empty list of events with the columns of deferred events."""
     columns = {name: from_values(type_, []) for name, type_ in _list_columns(rule, stream)}
     return Events.of(columns, np.zeros(0, dtype=np.int64), stream)
 
 
 def _list_columns(rule: CompiledRule, stream: Stream) -> list[tuple[str, DataType]]:
-    """Lists the columns of deferred events with their types: fields, then what the events were looked up for."""
+    """Lists the columns of deferred events with their types: fields first, then the results of list lookups."""
     fields = sorted({*rule.event_fields, *stream.key_columns})
     looked_up = [(membership.name, BOOLEAN) for membership in rule.memberships]
     return [*((name, stream.columns_of_events[name]) for name in fields), *looked_up]
 
 
 def _make_column(type_: DataType, values: Values, unknown: Mask | None, error: Mask | None) -> Column:
-    """Makes a column as it was. unknown: marks NULLs and errors, whose stored values may be of another type."""
+    """Restores a column; `unknown` marks NULLs and errors, whose stored values may have another type."""
     values = values.astype(type_.storage, copy=False)
     if unknown is not None and values.dtype == np.dtype(object):
         values = values.copy()
@@ -112,9 +112,9 @@ def _make_column(type_: DataType, values: Values, unknown: Mask | None, error: M
 def read_deferred(
     pages: Iterable[bytes], rule: CompiledRule, stream: Stream, select: Callable[[Keys], Mask], most: int
 ) -> Iterator[tuple[Events, Timeline]]:
-    """Yields the deferred events of some keys in order of arrival, with their timeline, in parts of about `most` events.
+    """Yields the deferred events of the keys that `select` marks, with their timeline, in parts of about `most` events.
 
-    select: marks the keys that are meant.
+    Events are in order of arrival.
     """
     parts: list[tuple[Events, Timeline]] = []
     for page in pages:

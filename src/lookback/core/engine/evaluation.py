@@ -1,8 +1,8 @@
 """Evaluates batches of events and rule changes, with the same results as if events came one at a time.
 
-Read `Evaluator.process` first: its methods stand in the order in which it calls them. One evaluator serves the stream's
-shards, the harness and replay. It holds no clock and no files; its memory is a ShardState. All arithmetic is by column over
-a whole batch.
+Read `Evaluator.process` first: the methods below are in the order in which it calls them. The stream's shards, the test
+harness and replay all use this evaluator. It reads no clock and no files; its memory is a ShardState. All arithmetic is
+by column over a whole batch.
 """
 
 from __future__ import annotations
@@ -51,33 +51,37 @@ from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
-# Judges one rule of a kind over a segment; for the other kinds see `TiledJudge`.
+# By kind, the function that judges a rule over a segment; `TiledJudge` judges the other kinds.
 JUDGES: dict[str, Callable[[RuleRun], None]] = {
     LOOKBACK: judge_lookback,
     SESSION: judge_sessions,
     SEQUENCE: judge_sequences,
 }
-# Removes deleted events from the keyed tables of one rule of a kind.
+# By kind, the function that removes deleted events from the keyed tables of a rule.
 DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask, Lists], None]] = {
     LOOKBACK: delete_judged,
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
 }
 _Rules = Sequence[tuple[Entry, CompiledRule]]
-# A long batch is judged in parts, which bounds what the judges hold beside the events: up to 850 bytes an event with 20
-# features of a grouping. Parts of this size take no more time than larger ones; of half of it, up to a quarter more.
-_MOST_EVENTS = 300_000
-# The rows of alerts that are packed together. A row takes some 2 kB as an object, and a few hundred bytes packed.
-MOST_ROWS = 10_000
+# Long batches are judged in parts to bound the memory that judges need in addition to the events: up to 850 bytes per
+# event with 20 features of one grouping. Larger parts save no time; parts of half this size take up to 25% longer.
+_MAX_EVENTS = 300_000
+# How many rows of alerts are packed together. A row takes about 2 kB as an object and a few hundred bytes packed.
+MAX_ROWS = 10_000
 
 
 @dataclass
 class Batch:
     """The input of a shard for one call.
 
-    events: inserted events of the shard, in any order; deleted: rows deleted, with the commit that deleted them.
-    marks: every commit of the batch and its highest event time over all shards, None if no event of it counts.
-    coverage: the events and fields that dispatch sent; None for all. deleting: the commits that deleted rows of any shard.
+    Attributes:
+        events: The inserted events of the shard, in any order.
+        deleted: The deleted rows, with the commit that deleted them.
+        marks: Every commit of the batch and its highest event time over all shards; None if none of its events count.
+        changes: The rule changes.
+        coverage: The events and fields that dispatch sent; None for all.
+        deleting: The commits that deleted rows of any shard.
     """
 
     events: Events
@@ -88,9 +92,9 @@ class Batch:
     deleting: frozenset[int] = frozenset()
 
     def net(self) -> Batch:
-        """Returns the batch without the rows that one commit removes and writes again as they were.
+        """Returns the batch without the rows that one commit both removes and writes again unchanged.
 
-        RESTORE and INSERT OVERWRITE write so: nothing has happened to these events.
+        RESTORE and INSERT OVERWRITE do this; such events have not changed.
         """
         events, deleted = self.events, self.deleted
         if deleted is None or not len(both := np.intersect1d(events.commits, deleted.commits)):
@@ -112,14 +116,14 @@ class Batch:
 
 
 def _number_rows(events: Events, at: Int64s, names: Sequence[str]) -> Int64s:
-    """Returns per event at `at` two numbers, which are equal for equal rows of one commit: shape (rows, 2)."""
+    """Returns two numbers for each event at `at`, shape (rows, 2), that are equal for equal rows of one commit."""
     columns = [Column(BIGINT, events.commits[at]), *(events.columns[name].take(at) for name in names)]
     keys = encode_keys(columns, len(at), has_repeats=False)
     return np.stack([keys.low, keys.high], axis=1)
 
 
 def _count_before(groups: Int64s) -> Int64s:
-    """Returns per row how many rows of its group come before it."""
+    """Counts for each row the earlier rows of its group."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     before = np.empty(len(groups), dtype=np.int64)
@@ -128,18 +132,18 @@ def _count_before(groups: Int64s) -> Int64s:
 
 
 class CommitRanges:
-    """Cuts a batch into ranges of neighbouring commits."""
+    """Cuts a batch into ranges of adjacent commits."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch, self._commits = batch, batch.events.commits
-        # In order of arrival the events of a range are neighbours: no copy is made of them then.
+        # If events are in order of arrival, those of a range are adjacent and need not be copied.
         self._order: Int64s | None = None
         if (self._commits[1:] < self._commits[:-1]).any():
             self._order = np.argsort(self._commits, kind="stable")
             self._commits = self._commits[self._order]
 
     def select(self, start: int, end: int) -> Batch:
-        """Selects the commits from `start` to before `end`, without changes of rules."""
+        """Selects the commits from `start` to `end`, exclusive, without rule changes."""
         batch, (low, high) = self._batch, np.searchsorted(self._commits, (start, end))
         events = batch.events.take(slice(low, high) if self._order is None else np.sort(self._order[low:high]))
         deleted = batch.deleted
@@ -151,13 +155,13 @@ class CommitRanges:
         return Batch(events, deleted, marks, coverage=batch.coverage, deleting=deleting)
 
     def find_full_parts(self) -> Iterator[int]:
-        """Yields the commits with which parts begin, so that a part has `_MOST_EVENTS` events at most, or one commit."""
+        """Yields the commits with which parts begin, so that a part has at most `_MAX_EVENTS` events, or one commit."""
         commits = self._commits
-        if len(commits) <= _MOST_EVENTS:
+        if len(commits) <= _MAX_EVENTS:
             return
         begin = 0
         for start, end in pairwise(find_commit_edges(commits)):
-            if start > begin and end - begin > _MOST_EVENTS:
+            if start > begin and end - begin > _MAX_EVENTS:
                 yield int(commits[start])
                 begin = start
 
@@ -166,15 +170,21 @@ class CommitRanges:
 class Output:
     """The results of a batch.
 
-    rows: of alerts, in order of their places; failures: of one step after another; `merge_failures` makes one per rule and
-    version of them.
-
-    log: rows for rule_log that all shards have alike; notes: those that this shard alone has. evaluated: per rule how many
-    events it judged, of windows those that it counted, by `Entry.role`. taken: how many events of this shard each version
-    wanted. flagged: the events of rules that write no alerts.
-    covered False: a rule came into force that needs more than dispatch sent; nothing was judged, and the batch must be
-    given again with `required` sent. pack: packs rows whenever there are many, into `packed`; `rows` are those that follow.
-    So the alerts of a batch are not all in memory as objects. None: rows are not packed.
+    Attributes:
+        rows: The rows of alerts in order of their places; with `pack`, those that are not packed yet.
+        late: The late events.
+        log: The rows for rule_log that are the same in all shards.
+        notes: The rows for rule_log of this shard only.
+        failures: The failures of each step in turn; `merge_failures` merges them into one per rule and version.
+        evaluated: How many events each rule judged, by `Entry.role`; for rules over windows, how many these counted.
+        taken: How many events of this shard each version wanted.
+        flagged: The events of rules that write no alerts.
+        required: The events and fields that the rules in force need.
+        covered: False if a rule came into force that needs more than dispatch sent. Nothing was judged then, and the
+            batch must be processed again with what `required` names.
+        pack: Packs rows into `packed` as soon as there are many, so that the alerts of a batch are not all in memory as
+            objects; None to keep all in `rows`.
+        packed: The packed rows, which come before `rows`.
     """
 
     rows: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -191,11 +201,11 @@ class Output:
     packed: list[bytes] = field(default_factory=list)
 
     def add_rows(self, rows: list[tuple[AlertOrder, Alert]]) -> None:
-        """Adds rows of alerts behind the others."""
+        """Appends rows of alerts."""
         self.rows += rows
-        if self.pack is not None and len(self.rows) >= MOST_ROWS:
-            parts = range(0, len(self.rows), MOST_ROWS)
-            self.packed += [self.pack(self.rows[at : at + MOST_ROWS]) for at in parts]
+        if self.pack is not None and len(self.rows) >= MAX_ROWS:
+            parts = range(0, len(self.rows), MAX_ROWS)
+            self.packed += [self.pack(self.rows[at : at + MAX_ROWS]) for at in parts]
             self.rows = []
 
     @property
@@ -208,13 +218,20 @@ class Output:
 class Evaluator:
     """Judges the events of `stream` that belong to `shard` of `shards`.
 
-    automatic False: the watermark moves only by `advance` commands. flagging: where the rules that write no alerts note
-    events, by rule_id: lookback rules without suppress and revise those that would have raised alerts, rules over other
-    windows, which must be paused, those that their windows count. max_evidence: how many events an alert of a sequence names.
-    lists: gives the contents of the lists that rules name, as of the commit that the state has reached.
-
-    warms: whether versions wait for the history of their windows. read_parcel: reads pieces of it. knows_piece: whether the
-    driver has left a piece. query: the evaluation that pieces must be for.
+    Attributes:
+        stream: The stream.
+        shard: The number of the shard.
+        shards: The number of shards.
+        automatic: If false, only `advance` commands move the watermark.
+        flagging: Where rules that write no alerts record events, by rule_id. Lookback rules without suppress and revise
+            record the events that would have raised alerts. Rules over other windows must be paused; they record the
+            events that their windows count.
+        max_evidence: How many events an alert of a sequence names.
+        lists: Gives the contents of the lists that rules name, as of the commit that the state has reached.
+        warms: Whether versions wait for the history of their windows.
+        read_parcel: Reads the pieces of that history.
+        knows_piece: Returns whether the driver has written a piece.
+        query: The evaluation that the pieces must be for.
     """
 
     stream: Stream
@@ -230,9 +247,9 @@ class Evaluator:
     query: str = ""
 
     def process(self, state: ShardState, batch: Batch, output: Output | None = None) -> Output:
-        """Applies the batch's rule changes, then judges its events; `state` is brought up to date.
+        """Applies the batch's rule changes, then judges its events and updates `state`.
 
-        output: of earlier parts of the same batch; results are added to it.
+        Adds the results to `output`, which may have those of earlier parts of the same batch.
         """
         output, batch = Output() if output is None else output, batch.net()
         self._apply_changes(state, batch.changes, output)
@@ -259,7 +276,7 @@ class Evaluator:
         return output
 
     def advance(self, state: ShardState, time: int) -> Output:
-        """Moves the watermark to `time` (microseconds), if that is later, and judges what it brings."""
+        """Moves the watermark to `time` (microseconds), if that is later, and judges what is due by then."""
         output = Output()
         self._advance(state, time, output)
         return output
@@ -267,7 +284,7 @@ class Evaluator:
     # Changes ----------------------------------------------------------------------------------------------------------
 
     def _apply_changes(self, state: ShardState, changes: Sequence[RuleChange], output: Output) -> None:
-        """Applies rule changes in their order, each with the commands that it gives."""
+        """Applies rule changes in order, each with its commands."""
         for change in order_changes(changes):
             log, commands = state.book.apply(
                 [change], state.last_commit, partial(self._needs_history, state), self.lists.knows
@@ -290,13 +307,13 @@ class Evaluator:
             self._take_piece(command.piece, command.warms, state, output)
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
-        """Moves the watermark, and judges a segment without events, in which it moves."""
+        """Moves the watermark by judging a segment without events."""
         before = self._watermark(state)
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
         rules = _drop_stopped(state, state.book.list_judged())
-        # Before time passes: a version that came into force just now may keep rows for longer.
+        # Must happen before time passes: a version that has just come into force may keep rows for longer.
         _open_features(state, rules)
         if state.last_commit is not None and (before is None or before < after):
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
@@ -318,9 +335,9 @@ class Evaluator:
             open_features(state, rule)
 
     def _take_piece(self, piece: Piece, warms: bool | None, state: ShardState, output: Output) -> None:
-        """Loads a piece of the history of a version that is warming, which comes into force with the last one.
+        """Loads a piece of the history of a warming version; the last piece brings the version into force.
 
-        warms: see `RuleChange`: where rows come in a replay, the version has its history already.
+        `warms` is as in `RuleChange`: in a replay, the version already has its history.
         """
         warming = state.book.warming.get((piece.rule_id, piece.version))
         if warming is None or not warming.is_known or warms is False:
@@ -345,7 +362,7 @@ class Evaluator:
         """Returns whether a piece is the next one of a version's history."""
         if piece.query != self.query or warming.begun is None or self.read_parcel is None:
             return False
-        # A history may end with commits that have no events, as long as none has been judged since.
+        # A history may end with commits without events, as long as no later commit has been judged.
         ends = piece.through == warming.begun or (state.last_commit == warming.begun <= piece.through)
         return ends and (piece.is_cold or piece.piece == warming.loaded + 1)
 
@@ -354,7 +371,7 @@ class Evaluator:
         rule = state.book.compile_warming(warming)
         if rule is not None and not piece.is_cold and not warming.is_void:
             assert self.read_parcel is not None
-            # Piece by piece, the keys of a shard are divided like those of many shards.
+            # The pieces divide the keys of a shard as a larger number of shards would.
             content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
             History.decode(content, piece.parcel).load(state, rule)
         warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
@@ -367,9 +384,9 @@ class Evaluator:
         return piece.is_last
 
     def _catch_up(self, state: ShardState, entry: Entry, rule: CompiledRule, piece: Piece) -> None:
-        """Judges the deferred events of the keys that have got their history, up to the watermark of now."""
+        """Judges the deferred events of the keys whose history has just been loaded, up to the current watermark."""
         feature = state.features[rule.store]
-        # It rose while they waited; when they arrived, no row that they need was below it.
+        # The floor has risen while these events waited. When they arrived, all rows that they need were above it.
         floor, feature.floor = feature.floor, None
 
         def select(keys: Keys) -> Mask:
@@ -377,7 +394,7 @@ class Evaluator:
             return is_own
 
         pages, end = state.deferred.read(rule.store), NEVER
-        for events, timeline in read_deferred(pages, rule, self.stream, select, _MOST_EVENTS):
+        for events, timeline in read_deferred(pages, rule, self.stream, select, _MAX_EVENTS):
             self._judge_in_silence(state, entry, rule, events, timeline)
             end = timeline.end
         watermark = self._watermark(state)
@@ -387,9 +404,9 @@ class Evaluator:
         feature.floor = floor
 
     def _begin_anew(self, state: ShardState, output: Output, versions: Sequence[Warming]) -> None:
-        """Lets versions that are warming wait for a history that ends later, with what a delete has left.
+        """Restarts the warm-up of versions, so that their history ends later and reflects the latest deletes.
 
-        A commit that is cut between two batches is on both sides of its middle, and history has whole commits.
+        This is also needed if a commit was split between two batches, because a history consists of whole commits.
         """
         for warming in versions:
             if not warming.is_replayed:
@@ -401,7 +418,7 @@ class Evaluator:
     # Events and deletes -----------------------------------------------------------------------------------------------
 
     def _note_cut_commit(self, state: ShardState, batch: Batch, output: Output) -> bool:
-        """Notes in the log if the first commit was cut. Returns whether it was."""
+        """Returns whether the first commit was split between two batches, and logs it if so."""
         first = int(min(batch.marks))
         is_cut = state.last_commit is not None and first <= state.last_commit
         if is_cut:
@@ -421,7 +438,7 @@ class Evaluator:
                     unmatched.update(
                         (entry.rule_id, entry.version) for entry, rule in users if rule.lane < WARMING_LANE
                     )
-        # One row, however many shards have such an event: the number of shards must not show.
+        # One row no matter how many shards have such an event: the output must not depend on the number of shards.
         for rule_id, version in sorted(unmatched):
             row = LogRow(self.stream.name, rule_id, version, "delete_unmatched", describe_unmatched(commit), commit)
             output.notes.append(row)
@@ -433,10 +450,10 @@ class Evaluator:
                     DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
 
     def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events, lists: Lists) -> bool:
-        """Removes the rows of deleted events, each as it was kept, whatever was in the lists then.
+        """Removes the rows of deleted events, no matter what the lists contained when the rows were kept.
 
-        Returns whether an event was not found that must have been kept, although there is a row of its key and time with
-        another value: it was updated after it was judged, or the value is another event's.
+        Returns whether an event that must have been kept was not found, although there is a row with its key and time
+        and another value. Then the event was updated after it was judged, or the row belongs to another event.
         """
         keys, name = deleted.find_keys(feature.group_by), feature.feature_id
         left = np.flatnonzero(keys.shard(self.shards) == self.shard)
@@ -457,12 +474,12 @@ class Evaluator:
         timeline = self._timeline(state, part.marks)
         segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         self._judge(segment, rules, output)
-        # A segment of a command has a commit that was judged before, perhaps by other versions.
+        # The commit of a command's segment was judged before, perhaps by other versions, and is not counted again.
         output.taken.update(segment.gathered.taken)
         return segment
 
     def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:
-        """Judges a segment by the rules that have not stopped; of some that are warming, events are deferred."""
+        """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary."""
         state, commit = segment.state, int(segment.timeline.commits[0])
         judged = list[tuple[Entry, CompiledRule]]()
         for entry, rule in _drop_stopped(state, rules):
@@ -475,7 +492,7 @@ class Evaluator:
         _judge_segment(segment, judged, output)
 
     def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
-        """Judges the events whose keys have their history, in silence, and defers the others."""
+        """Judges the events whose keys have their history, silently, and defers the remaining events."""
         state, rule_run = segment.state, segment.start_run(entry, rule)
         warming = state.book.warming[entry.rule_id, entry.version]
         selected, is_loaded = select_events(rule_run), mark_loaded(rule_run, warming, self.shards)
@@ -488,12 +505,12 @@ class Evaluator:
     def _judge_in_silence(
         self, state: ShardState, entry: Entry, rule: CompiledRule, events: Events, timeline: Timeline
     ) -> None:
-        """Judges events by a version that is warming. All that is said of them is said where they arrive."""
+        """Judges events by a warming version and discards the output, which is reported when events arrive."""
         segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
         JUDGES[rule.spec.kind](segment.start_run(replace(entry, is_unseen=True), rule))
 
     def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
-        """Makes a segment whose events are looked up in the lists that the rules name, each as it arrives."""
+        """Makes a segment, with its events looked up in the lists that the rules name."""
         lists = self._read_lists(state, rules)
         for entry, rule in rules:
             if rule.memberships:
@@ -504,7 +521,7 @@ class Evaluator:
         )
 
     def _read_lists(self, state: ShardState, rules: _Rules) -> Lists:
-        """Reads the lists that the rules name, as they are in force."""
+        """Reads the lists that the rules name, in the version that is in force."""
         names = frozenset[str]().union(*(rule.lists for _, rule in rules))
         return self.lists.read(state.lists_commit, names) if names else Lists.empty()
 
@@ -534,7 +551,7 @@ class Evaluator:
 
 
 def _stop_unreadable(state: ShardState, output: Output) -> None:
-    """Stops the rules in force that can no longer be read, with a failure for each."""
+    """Stops the rules in force whose documents can no longer be read, with a failure for each."""
     for entry, problems in state.book.unreadable():
         if not entry.broken:
             state.book.mark_broken(entry)
@@ -544,8 +561,8 @@ def _stop_unreadable(state: ShardState, output: Output) -> None:
 
 
 def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
-    """Finds what the rules in force require of dispatch. Returns whether the batch has it."""
-    # Rules that broke here count too: all shards must require the same.
+    """Finds what the rules in force require from dispatch. Returns whether the batch has all of it."""
+    # Includes rules that failed in this shard: all shards must have the same requirements.
     output.required = find_coverage([rule for _, rule in in_force])
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
@@ -559,7 +576,7 @@ def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
 
 
 def _list_lost(state: ShardState) -> list[Warming]:
-    """Lists the versions that are warming whose features have other names since the stream was declared otherwise."""
+    """Lists the warming versions whose features have new names because the declaration of the stream changed."""
     return [
         each
         for each in state.book.list_known_warming()
@@ -570,9 +587,9 @@ def _list_lost(state: ShardState) -> list[Warming]:
 
 
 def _has_deferred(state: ShardState, entry: Entry, rule: CompiledRule) -> bool:
-    """Returns whether events of a version may be deferred: it is warming, and their order decides what it keeps."""
+    """Returns whether events of a version may be deferred: it is warming, and its state depends on their order."""
     warming = state.book.warming.get((entry.rule_id, entry.version)) if rule.lane >= WARMING_LANE else None
-    # After `clear_state` there is no state until events come.
+    # After `clear_state` the features are missing until events arrive.
     return warming is not None and not warming.is_replayed and rule.store in state.features
 
 
@@ -588,7 +605,7 @@ def _list_features(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, Compi
 
 
 def _open_features(state: ShardState, rules: _Rules) -> None:
-    """Makes the states that the rules need, and sets how far below the watermark each keeps rows."""
+    """Creates the states that the rules need, and sets how far below the watermark each keeps rows."""
     widths: dict[str, int] = {}
     for _, rule in rules:
         for name, width in rule.needs.items():
@@ -601,7 +618,7 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
 
 
 def _open_memories(state: ShardState, rules: _Rules) -> None:
-    """Readies the tables of judged events of rules whose version has changed."""
+    """Prepares the tables of judged events of rules whose version has changed."""
     for entry, rule in rules:
         if rule.spec.late == "revise":
             forget_other_versions(state, entry, rule)
@@ -611,7 +628,7 @@ def _open_memories(state: ShardState, rules: _Rules) -> None:
 
 
 def _split_batch(batch: Batch) -> list[Batch]:
-    """Splits the batch at every commit that deletes rows, which are gone from then on, and where a part has enough events."""
+    """Splits the batch before every commit that deletes rows, and wherever a part has enough events."""
     ranges = CommitRanges(batch)
     cuts = set(ranges.find_full_parts())
     if batch.deleted is not None and len(batch.deleted):
@@ -624,10 +641,11 @@ def _split_batch(batch: Batch) -> list[Batch]:
 
 
 def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
-    """Judges a segment by all rules. A rule that breaks stops alone, and its results of the segment are dropped."""
+    """Judges a segment by all rules; a rule that fails stops alone and loses its results of this segment."""
     commit, tiled = int(segment.timeline.commits[0]), TiledJudge()
     judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
-    # Neighbours measure the same windows; the places of rows do not depend on who is judged first.
+    # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
+    # judging.
     for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
         before = segment.take_snapshot(entry.role)
         with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
@@ -644,9 +662,10 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
-    """Adds the rows that features keep of the events to the state.
+    """Adds the rows that features keep to the state.
 
-    Call it when the floors have risen: of a long batch, only rows that later windows can hold are kept.
+    Call this after the floors have risen, so that only the rows of a long batch that later windows can include are
+    kept.
     """
     commit = int(segment.timeline.commits[0])
     for feature, users in _list_features(rules):
@@ -662,7 +681,7 @@ def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
 
 
 def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:
-    """Forgets all that no rule needs any more."""
+    """Drops the state that no rule needs any longer."""
     for _, rule in rules:
         if rule.store and rule.measures:
             forget_measures(state.table(rule.store), [measure.feature.feature_id for measure in rule.measures])
@@ -680,16 +699,16 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
 def _contain_failure(
     output: Output, state: ShardState, rules: _Rules, commit: int, undo: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Keeps an unexpected exception within `rules`, which are judged no more in this shard.
+    """Confines an unexpected exception to `rules`, which this shard then stops judging.
 
-    Their state may be half changed by then, so the keyed tables that are theirs alone are dropped. Alerts of earlier
-    segments stay in the tables, without a memory here: a version that broke never alerts again.
+    Their state may be half changed by then, so the keyed tables of these rules are dropped. Alerts of earlier segments
+    stay in the output tables, but this shard forgets them: a version that failed never alerts again.
     """
     try:
         yield
     except NOT_THE_RULES:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, other rules and the stream go on
+    except Exception as error:  # noqa: BLE001 - other rules and the stream must continue, whatever the error
         if undo is not None:
             undo()
         reason = describe_error(error)
@@ -701,8 +720,8 @@ def _contain_failure(
 
 
 def describe_unmatched(commit: int) -> str:
-    """Returns the message of rule_log for a deleted event that a rule's windows do not have with its present values."""
+    """Returns the rule_log message for a deleted event that a rule's windows do not have with its current values."""
     return (
-        f"an event that commit {commit} deleted is not in the rule's windows with the values that it has now: it never counted "
-        "there, or it was updated since it came, and what it came with counts until the windows have passed"
+        f"commit {commit} deleted an event that is not in the rule's windows with its current values: either it never "
+        "counted there, or it was updated after it arrived, and its original values count until the windows have passed"
     )

@@ -1,4 +1,4 @@
-"""Schedules rule changes by arrival, so that each takes effect where it did the first time when state is rebuilt."""
+"""Schedules rule changes by arrival, so that each takes effect at its original place when state is rebuilt."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from lookback.core.values.columns import from_text, from_values, to_stored
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.types import DataType
 
-# Actions of rule_log that no row of the rules table brings.
+# Actions of rule_log that do not result from a row of the rules table.
 NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_limited", "delete_unmatched"})
 # Actions of rule_log by which a version or a command took effect.
 _OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS) | {LIST_CHANGED}
-# By table: the action by which rule_log records through which commit the retention of settings has deleted rows of it.
+# By table, the action with which rule_log records the last commit whose rows retention has deleted.
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
 # The rule_id, version and action of a row of rule_log.
 _Logged = tuple[str | None, int | None, str]
-# The arrival of a row of rule_log, and its place among all rows that were read.
+# The arrival of a row of rule_log, and its position among all rows that were read.
 _Time = tuple[int, int]
 # The commit, rule_id and version of a change.
 _Slot = tuple[int, str | None, int | None]
 
 
 class Warmed(NamedTuple):
-    """A version that came into force at `arrival` with the history of its windows; see `versions.Entry` for the others."""
+    """A version that came into force at `arrival` with its history; the other fields are as in `versions.Entry`."""
 
     arrival: int
     rule_id: str
@@ -63,17 +63,19 @@ class Warmed(NamedTuple):
 
 @dataclass(frozen=True)
 class Seed:
-    """The knowledge that remains of commits that are not read again. Times in microseconds.
+    """The remaining knowledge about commits that are not read again. Times are in microseconds.
 
-    high: their highest event time. raised: the rule's role, the texts of a key, and the event time of the last alert raised
-    for it, which may suppress later ones.
+    Attributes:
+        high: Their highest event time.
+        raised: The role of a rule, the texts of a key, and the event time of the last alert that the rule raised for
+            that key, which may suppress later alerts.
     """
 
     high: int
     raised: Sequence[tuple[str, Mapping[str, str | None], int]] = ()
 
     def apply_to(self, state: ShardState, stream: Stream) -> None:
-        """Writes it into a new state."""
+        """Writes the seed into a new state."""
         state.high = self.high
         for role, key, time in self.raised:
             fields = sorted(key)
@@ -85,7 +87,7 @@ class Seed:
             state.raised(role, fields).put(key_hash, time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
-        """Drops the alerts of windows that begin before the commits that are read: these are in the tables already."""
+        """Drops the alerts of windows that begin before the commits that are read; the tables already have them."""
         names = {name for name, feature in state.features.items() if self._cuts_windows(feature)}
         cut = {entry.role for entry, rule in state.book.in_force() if names & rule.needs.keys()}
         return [
@@ -95,7 +97,7 @@ class Seed:
         ]
 
     def _cuts_windows(self, feature: FeatureState) -> bool:
-        """Returns whether windows of a feature may still begin before the commits that are read."""
+        """Returns whether windows of a feature may begin before the commits that are read."""
         return feature.since == self.high and (feature.floor is None or feature.floor < self.high)
 
 
@@ -103,13 +105,18 @@ class Seed:
 class Schedule:
     """The arrivals after which the changes of a rules table take effect.
 
-    arrivals: per commit of the rules table, the last commit of the events that was judged before it; None for before the
-    first. through: the last arrival in the output tables, None for none; changes of all other commits wait until it is
-    judged. seed: None where the events are read from their first commit on. refused: the rows that the gate rejected, by
-    `RuleChange.slot`. declared: the rows of `Declarations`. unexplained: the rules, `*` for commands, whose logged changes
-    are not those that the rows give: some rows are gone (see `restore_changes`). warmed: the versions whose history a replay
-    gathers from the first commit on; warming: the slots of all rows with which a warm-up began, and with which one ended, and of
-    the commits of lists that were obeyed.
+    Attributes:
+        through: The last arrival in the output tables; None if they are empty. Changes of commits that are not in
+            `arrivals` wait until it is judged.
+        arrivals: For each commit of the rules table, the last commit of the events that was judged before it; None if
+            it came before the first one.
+        seed: None if the events are read from their first commit.
+        refused: The rows that the gate rejected, by `RuleChange.slot`.
+        declared: The rows of `Declarations`.
+        unexplained: The rules (`*` for commands) whose logged changes do not follow from the rows, because some rows
+            are gone (see `restore_changes`).
+        warmed: The versions whose history a replay gathers from the first commit on.
+        warming: The slots of all rows that began or ended a warm-up, and of the commits of lists that took effect.
     """
 
     through: int | None
@@ -122,13 +129,14 @@ class Schedule:
     warming: frozenset[_Slot] = frozenset()
 
     def after(self, commit: int) -> int | None:
-        """Returns the commit of the events after which the changes of a commit of the rules take effect."""
+        """Returns the commit of the events after which a commit of the rules table takes effect."""
         return self.arrivals.get(commit, self.through)
 
     def restore_decision(self, change: RuleChange) -> RuleChange:
-        """Returns a logged change as the stream took it then: settings of today do not count.
+        """Restores the decisions about a logged change; today's settings do not apply.
 
-        It is under the gate if the gate rejected it, and its version waits for its history if it did then.
+        The change is subject to the gate only if the gate rejected it. Its version waits for history only if it did
+        then.
         """
         if change.commit not in self.arrivals:
             return change
@@ -136,17 +144,17 @@ class Schedule:
         return replace(change, gate=gate, warms=change.slot in self.warming)
 
     def begin(self, state: ShardState, stream: Stream) -> None:
-        """Writes into a new state what remains of the commits that are not read again, and opens what was warmed later."""
+        """Writes the seed into a new state, and opens the versions that were warmed later."""
         if self.seed is not None:
             self.seed.apply_to(state, stream)
         open_warmed(state, self.warmed)
 
     def drop_known(self, state: ShardState, rows: list[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
-        """Drops the alerts that are in the tables already although their windows are not read again as a whole."""
+        """Drops the alerts that the tables already have and whose windows are read only in part."""
         return rows if self.seed is None else self.seed.drop_known(state, rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
+        """Returns the schedule as plain values, for JSON."""
         seed = None if self.seed is None else [self.seed.high, [[*each] for each in self.seed.raised]]
         refused, arrivals = sorted(map(list, self.refused), key=repr), sorted(self.arrivals.items())
         declared = [list(row) for row in self.declared]
@@ -158,7 +166,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Schedule:
-        """Reads what `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads the output of `to_dict`; raises KeyError, TypeError or ValueError for anything else."""
         arrivals = {int(commit): None if after is None else int(after) for commit, after in document["arrivals"]}
         through, seed = document["through"], None
         if document["seed"] is not None:
@@ -181,9 +189,17 @@ class Schedule:
     ) -> Schedule:  # fmt: skip
         """Finds the schedule by which `changes` were logged.
 
-        changes: all of the rules table; logged: the stream's rows of rule_log, those of one arrival in the order in which
-        they were written; declarations: None if there was one alone. Changes take effect in their order, so one that was not
-        logged, since it changes nothing here, goes with the next that was.
+        Changes take effect in order. A change that was not logged because it has no effect on this stream takes effect
+        with the next one that was.
+
+        Args:
+            changes: All changes of the rules table.
+            logged: The stream's rows of rule_log; rows with the same arrival in the order in which they were written.
+            stream: The stream.
+            streams: All streams, by name.
+            through: The last arrival in the output tables; None if they are empty.
+            seed: See `Schedule`.
+            declarations: The declarations of the stream; None if it had only one.
         """
         declarations = declarations or Declarations.of(stream)
         rows, ordered = list(logged), order_changes(replace(each, gate="") for each in changes)
@@ -191,7 +207,7 @@ class Schedule:
         while True:
             last = dict(rows_of_version[-1] for rows_of_version in candidates.values())
             schedule, left = cls._follow_log(ordered, last, rows, stream, streams, declarations)
-            # Of a version that the log has in force, and that this row did not bring there: an earlier one did.
+            # The log has these versions in force, but not through this row. So an earlier row brought them into force.
             early = {
                 rule_id: (rule_id, version)
                 for (rule_id, version), listed in candidates.items()
@@ -207,7 +223,10 @@ class Schedule:
         cls, ordered: Sequence[RuleChange], pieces: Mapping[_Slot, Piece], logged: Sequence[LogRow], stream: Stream,
         streams: Mapping[str, Stream], declarations: Declarations,
     ) -> tuple[Schedule, set[tuple[str | None, int | None]]]:  # fmt: skip
-        """Finds the schedule if `pieces` brought their versions into force. Returns it, and the versions of log rows that are left."""
+        """Finds the schedule, assuming that `pieces` brought their versions into force.
+
+        Returns the schedule, and the versions with log rows that it does not explain.
+        """
         times = _list_times(logged)
         reads = _list_reads(times)
         book, reached = RuleBook(stream, streams), arrival_number(None)
@@ -217,11 +236,11 @@ class Schedule:
         warming, warmed = set[_Slot](), list[Warmed]()
         warm_ids = {rule_id for rule_id, _, action in times if action == WARMING}
         for change in ordered:
-            # What is accepted depends on the declaration that held when the row was read.
+            # The declaration that applied when the row was read decides whether it is accepted.
             book.declare(declarations.after(_find_read(reads, change, reached)).stream)
             if _was_refused(change, book, times, reached):
                 refused.add(change.slot)
-                change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row, as the stream saw it
+                change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row as the stream saw it
             piece = pieces.get(change.slot)
             if piece is not None:
                 is_warm = _was_last(piece, book, times, reached)
@@ -258,7 +277,7 @@ class Schedule:
 
 
 def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
-    """Applies a change as it was logged, and returns what it logs. A last piece of history brings its version into force."""
+    """Applies a logged change and returns its log rows; the last piece of a history brings its version into force."""
     log, commands = book.apply([change], arrival)
     for command in commands:
         if command.piece is not None and command.warms:
@@ -270,16 +289,16 @@ def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow
 
 
 def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:
-    """Lets versions gather rows in a state from now on, silently, until their row comes and they come into force."""
+    """Lets versions gather rows silently in a state, until their row of the rules table brings them into force."""
     for each in warmed:
         state.book.open_warming(each.rule_id, each.version, each.status, each.document)
 
 
 def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> list[RuleChange]:
-    """Makes insertions of rows of the rules table whose commits are gone, in the order in which the log has them.
+    """Turns rows of the rules table whose commits are gone into insertions, in the order of the log.
 
-    Each gets a negative commit of its own. A row that the log does not name was never read, and is left out.
-    `Schedule.unexplained` then names the rules that had other rows too: one that was deleted, or updated later.
+    Each gets a negative commit of its own. Rows that the log does not name were never read, and are left out.
+    `Schedule.unexplained` then names the rules that also had other rows, which were deleted or updated later.
     """
     first: dict[tuple[str | None, int | None], int] = {}
     for row in logged:
@@ -298,7 +317,7 @@ def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> lis
 
 @dataclass(frozen=True)
 class WaitingChange:
-    """A rule change that takes effect when commit `after` of the events, or a later one, has been judged."""
+    """A rule change that takes effect once commit `after` of the events, or a later one, has been judged."""
 
     change: RuleChange
     after: int
@@ -308,9 +327,9 @@ def judge_batch(
     evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[WaitingChange],
     declarations: Declarations | None = None,
 ) -> tuple[Output, list[WaitingChange]]:  # fmt: skip
-    """Judges a batch as `Evaluator.process` does, with changes of rules and of the declaration that take effect within it.
+    """Judges a batch like `Evaluator.process`, but rules and the declaration of the stream may change within it.
 
-    declarations: None if the stream had one alone. Returns the output, and the changes that still wait.
+    `declarations` is None if the stream had only one. Returns the output, and the changes that still wait.
     """
     output, declarations = Output(), declarations or Declarations.of(evaluator.stream)
     commits = sorted(batch.marks)
@@ -331,14 +350,14 @@ def judge_batch(
 
 
 def declare(evaluator: Evaluator, state: ShardState, declared: Declared, output: Output) -> Evaluator:
-    """Lets a shard go on under a declaration of its stream, and logs it if the shard has not seen it before.
+    """Switches a shard to a declaration of its stream, and logs the declaration if it is new to the shard.
 
-    Returns the evaluator that judges by it.
+    Returns the evaluator that uses it.
     """
     state.book.declare(declared.stream)
     if declared.mark and state.declared != declared.mark:
         state.declared = declared.mark
-        # The commit before the change may be one that is not read this time.
+        # The commit before the change may be one that is not read now.
         known = arrival_number(state.last_commit) >= arrival_number(declared.after)
         after = state.last_commit if known else declared.after
         output.log.append(LogRow(declared.stream.name, None, None, "declared", declared.text, after))
@@ -346,12 +365,12 @@ def declare(evaluator: Evaluator, state: ShardState, declared: Declared, output:
 
 
 def pack_waiting(waiting: Sequence[WaitingChange]) -> str:
-    """Writes the changes as text, for the state store."""
+    """Encodes the changes as text, for the state store."""
     return json.dumps([[vars(each.change), each.after] for each in waiting], separators=(",", ":"))
 
 
 def unpack_waiting(text: str) -> list[WaitingChange]:
-    """Reads the changes that `pack_waiting` wrote."""
+    """Decodes the output of `pack_waiting`."""
     return [WaitingChange(RuleChange(**change), after) for change, after in json.loads(text)]
 
 
@@ -359,9 +378,9 @@ def _apply_due(
     evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[WaitingChange], declarations: Declarations,
     judged: int, output: Output,
 ) -> tuple[Evaluator, list[WaitingChange]]:  # fmt: skip
-    """Applies the changes that are due when all commits up to `judged` have been judged.
+    """Applies the changes that are due once all commits up to `judged` have been judged.
 
-    Returns the evaluator that goes on, and the other changes.
+    Returns the evaluator to continue with, and the remaining changes.
     """
     judged = judged if state.last_commit is None else max(judged, state.last_commit)
     due = [each for each in waiting if each.after <= judged]
@@ -370,7 +389,7 @@ def _apply_due(
             evaluator = declare(evaluator, state, declarations.after(after), output)
             known = len(output.log)
             evaluator.process(state, _without_events(batch, [each.change for each in group]), output)
-            # The commit that it was judged after may be one that is not read this time.
+            # The commit before the change may be one that is not read now.
             output.log[known:] = [
                 row if row.arrival is not None and row.arrival >= after else replace(row, arrival=after)
                 for row in output.log[known:]
@@ -385,7 +404,7 @@ def _without_events(batch: Batch, changes: list[RuleChange]) -> Batch:
 
 
 def _list_times(logged: Iterable[LogRow]) -> dict[_Logged, list[_Time]]:
-    """Lists, ascending, the arrivals of each change of a rule that the log has."""
+    """Lists the arrivals of each rule change in the log, ascending."""
     times: dict[_Logged, list[_Time]] = {}
     for place, row in enumerate(logged):
         if row.action not in NO_CHANGES and row.action != "declared":
@@ -396,7 +415,7 @@ def _list_times(logged: Iterable[LogRow]) -> dict[_Logged, list[_Time]]:
 
 
 def _list_reads(times: Mapping[_Logged, list[_Time]]) -> dict[tuple[str | None, int | None], list[int]]:
-    """Lists the arrivals at which rows of a rule's version were read, whatever came of them."""
+    """Lists the arrivals at which rows of a rule's version were read, whether or not they took effect."""
     reads: dict[tuple[str | None, int | None], list[int]] = {}
     for (rule_id, version, _), listed in times.items():
         reads.setdefault((rule_id, version), []).extend(arrival for arrival, _ in listed)
@@ -404,13 +423,13 @@ def _list_reads(times: Mapping[_Logged, list[_Time]]) -> dict[tuple[str | None, 
 
 
 def _find_read(reads: Mapping[tuple[str | None, int | None], Sequence[int]], change: RuleChange, reached: int) -> int:
-    """Finds the arrival at which a change was read; `reached` where the log does not say."""
+    """Finds the arrival at which a change was read; `reached` if the log does not have it."""
     listed = reads.get((change.rule_id, change.version), ())
     return min((time for time in listed if time >= reached), default=reached)
 
 
 def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log has a row as the gate writes it about a change, before one as it would be without a gate."""
+    """Returns whether the log shows that the gate rejected a change, rather than that it took effect without a gate."""
     if change.status != "active" or (change.rule_id, change.version, "rejected") not in times:
         return False
     with_gate, without = (book.preview(replace(change, gate=gate)) for gate in (APPROVAL, ""))
@@ -420,10 +439,10 @@ def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, lis
 
 
 def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[str, int], list[tuple[_Slot, Piece]]]:
-    """Lists, by version, the rows with the last piece of its history, by one of which it may have come into force.
+    """Lists, by version, the rows with the last piece of its history; one of them may have brought it into force.
 
-    There are several where the version began to warm up anew, as by another evaluation. A driver that was killed may have named
-    one history twice: only the first of these rows can be it.
+    A version has several if its warm-up was restarted, for example by another evaluation. If a driver was killed, it
+    may have written the row of one history twice, and only the first counts.
     """
     found: dict[tuple[str, int], list[tuple[_Slot, Piece]]] = {}
     known = set[tuple[str, int, str, int]]()
@@ -432,7 +451,7 @@ def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[
             continue
         if change.author not in (None, AUTHOR):
             continue
-        # A person may have written anything.
+        # A person may have written any text here.
         with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
             document = json.loads(change.document or "")
             piece = Piece.from_document(document)
@@ -444,13 +463,13 @@ def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[
 
 
 def _was_warmed(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log has a version as one that began to warm up, before any other row about it."""
+    """Returns whether the log shows that a version began to warm up, rather than that it started without history."""
     warm, cold = (book.preview(replace(change, warms=warms)) for warms in (True, False))
     return warm != cold and _find_first(warm, times, reached) < _find_first(cold, times, reached)
 
 
 def _was_last(piece: Piece, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log has the version of a piece of history as one that came into force with it."""
+    """Returns whether the log shows that the version of a last piece of history came into force with it."""
     warming = book.warming.get((piece.rule_id, piece.version))
     if warming is None:
         return False
@@ -459,9 +478,9 @@ def _was_last(piece: Piece, book: RuleBook, times: Mapping[_Logged, list[_Time]]
 
 
 def _was_announced(change: RuleChange, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log has the commit of lists that a row names as obeyed, and not the row as rejected before.
+    """Returns whether the log shows that a row's commit of lists took effect, rather than that the row was rejected.
 
-    A row that only repeats a commit changes nothing, whatever is returned.
+    The result does not matter for a row that only repeats a commit, because it changes nothing.
     """
     obeyed, rejected = (
         min((time for time in times.get(("*", change.version, action), []) if time[0] >= reached), default=(inf, inf))
@@ -471,13 +490,13 @@ def _was_announced(change: RuleChange, times: Mapping[_Logged, list[_Time]], rea
 
 
 def _find_first(log: Iterable[LogRow], times: Mapping[_Logged, list[_Time]], reached: int) -> tuple[float, float]:
-    """Finds the first time, not before `reached`, at which the log has one of these rows; infinite for none."""
+    """Finds the first time from `reached` on at which the log has one of these rows; infinite if it has none."""
     listed = [times.get((row.rule_id, row.version, row.action), []) for row in log]
     return min((time for each in listed for time in each if time[0] >= reached), default=(inf, inf))
 
 
 def _take_first(times: list[_Time] | None, reached: int) -> int | None:
-    """Takes out the first of the times that is not before `reached`, and returns its arrival; None if there is none."""
+    """Removes the first time from `reached` on and returns its arrival; None if there is none."""
     for at, (arrival, _) in enumerate(times or ()):
         if arrival >= reached:
             assert times is not None

@@ -1,11 +1,12 @@
-"""Brings a version into force with the history of its windows: what it lacks, where it waits, and how it goes over.
+"""Warms up a version: finds the history that its windows lack, loads it, and brings the version into force.
 
-A version that is warming keeps rows in features of its own, which no other rule sees. Rows that arrived before are made from
-the table meanwhile, by a replay in which the version gathers rows and is silent, and come in pieces, each with some of the
-keys. When all are there, its features take the places of those that rules share.
+While a version is warming, it keeps rows in features of its own, which no other rule sees. Meanwhile a replay rebuilds
+the earlier rows from the table: it runs the version silently, to gather rows. They arrive in pieces, each with some of
+the keys. Once all pieces are loaded, the features of the version replace those that rules share.
 
-In silence nothing that a rule keeps of lookback, tumbling and sliding windows depends on the order of its events: no alert resets
-anything. So rows of before can be added behind. What a session or a sequence keeps does depend on it: `deferral`.
+As long as a rule is silent, no alert resets its windows. So the state of lookback, tumbling and sliding windows does
+not depend on the order of events, and earlier rows can be added afterwards. The state of sessions and sequences does
+depend on the order: see `deferral`.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import SESSION, Session
 
-# Reads a piece of history by the name of its parcel, and the number of its part of the keys.
+# Reads a piece of history, given the name of its parcel and the number of its part of the keys.
 ReadParcel = Callable[[str, int], bytes]
 _HEAD = struct.Struct("<I")
 
 
 def find_reason_cold(rule: CompiledRule) -> str | None:
-    """Returns why a rule starts without its history, though its windows reach back; None if it need not."""
+    """Returns why a rule must start without the history of its windows; None if it can be warmed."""
     return None if rule.spec.warm_start else "its document has warm_start: false"
 
 
 def needs_history(state: ShardState, rule: CompiledRule, watermark: int | None) -> bool:
-    """Returns whether a rule that can be warmed has windows that reach further back than its features hold."""
+    """Returns whether a rule can be warmed and its windows reach further back than the rows of its features."""
     if state.last_commit is None or watermark is None or find_reason_cold(rule) is not None:
         return False
     if any(not _holds(state.features.get(name), watermark - width) for name, width in rule.needs.items()):
         return True
-    # The rows of a session may be older than one of its measures.
+    # The rows of a session may be older than a measure that was added later.
     return bool(rule.measured) and not has_measures(
         state.tables.get(rule.store), rule, watermark - rule.needs[rule.store]
     )
 
 
 def _holds(feature: FeatureState | None, earliest: int) -> bool:
-    """Returns whether a feature has all rows from a time on."""
+    """Returns whether a feature has all rows from `earliest` on."""
     if feature is None:
         return False
     return feature.complete_from is None or feature.complete_from <= earliest
@@ -59,20 +60,21 @@ def _holds(feature: FeatureState | None, earliest: int) -> bool:
 def find_reach(rule: CompiledRule) -> int | None:
     """Finds how far below the watermark the history of a rule reaches, in microseconds; None if any event may count.
 
-    A session, and a match with fixed expiry, begin where the one before has ended, which any earlier event may decide.
+    A session begins where the one before it ended, and so does a match with fixed expiry. Any earlier event may affect
+    that.
     """
     return None if find_gap(rule) is not None else max(rule.needs.values()) + _find_wait(rule)
 
 
 def find_earliest(state: ShardState, rule: CompiledRule, watermark: int | None) -> int | None:
-    """Finds the time before which no event counts for a rule from now on; None if any may, or if it is not known."""
+    """Finds the time before which events no longer count for a rule; None if all may count, or if it is unknown."""
     floors = [_find_floor(state.features.get(name), width, watermark) for name, width in rule.needs.items()]
     known = [floor for floor in floors if floor is not None]
     return None if find_gap(rule) is not None or len(known) < len(floors) else min(known) - _find_wait(rule)
 
 
 def find_gap(rule: CompiledRule) -> int | None:
-    """Finds after how long without an event of its key a rule begins anew, in microseconds; None for one that has no such state."""
+    """Finds the gap without events of a key after which a rule starts over, in microseconds; None if it never does."""
     if isinstance(rule.window, Session):
         return rule.window.gap
     sequence = rule.spec.sequence
@@ -80,9 +82,10 @@ def find_gap(rule: CompiledRule) -> int | None:
 
 
 def find_settled(rule: CompiledRule, watermark: int | None) -> int | None:
-    """Finds the time up to which all is over at a watermark, if no event of the key follows within the gap; None for no such rule.
+    """Finds the latest time with nothing open at a watermark, if the gap after it has no events; None for other rules.
 
-    The session is closed for good then, the match has ended and so have its waits, and no event can come that is taken.
+    Then the session is closed for good, the match and its waits have ended, and any event that still arrives is too
+    late.
     """
     gap = find_gap(rule)
     if gap is None or watermark is None:
@@ -91,20 +94,20 @@ def find_settled(rule: CompiledRule, watermark: int | None) -> int | None:
 
 
 def _find_wait(rule: CompiledRule) -> int:
-    """Finds how long ago a wait that goes on may have begun, which names what the steps before it took."""
+    """Finds how long ago an open wait may have begun; it names the events of the steps before it."""
     absent = None if rule.sequence is None else rule.sequence.absent
     return 0 if absent is None else absent.step.within
 
 
 def _find_floor(feature: FeatureState | None, width: int, watermark: int | None) -> int | None:
-    """Returns the time below which no row counts for a feature; None if that is not known yet."""
+    """Returns the time below which no row counts for a feature; None if it is not yet known."""
     if feature is not None and feature.floor is not None:
         return feature.floor
     return None if watermark is None else watermark - width
 
 
 def open_features(state: ShardState, rule: CompiledRule) -> None:
-    """Lets the features of a version begin, without rows. Those of another version that waited in its lane are dropped."""
+    """Opens the features of a version without rows, and drops those of another version that waited in its lane."""
     for name, width in rule.needs.items():
         if name in state.features:
             state.drop_feature(name)
@@ -114,17 +117,22 @@ def open_features(state: ShardState, rule: CompiledRule) -> None:
 
 
 def _list_states(rule: CompiledRule) -> tuple[str, ...]:
-    """Lists the ids of the features of a rule in their order, or of the keyed table of a session or a sequence."""
+    """Lists the ids of a rule's features in order; for a session or sequence, the id of its keyed table."""
     return (rule.store,) if rule.store else tuple(feature.feature_id for feature in rule.features)
 
 
 @dataclass(frozen=True)
 class History:
-    """The rows that the windows of a rule need of some commits, of one shard or of some keys of it.
+    """The rows from earlier commits that the windows of a rule need, for one shard or some of its keys.
 
-    floors, sinces, closed: of its features in their order (see `FeatureState`), or of the table of a session or a sequence;
-    runs: the rows of features, None for none. open_keys: of the table of keys with open windows: key, wake and value of each.
-    rows, notes: of the table of a session or a sequence.
+    Attributes:
+        floors: The `floor` of each feature in order (see `FeatureState`), or of the table of a session or sequence.
+        sinces: Their `since`.
+        closed: Their `closed`.
+        runs: The rows of each feature; None if it has none.
+        open_keys: The key, wake and value of each entry in the table of keys with open windows.
+        rows: The rows of the table of a session or sequence.
+        notes: The notes of that table.
     """
 
     floors: list[int | None]
@@ -137,7 +145,7 @@ class History:
 
     @classmethod
     def empty(cls, rule: CompiledRule, high: int | None = None) -> History:
-        """Returns the history of keys without a row. high: the highest event time of the commits before those that were read."""
+        """Makes a history without rows; `high` is the highest event time before the commits that were read."""
         count, table = len(_list_states(rule)), KeyedTable("")
         if rule.spec.kind == SESSION:
             open_measures(table, rule, high)
@@ -146,7 +154,7 @@ class History:
 
     @classmethod
     def of(cls, state: ShardState, rule: CompiledRule) -> History:
-        """Takes the history of a rule out of a state in which it gathered rows. rule: with the features of the state."""
+        """Extracts the history of a rule from a state where it gathered rows; `rule` has the features of that state."""
         states = [state.features[name] for name in _list_states(rule)]
         runs = [state.gather_rows(feature.feature_id, feature.row_set) for feature in rule.features]
         open_keys, table = state.tables.get(rule.open_keys), state.tables.get(rule.store)
@@ -157,7 +165,7 @@ class History:
         )  # fmt: skip
 
     def encode(self) -> bytes:
-        """Encodes the history as bytes, which `decode` reads."""
+        """Encodes the history as bytes for `decode`."""
         pages = [b"" if run is None else run.encode() for run in self.runs]
         of_table = [rows.encode() for rows in self.rows]
         header = {
@@ -169,7 +177,7 @@ class History:
 
     @classmethod
     def decode(cls, content: bytes, place: str) -> History:
-        """Decodes what `encode` wrote. Raises StateError, naming `place`, if it is damaged."""
+        """Decodes the output of `encode`; raises StateError, naming `place`, if it is damaged."""
         try:
             (size,) = _HEAD.unpack_from(content)
             at = _HEAD.size + size
@@ -187,15 +195,15 @@ class History:
             return cls(floors, sinces, closed, runs, keys, rows, dict(header["notes"]))
         except (struct.error, ValueError, TypeError, LookupError) as error:
             raise StateError(
-                f"{place}: a piece of history is damaged ({error}); start the evaluation again, which makes it anew"
+                f"{place}: a piece of history is damaged ({error}); restart the evaluation to rebuild it"
             ) from error
 
     def load(self, state: ShardState, rule: CompiledRule) -> None:
-        """Adds the history to a state. rule: with the features in which its version waits."""
+        """Adds the history to a state; `rule` has the features in which its version waits."""
         bounds = (_list_states(rule), self.floors, self.sinces, self.closed)
         for name, floor, since, closed in zip(*bounds, strict=True):
             held = state.features[name]
-            # Both rise with the watermark alone, and the history may end where the version waits.
+            # Both rise only with the watermark, and the history may end where the version waits.
             held.floor = floor if held.floor is None else held.floor if floor is None else max(held.floor, floor)
             held.since, held.closed = since, max(held.closed, closed)
         for feature, run in zip(rule.features, self.runs, strict=True):
@@ -215,7 +223,7 @@ class History:
 
 
 def take_over(state: ShardState, waiting: CompiledRule, rule: CompiledRule) -> None:
-    """Puts the features in which a version waited in the places of those that its rule shares, or will share."""
+    """Replaces the features that a rule shares, or will share, with those in which its version waited."""
     for before, feature in zip(waiting.features, rule.features, strict=True):
         if before.feature_id in state.features:
             state.replace_feature(feature.feature_id, feature.row_set, before.feature_id)

@@ -1,4 +1,4 @@
-"""Finds every event behind an alert: those that a window counted, or all that a sequence matched, however many."""
+"""Finds every event behind an alert, however many: those that a window counted or a sequence matched."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from lookback.core.values.windows import SEQUENCE
 
 
 def find_counted(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> list[list[str] | None]:
-    """Returns the ids of the events behind each row of `alerts`; None for a row that a replay does not give again.
+    """Returns the ids of the events behind each row of `alerts`; None for a row that a replay does not reproduce.
 
-    evidence: all events of the key, and all else that decides which count. alerts: raised rows of that key and rule, of
-    windows or a sequence, with the columns of the alerts table. Of a window these are the events that some measure
-    counted, of a sequence those that its steps took.
+    For a window these are the events that any measure counted, for a sequence the events that its steps took.
+
+    Args:
+        evidence: All events of the key, and what decides which of them count.
+        alerts: Raised rows of that key and rule, of windows or a sequence, with the columns of the alerts table.
     """
     if evidence.rule.spec.kind == SEQUENCE:
         found = find_all_taken(evidence, alerts)
@@ -37,7 +39,7 @@ def find_counted(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _find_in_window(evidence: Evidence, alert: Mapping[str, Any], rows: Sequence[TracedRow]) -> list[str] | None:
-    """Finds the last row of the window, up to the alert's commit, that has the alert's measures."""
+    """Lists the events of the window's last row, up to the alert's commit, that has the alert's measures."""
     recorded, rule = dict(alert["measures"] or {}), evidence.rule
     for row in reversed(rows):
         is_equal = all(to_text(row.value_of(measure)) == recorded.get(measure.name) for measure in rule.measures)

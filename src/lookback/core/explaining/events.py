@@ -1,6 +1,7 @@
-"""Explains how a rule judged one event, also where no alert came of it.
+"""Explains how a rule judged one event, even if it raised no alert.
 
-It shows the windows that the event was in, each part of the condition with its values, and what else kept the rule quiet.
+It shows the windows with the event, each part of the condition with its values, and other reasons why no alert was
+raised.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindo
 
 @dataclass(frozen=True)
 class Standing:
-    """The version of a rule that an event met, and its status then: active, shadow, paused, retired or quarantined.
+    """The version of a rule that applied to an event, and its status then.
 
-    status "": the version was not in force before the event came. since: the commit after which the version got into force,
-    or out of it; None for before the first, or never.
+    Attributes:
+        version: The version number.
+        status: active, shadow, paused, retired or quarantined; "" if the version was not in force before the event
+            came.
+        since: The commit after which the version came into or went out of force; None for before the first, or never.
     """
 
     version: int
@@ -41,11 +45,16 @@ class Standing:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a condition, between two `and`. text: as SQL; values: of the names that it reads, as exact text.
+    """A part of a condition, between two `and`.
 
-    holds: None if it is NULL, or has an error; both count as false. step: the name of the step of a sequence that it
-    belongs to. is_linked: whether it also reads earlier steps, so that `holds` is about the event alone. lists: those that kept
-    it from holding: with another answer of theirs it would.
+    Attributes:
+        text: The part as SQL.
+        values: The values of the names that it reads, as exact text.
+        holds: None if it is NULL or has an error, which both count as false.
+        has_error: Whether it has an error.
+        step: The name of the sequence step that it belongs to.
+        is_linked: Whether it also reads earlier steps. `holds` then considers the event alone.
+        lists: The lists that kept it from holding: it would hold with the opposite answer from any one of them.
     """
 
     text: str
@@ -57,20 +66,27 @@ class Part:
     lists: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The part with its values and what became of it."""
+        """The part with its result and its values."""
         values = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in self.values.items())
         found = "an error" if self.has_error else "null" if self.holds is None else str(self.holds).lower()
         step = f"step {self.step}: " if self.step else ""
-        linked = ", as far as the event alone tells" if self.is_linked else ""
+        linked = ", considering the event alone" if self.is_linked else ""
         return f"{step}{self.text} is {found}{linked}{f' ({values})' if values else ''}"
 
 
 @dataclass(frozen=True)
 class JudgedWindow:
-    """A window that the event is in. Times are aware; end as the alerts table has it. measures: as exact text.
+    """A window that contains the event.
 
-    is_judged: False for a window whose end the watermark has not passed, of a rule that is not `early`. lists_commit: the
-    commit of table `lists` by which the condition was judged; None for before the first, or where it asks no list.
+    Attributes:
+        window_start: An aware datetime.
+        window_end: An aware datetime, included or excluded as in the alerts table.
+        is_judged: False if the watermark has not passed the window's end and the rule is not `early`.
+        is_complete: Whether the window has all its events.
+        measures: Values of the measures, as exact text.
+        parts: The parts of the condition.
+        lists_commit: The commit of table `lists` by which the condition was judged; None for before the first, or if
+            the condition uses no list.
     """
 
     window_start: Any
@@ -89,7 +105,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why the event raised an alert, or none. name: for programs; text: a sentence."""
+    """A reason why the event raised an alert or not: a name for programs, and a sentence."""
 
     name: str
     text: str
@@ -99,10 +115,23 @@ class Reason:
 class EventExplanation:
     """Explains how a rule judged an event, as of commit `arrival` for a lookback rule, else as of the last commit.
 
-    event: its fields as exact text. where: the parts of the rule's `where`; is_seen: whether it holds. alerts: rows of
-    `alerts` with alert_id, revision, verdict. progress: of a sequence that did not match, how far it came.
-    notes: sentences about what is not known any more. picture: the explanation that the key's time line is drawn from; None for an
-    event that the rule does not see.
+    Attributes:
+        rule_id: The rule.
+        standing: The version that applied to the event.
+        event_id: The id of the event, as text.
+        event_time: The time of the event.
+        arrival: The commit that brought the event.
+        event: The fields of the event, as exact text.
+        key: The event's grouping key: group_by field -> value as exact text.
+        is_seen: Whether the rule's `where` holds.
+        where: The parts of `where`.
+        windows: The windows that contain the event.
+        steps: For a sequence, whether the event fits each step.
+        reasons: Why the event raised an alert or not, the strongest reason first.
+        alerts: Rows of the alerts table about the event.
+        progress: For a sequence that did not match, how far it came.
+        notes: Sentences about what is no longer known.
+        picture: The explanation from which the key's time line is drawn; None if the rule does not see the event.
     """
 
     rule_id: str
@@ -123,7 +152,7 @@ class EventExplanation:
     picture: Explanation | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all but the picture, as JSON has it."""
+        """Returns everything but the picture, for JSON."""
 
         def list_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
             return [dict(vars(part)) for part in parts]
@@ -145,10 +174,16 @@ def explain_event_at(
     evidence: Evidence, at: int, commit: int, standing: Standing, rule_row: Mapping[str, Any], since: int,
     alerts: Sequence[Mapping[str, Any]] = (),
 ) -> EventExplanation:  # fmt: skip
-    """Explains how the rule of the evidence judged the event at a position.
+    """Explains how the evidence's rule judged an event.
 
-    commit: as of which; since: where the picture begins, in microseconds; rule_row: the row of the rules table. alerts: the
-    rows that the alerts table has about the event.
+    Args:
+        evidence: The rule and the events of the key.
+        at: The position of the event in the evidence.
+        commit: The commit as of which to explain.
+        standing: The version that applied to the event.
+        rule_row: The row of the rules table.
+        since: The time at which the picture begins, in microseconds.
+        alerts: The rows of the alerts table about the event.
     """
     rule, events = evidence.rule, evidence.events
     here = slice(at, at + 1)
@@ -176,7 +211,7 @@ def explain_event_at(
 
 
 def _make_row(found: EventExplanation, span: tuple[Any, Any], commit: int) -> dict[str, Any]:
-    """Makes the row that an alert about the event would have, of which a picture is drawn."""
+    """Makes the row that an alert about the event would have, for the picture."""
     return {
         "alert_id": "", "revision": 0, "verdict": "raised", "rule_id": found.rule_id,
         "rule_version": found.standing.version, "key": found.key, "event_id": found.event_id,
@@ -186,7 +221,7 @@ def _make_row(found: EventExplanation, span: tuple[Any, Any], commit: int) -> di
 
 
 def _trace_event(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
-    """Returns the row of the event as it was judged when it came, by a lookback rule."""
+    """Returns the row that a lookback rule gave for the event when it arrived."""
     time, arrival = int(evidence.events.times[at]), int(evidence.events.commits[at])
     positions = np.arange(evidence.first_counted(at + 1), at + 1, dtype=np.int64)
     rows = replay(evidence, arrival, first=time, last=time, positions=positions, late="evaluate")
@@ -218,7 +253,7 @@ def _list_starts(window: TiledWindow, time: int) -> range:
 def _list_open(
     window: TiledWindow, time: int, watermark: int, judged: Sequence[JudgedWindow]
 ) -> Iterator[JudgedWindow]:
-    """Yields the windows that cover a time and have not ended, without those that were judged early."""
+    """Yields the windows that cover a time and have not ended, except those that were judged early."""
     starts = {each.window_start for each in judged}
     for start in _list_starts(window, time):
         if start + window.size > watermark and to_utc(start) not in starts:
@@ -274,7 +309,7 @@ def _judge_part(part: Expression, columns: Mapping[str, Column], step: str = "",
 
 
 def _find_decisive_lists(part: Expression, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields the lists with another answer of which a part would hold that does not."""
+    """Yields each list whose opposite answer would make a part hold that does not."""
     for membership in part.memberships:
         column = columns[membership.name]
         turned = {**columns, membership.name: replace(column, values=~column.values)}
@@ -283,7 +318,7 @@ def _find_decisive_lists(part: Expression, columns: Mapping[str, Column]) -> Ite
 
 
 def _judge_steps(rule: CompiledRule, one: Mapping[str, Column]) -> Iterator[Part]:
-    """Judges each step of a sequence by the part of its condition that reads the event alone."""
+    """Judges each step of a sequence by the part of its condition that reads only the event."""
     for step in rule.sequence.conditions if rule.sequence else ():
         if step.gate is None:
             yield Part(step.condition.sql, {}, None, step=step.step.name, is_linked=True)
@@ -293,7 +328,7 @@ def _judge_steps(rule: CompiledRule, one: Mapping[str, Column]) -> Iterator[Part
 
 
 def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanation) -> Iterator[Reason]:
-    """Yields the reasons why the event raised an alert or none, the strongest first."""
+    """Yields the reasons why the event raised an alert or not, the strongest first."""
     rule, spec, events = evidence.rule, evidence.rule.spec, evidence.events
     time, arrival = int(events.times[at]), int(events.commits[at])
     for alert in found.alerts:
@@ -308,16 +343,14 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
     yield from _find_late_reasons(evidence, at)
     ends = [parse_time(each.window_end) for each in found.windows] if spec.kind != LOOKBACK else [time]
     if ends and not any(_is_effective(rule, each) for each in ends):
-        yield Reason("range", "The rule triggers only within [effective_from, effective_until), and this is outside.")
+        yield Reason("range", "The rule triggers only within [effective_from, effective_until); this time is outside.")
     judged = [each for each in found.windows if each.is_judged]
     for window in judged:
         if any(not part.holds for part in window.parts):
             words = f"{_name_window(rule, window)}the condition does not hold"
             yield _make_reason("condition", words, window.parts, window.lists_commit)
     if spec.kind == LOOKBACK and not found.windows and arrival <= commit and _is_taken(evidence, at):
-        yield Reason(
-            "error", "A measure has an error over the event's window, which counts as a condition that does not hold."
-        )
+        yield Reason("error", "A measure has an error over the event's window, so the condition does not hold.")
     if open_ := [each for each in found.windows if not each.is_judged]:
         yield Reason(
             "open", f"{_name_window(rule, open_[0])}nothing is judged yet: the watermark has not passed its end."
@@ -328,31 +361,31 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         came = " ".join(
             _describe_progress(evidence, found, found.progress, evidence.clock.watermark_before(commit + 1))
         )
-        yield Reason("sequence", f"No match that is complete took the event; {words}. {came}")
+        yield Reason("sequence", f"No complete match took the event; {words}. {came}")
         for part in found.steps:
             if part.lists:
                 names = join_words([repr(each) for each in part.lists])
-                yield Reason("list", f"With another answer of the list {names} it would fit step {part.step}.")
+                yield Reason("list", f"If the list {names} answered otherwise, it would fit step {part.step}.")
     if spec.kind == LOOKBACK and evidence.first_counted(at + 1):
         yield Reason(
             "reset",
-            "An alert before it emptied the windows of the key (reset_on_alert): what came before does not count.",
+            "An earlier alert emptied the windows of the key (reset_on_alert): events before that alert do not count.",
         )
     if any(not each.is_complete for each in judged):
         yield Reason(
-            "incomplete", "The window goes back before the rule kept state, so what came earlier did not count in it."
+            "incomplete",
+            "The window begins before the rule started to keep state, so earlier events did not count in it.",
         )
     if evidence.gone_at is not None and evidence.gone_at[at] != NOT_DELETED:
         yield Reason("deleted", f"The event was deleted with commit {evidence.gone_at[at]}.")
     if spec.suppress is not None and not found.alerts and any(each.holds for each in judged):
-        yield Reason("suppress", "The rule suppresses alerts of a key for a time after one of them.")
+        yield Reason("suppress", "After an alert, the rule suppresses further alerts of the key for a time.")
 
 
 def _make_reason(name: str, words: str, parts: Sequence[Part], lists_commit: int | None) -> Reason:
-    """Makes the reason that some parts of a condition give, by which an event raised nothing.
+    """Makes the reason for parts of a condition that kept the event from raising an alert.
 
-    It is the lists alone if with other answers of theirs each of these parts would hold. lists_commit: as of which they were
-    asked.
+    The reason is `list` if each part that fails would hold with the opposite answer from a list, as of `lists_commit`.
     """
     failed = [part for part in parts if not part.holds]
     text = f"{words}: {join_words([str(part) for part in failed])}."
@@ -361,31 +394,31 @@ def _make_reason(name: str, words: str, parts: Sequence[Part], lists_commit: int
     if not all(part.lists for part in failed):
         return Reason(name, text)
     names = join_words([repr(each) for each in dict.fromkeys(each for part in failed for each in part.lists)])
-    since = "before its first commit" if lists_commit is None else f"after commit {lists_commit}"
-    return Reason("list", f"{text} What decided is the list {names}, as table lists was {since}.")
+    since = "before the first commit" if lists_commit is None else f"as of commit {lists_commit}"
+    return Reason("list", f"{text} The deciding list is {names}, {since} of table lists.")
 
 
 def _describe_progress(
     evidence: Evidence, found: EventExplanation, progress: Progress, watermark: int
 ) -> Iterator[str]:
-    """Yields sentences that say how far the steps had come, and whether a wait for an absence is over."""
+    """Yields sentences about how far the steps had come, and whether a wait for an absence is over."""
     sequence, spec = evidence.rule.sequence, evidence.rule.spec.sequence
     assert sequence is not None
     assert spec is not None
     within = format_duration(spec.within)
-    span = f"In the {within} up to it" if spec.expiry != "fixed" else f"In a match of {within}"
-    yield f"{span} {join_words([str(step) for step in progress.steps])}."
+    span = f"In the {within} up to the event" if spec.expiry != "fixed" else f"In a match of {within}"
+    yield f"{span}, {join_words([str(step) for step in progress.steps])}."
     if progress.untimed:
         steps, gap = join_words([str(step) for step in progress.untimed]), format_duration(progress.gap)
-        yield f"Had the steps more time, {steps}, the first of them {gap} before the event."
+        yield f"Without the time limit, {steps}; the first event came {gap} before this one."
     if sequence.absent is not None and all(step.is_met for step in progress.steps):
         due = parse_time(found.event_time) + (sequence.absent.step.within or 0)
         over = (
-            f"what was not to come by {format_time(due)} came"
+            f"an event that must not come by {format_time(due)} came"
             if due < watermark
             else f"the wait lasts until {format_time(due)}"
         )
-        yield f"Of step {sequence.absent.step.name}, {over}."
+        yield f"Step {sequence.absent.step.name}: {over}."
 
 
 def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation) -> Iterator[Reason]:
@@ -393,7 +426,8 @@ def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation)
     if standing.status in ("retired", "quarantined"):
         yield Reason(
             standing.status,
-            f"The rule was {standing.status} by version {standing.version} before the event came. What follows is as if it were in force.",
+            f"The rule was {standing.status} by version {standing.version} before the event came. "
+            "The rest assumes that it was in force.",
         )
     elif not standing.status:
         came = (
@@ -404,12 +438,12 @@ def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation)
         yield Reason(
             "not in force",
             f"Version {standing.version} was not in force when the event came with commit "
-            f"{evidence.events.commits[at]}{came}. What follows is as if it had been.",
+            f"{evidence.events.commits[at]}{came}. The rest assumes that it was.",
         )
     elif standing.status == "paused":
-        yield Reason("paused", f"Version {standing.version} was paused: it counted the event, and raised nothing.")
+        yield Reason("paused", f"Version {standing.version} was paused: it counted the event but raised no alert.")
     elif standing.status == "shadow":
-        yield Reason("shadow", f"Version {standing.version} was in shadow: its alerts wait for nobody.")
+        yield Reason("shadow", f"Version {standing.version} was in shadow: its alerts are not for review.")
 
 
 def _find_late_reasons(evidence: Evidence, at: int) -> Iterator[Reason]:
@@ -419,10 +453,10 @@ def _find_late_reasons(evidence: Evidence, at: int) -> Iterator[Reason]:
     late = f"The event is late: the watermark was at {format_time(watermark)}"
     if not _is_taken(evidence, at):
         yield Reason(
-            "late", f"{late}, which is more than the rule allows (allowed_lateness), so the rule discarded it."
+            "late", f"{late}. It came later than the rule allows (allowed_lateness), so the rule discarded it."
         )
     elif evidence.rule.spec.kind == LOOKBACK and evidence.rule.spec.late == "record":
-        yield Reason("late", f"{late}. The rule counts it for later events, and does not judge it (late: record).")
+        yield Reason("late", f"{late}. The rule counts it for later events but does not judge it (late: record).")
 
 
 def _is_taken(evidence: Evidence, at: int) -> bool:

@@ -1,4 +1,4 @@
-"""The history of a key, from which an alert is explained, and the form of an explanation."""
+"""Defines the history of a key from which an alert is explained, and the explanation itself."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
 from lookback.core.values.windows import LOOKBACK
 
-# In place of the commit that deletes an event, for one that has not been deleted.
+# Stands in for the deleting commit of an event that has not been deleted.
 NOT_DELETED = 2**62
-# A picture cannot show more events apart.
-MOST_EVENTS = 500
+# A picture of more events would be unreadable.
+MAX_EVENTS = 500
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A change of the rules in force, after commit `arrival` (None: before the first).
+    """A change of the rules in force.
 
-    rule None: the rule keeps no state from then on. rule_id `*`: all state was cleared. A version beside the rule that is
-    explained has a name of its own in place of rule_id, and another lane. A rule that another declaration of the stream
-    changes, since it allows for more lateness, comes into force anew. advances: how many of the clock's advances took
-    effect before it; some may name the same commit. is_silent: the rule keeps state from then on and raises no alert.
+    If a new declaration of the stream allows more lateness and so changes a rule, the rule is activated again.
+
+    Attributes:
+        arrival: The commit after which it took effect; None for before the first.
+        rule_id: `*` if all state was cleared. Another version of the explained rule has a name of its own here.
+        rule: The rule in force from then on; None if it keeps no state. Another version has another lane.
+        advances: How many of the clock's advances took effect before it; some may name the same commit.
+        is_silent: Whether the rule only keeps state from then on and raises no alert.
     """
 
     arrival: int | None
@@ -49,11 +53,12 @@ class Activation:
 
 @dataclass(frozen=True)
 class Clock:
-    """The commits and commands that move the watermark of a stream.
+    """The commits and commands that move the watermark of a stream. Times are in microseconds.
 
-    declarations: those by which the stream was judged. highs: commit -> its highest event time; commits that move nothing
-    may be left out. advances: (arrival, time) of the `advance` commands, in the order in which they took effect. All in
-    microseconds.
+    Attributes:
+        declarations: The declarations by which the stream was judged.
+        highs: commit -> its highest event time. Commits that do not move the watermark may be left out.
+        advances: (arrival, time) of the `advance` commands, in the order they took effect.
     """
 
     declarations: Declarations
@@ -62,7 +67,7 @@ class Clock:
 
     @property
     def stream(self) -> Stream:
-        """The stream as it is declared last."""
+        """The stream's latest declaration."""
         return self.declarations.last
 
     def declared_for(self, commit: int) -> Stream:
@@ -74,22 +79,22 @@ class Clock:
         return {at: high for at, high in self.highs.items() if at <= commit}
 
     def advances_until(self, commit: int) -> list[tuple[int | None, int]]:
-        """Returns the `advance` commands that took effect up to a commit."""
+        """Returns the `advance` commands that took effect up to and including a commit."""
         return [each for each in self.advances if arrival_number(each[0]) <= commit]
 
     def watermark_before(self, commit: int) -> int:
-        """Returns the watermark that events of a commit are judged against; NEVER if there is none."""
+        """Returns the watermark against which the events of a commit are judged; NEVER if there was none yet."""
         commits, highest, reached = self._passed
         bounds = [time for arrival, time in self.advances if arrival is None or arrival < commit]
         if before := int(np.searchsorted(commits, commit)):
-            # It rises where less disorder is declared, and never falls.
+            # The watermark rises if less disorder is declared, and never falls.
             own = int(highest[before - 1]) - self.declared_for(commit).max_out_of_orderness
             bounds += [own, int(reached[before - 1])]
         return max(bounds, default=NEVER)
 
     @cached_property
     def _passed(self) -> tuple[Int64s, Int64s, Int64s]:
-        """The commits, ascending, the highest event time up to each, and the watermark that it brought."""
+        """The commits in ascending order, the highest event time up to each, and the watermark after each."""
         commits = np.array(sorted(self.highs), dtype=np.int64)
         highest = np.maximum.accumulate(np.array([self.highs[at] for at in commits.tolist()], dtype=np.int64))
         disorder = self.declarations.list_values("max_out_of_orderness", commits)
@@ -100,23 +105,25 @@ class Clock:
 class ListHistory:
     """The lists by which the events of a stream were judged.
 
-    source: gives their contents; changes: (arrival, commit of table `lists`), in the order in which they took effect.
+    Attributes:
+        source: Returns the contents of the lists.
+        changes: (arrival, commit of table `lists`), in the order they took effect.
     """
 
     source: ListSource = field(default_factory=KnownLists)
     changes: Sequence[tuple[int | None, int]] = ()
 
     def commit_at(self, commit: int) -> int | None:
-        """Returns the commit of table `lists` by which a commit of events was judged; None for before the first."""
+        """Returns the commit of table `lists` that applied to a commit of events; None for before the first."""
         known = [list_commit for arrival, list_commit in self.changes if arrival_number(arrival) < commit]
         return known[-1] if known else None
 
     def read(self, commit: int, memberships: Iterable[Membership]) -> Lists:
-        """Returns the lists that calls of in_list ask, as they were when a commit of events was judged."""
+        """Returns the lists that calls of in_list refer to, as of the judging of a commit of events."""
         return self.source.read(self.commit_at(commit), frozenset(each.list_name for each in memberships))
 
     def look_up(self, events: Events, memberships: Sequence[Membership]) -> Events:
-        """Returns events in order of arrival with the answers of in_list that each got when it arrived."""
+        """Returns events in arrival order, with the answers of in_list as of each event's arrival."""
         new = [membership for membership in memberships if membership.name not in events.columns]
         if not new:
             return events
@@ -134,8 +141,11 @@ class ListHistory:
 class Reset:
     """An alert of a rule with `reset_on_alert`, which emptied the windows of its key.
 
-    commit: the one that brought the alert. time, event_id: of its event, or of the one that began the wait for an
-    absence; the id has the stream's type. due: the time at which an absence was due; None otherwise.
+    Attributes:
+        commit: The commit that brought the alert.
+        time: The time of the alert's event, or of the event that began the wait for an absence.
+        event_id: The id of that event, in the stream's type.
+        due: The time at which an absence was due; None for other alerts.
     """
 
     commit: int
@@ -146,11 +156,20 @@ class Reset:
 
 @dataclass(frozen=True)
 class MeasureEvidence:
-    """One measure of an alert. events: those it counted, oldest first, without those that have been deleted since.
+    """One measure of an alert.
 
-    window_end: included if `end_included`, as the start always is. recorded: the value in the alert; recomputed: the
-    value from all events that were there then, deleted ones too; both as exact text, None for NULL. shown: `recorded` as
-    the alert's message shows it. missing: how many of the events have been deleted since.
+    Attributes:
+        name: The name of the measure.
+        text: The measure as written in the rule.
+        words: The measure in words.
+        window_start: The start of its window, included.
+        window_end: The end of its window.
+        recorded: The value in the alert, as exact text; None for NULL.
+        recomputed: The value from all events at that time, including those deleted since, as exact text; None for NULL.
+        events: The events it counted, oldest first, without those deleted since.
+        missing: How many of the events it counted have been deleted since.
+        end_included: Whether `window_end` is included.
+        shown: `recorded` as shown in the alert's message.
     """
 
     name: str
@@ -168,10 +187,15 @@ class MeasureEvidence:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """One step of a sequence. text: its condition; events: those it took, in that order, without those deleted since.
+    """One step of a sequence.
 
-    absent: the step waits for an event that must not come; `events` then holds the one that came nevertheless. missing:
-    how many of the events have been deleted since.
+    Attributes:
+        name: The name of the step.
+        text: Its condition.
+        words: The step in words.
+        events: The events it took, in that order, without those deleted since.
+        missing: How many of the events it took have been deleted since.
+        absent: Whether the step waits for an event that must not come. `events` then holds the event that did come.
     """
 
     name: str
@@ -184,26 +208,30 @@ class StepEvidence:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explains why a row of an alert was written, by the events as they were then.
+    """Explains why a row of an alert was written, from the events at that time.
 
-    alert: the row. rule: the row of the rules table that was in force, without comment and time. sentence: that rule in words. limits: the numbers
-    that its condition compares measures with. kind: of the rule. notes: sentences about this row, such as why it was
-    retracted. missing: how many events that counted have been deleted since.
-
-    timeline: the key's events for a picture, with columns event_time, event_id, value (what the event brings to the
-    measure `main`), running (that measure as of each event; lookback rules only), in_window (whether it counted) and
-    is_alert; for a sequence also step (the name of the step that took it, or empty), fits (of one that none took, the first
-    step that it fits by itself, or empty) and until (whether it satisfies `until`).
-    windows: for tumbling, sliding and session windows, the key's windows for a picture, with columns window_start,
-    window_end (excluded), value (the measure `main`) and is_alert; for a sequence the time that its steps had and the
-    wait for an absence, with columns window_start, window_end (included) and name (steps, wait). steps: of a sequence,
-    an absence as the last.
-
-    event_limits: (text, value) of the limits that the condition compares the event's own value of `main`'s field with,
-    such as ("3 * usual", "150.02"), with their values for this event.
-
-    reproduced: whether a replay of the events gives the row again: for the same event or window, for a sequence with the
-    same events in the same order, and retracted if an absence was retracted.
+    Attributes:
+        alert: The row.
+        rule: The row of the rules table that was in force, without comment and time.
+        sentence: The rule in words.
+        limits: The numbers that the rule's condition compares each measure with.
+        measures: The evidence of each measure.
+        timeline: The key's events for a picture, with columns event_time, event_id, value (the event's contribution to
+            the measure `main`), running (that measure as of each event; lookback rules only), in_window (whether it
+            counted) and is_alert. For a sequence also step (the name of the step that took it, or empty), fits (the
+            first step that it fits by itself if no step took it, or empty) and until (whether it satisfies `until`).
+        main: The name of the measure to draw.
+        missing: How many counted events have been deleted since.
+        kind: The kind of rule.
+        notes: Sentences about this row, such as why it was retracted.
+        steps: The steps of a sequence; an absence comes last.
+        windows: For tumbling, sliding and session windows, the key's windows for a picture, with columns window_start,
+            window_end (excluded), value (the measure `main`) and is_alert. For a sequence the time that its steps had
+            and the wait for an absence, with columns window_start, window_end (included) and name (steps, wait).
+        reproduced: Whether a replay of the events reproduces the row: for the same event or window; for a sequence with
+            the same events in the same order, and retracted if an absence was retracted.
+        event_limits: (text, value) of the limits that the condition compares with the event's own value of `main`'s
+            field, such as ("3 * usual", "150.02"), with their values for this event.
     """
 
     alert: Mapping[str, Any]
@@ -228,11 +256,11 @@ class Explanation:
 
     @property
     def consistent(self) -> bool:
-        """True if the row is reproduced and every measure comes out as the alert has it."""
+        """True if the row is reproduced and every recomputed measure equals the alert's."""
         return self.reproduced and all(measure.recorded == measure.recomputed for measure in self.measures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the alert and what is known of it, as JSON has it; events by their ids in `evidence` alone."""
+        """Returns the alert and its explanation for JSON. Events appear only as ids in `evidence`."""
         measures = [
             {
                 name: getattr(each, name)
@@ -259,12 +287,18 @@ class KindEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The events of one key in order of arrival, and all else that decides which of them a rule counted.
+    """The events of one key, and everything that decides which of them a rule counted.
 
-    activations: in the order in which they took effect; without one of the rule itself it is taken to have been in force
-    from the start. resets: the alerts of this key that emptied its windows. gone_at: the commit that deleted each event,
-    NOT_DELETED for none, shape (rows,); None: no event was deleted. earliest: events before that time are not among
-    `events`. lists: as events were judged by them; `events` get the answers of in_list that each got when it arrived.
+    Attributes:
+        rule: The rule to explain.
+        events: The events in arrival order. They get the answers of in_list as of their arrival.
+        clock: Gives the watermark of each commit.
+        activations: In the order they took effect. Without one of the rule itself, the rule is assumed to have been in
+            force from the start.
+        resets: The alerts of this key that emptied its windows.
+        gone_at: The commit that deleted each event, NOT_DELETED if none did, shape (rows,). None: no event was deleted.
+        earliest: Events before this time are not in `events`.
+        lists: The lists by which the events were judged.
     """
 
     rule: CompiledRule
@@ -281,13 +315,13 @@ class Evidence:
 
     @cached_property
     def _memberships(self) -> list[Membership]:
-        """The calls of in_list about events, of the rule and of those that share its state."""
+        """The calls of in_list on events, in the rule and in the rules that share its state."""
         rules = [self.rule, *(each.rule for each in self.activations if each.rule is not None)]
         return list({each.name: each for rule in rules for each in rule.memberships}.values())
 
     @property
     def stream(self) -> Stream:
-        """The stream of the events, as it is declared last."""
+        """The latest declaration of the events' stream."""
         return self.clock.stream
 
     def select_fields(self, at: Int64s | slice) -> dict[str, Column]:
@@ -301,7 +335,7 @@ class Evidence:
         return self.holds(self.rule.where)
 
     def holds(self, condition: Expression | None) -> Mask:
-        """Marks the events for which a condition on the event alone holds; None holds for all."""
+        """Marks the events for which a condition on the event alone holds; the condition None always holds."""
         return np.ones(len(self.events), dtype=bool) if condition is None else self.events.value(condition).is_true()
 
     @cached_property
@@ -312,15 +346,15 @@ class Evidence:
 
     @cached_property
     def is_deleted(self) -> Mask:
-        """Marks the events that have been deleted by now, which are counted but not shown."""
+        """Marks the events that have been deleted by now. They are counted but not shown."""
         return ~self.is_kept_after(NOT_DELETED - 1)
 
     def is_kept_after(self, commit: int) -> Mask:
-        """Marks the events that neither that commit nor an earlier one deleted."""
+        """Marks the events that were not deleted by this commit or an earlier one."""
         return np.ones(len(self.events), dtype=bool) if self.gone_at is None else self.gone_at > commit
 
     def find_position(self, event_id: str, time: int | None = None, commit: int | None = None) -> int | None:
-        """Returns the position of the first event of that id (and time, and commit); None if it is not there."""
+        """Returns the position of the first event with that id (and time, and commit); None if not found."""
         times, commits = self.events.times, self.events.commits
         named = self._positions_by_id.get(event_id, ())
         fitting = (at for at in named if time is None or times[at] == time)
@@ -328,24 +362,24 @@ class Evidence:
 
     @cached_property
     def _positions_by_id(self) -> dict[str, list[int]]:
-        """The positions of the events of each id, as text, in order of arrival."""
+        """The positions of the events of each id, as text, in arrival order."""
         positions: dict[str, list[int]] = {}
         for at in range(len(self.events)):
             positions.setdefault(self.events.id_text(at), []).append(at)
         return positions
 
     def count_arrived(self, commit: int) -> int:
-        """Returns how many events had arrived with a commit."""
+        """Returns how many events had arrived up to and including a commit."""
         return int(np.searchsorted(self.events.commits, commit, side="right"))
 
     def first_counted(self, arrived: int) -> int:
-        """Returns how many of the first `arrived` events do not count because an alert emptied the windows after them."""
+        """Returns how many of the first `arrived` events do not count because an alert then emptied the windows."""
         earlier = bisect_left(self.emptied, arrived)
         return self.emptied[earlier - 1] if earlier else 0
 
     @cached_property
     def emptied(self) -> list[int]:
-        """The number of events that had arrived at each reset, ascending."""
+        """The number of events that had arrived by each reset, ascending."""
         return sorted(self._count_before(reset) for reset in self.resets)
 
     def _count_before(self, reset: Reset) -> int:
@@ -359,20 +393,20 @@ class Evidence:
         return low + sum(bool(self.events.times[at] <= reset.time) for at in here) if last is None else last + 1
 
     def position_of(self, place: AlertOrder) -> int | None:
-        """Returns the position of the event that brought a row; None if the watermark did."""
+        """Returns the position of the event that caused a row; None if the watermark caused it."""
         if place.phase != BY_EVENT:
             return None
         here = np.flatnonzero((self.events.commits == place.arrival) & (self.events.times == place.time)).tolist()
         return next((at for at in here if self.events.sort_text(at) == place.event), None)
 
     def frame(self, positions: Int64s, *, by_time: bool = True) -> pd.DataFrame:
-        """Returns the events at `positions` that have not been deleted by now: all fields, and `arrival`."""
+        """Returns all fields and `arrival` of the events at `positions` that have not been deleted by now."""
         shown = positions[~self.is_deleted[positions]]
         ordered = shown[np.argsort(self.events.times[shown], kind="stable")] if by_time else shown
         columns = {name: column.to_list() for name, column in self.select_fields(ordered).items()}
         return pd.DataFrame({**columns, "arrival": self.events.commits[ordered]})
 
     def list_events(self, mask: Mask) -> Int64s:
-        """Returns the positions of the last MOST_EVENTS events of a mask that can be shown, oldest first."""
+        """Returns the positions of the last MAX_EVENTS events of a mask that are not deleted, oldest first."""
         at = np.flatnonzero(mask & ~self.is_deleted)
-        return at[np.argsort(self.events.times[at], kind="stable")][-MOST_EVENTS:]
+        return at[np.argsort(self.events.times[at], kind="stable")][-MAX_EVENTS:]

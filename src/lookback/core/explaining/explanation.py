@@ -1,7 +1,7 @@
-"""Explains why an alert was raised: recomputes its row from the events of its key as they stood.
+"""Explains why an alert was raised by recomputing its row from the events of its key at that time.
 
-An alert row names the commit that brought it, not the event of that commit. Where several rows of a replay could be
-meant, the last one with the measures of the alert is taken.
+An alert row names the commit that brought it, not the event of that commit. If several rows of a replay match, the last
+one with the alert's measures is taken.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import format_time, parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, TiledWindow
 
-# A picture cannot show more windows apart.
+# A picture of more windows would be unreadable.
 _MAX_WINDOWS = 60
-# A picture goes no further back before the window, unless days are given; microseconds.
+# How far a picture goes back before the window at most, in microseconds, unless days are given.
 _MAX_CONTEXT = 30 * MICROSECONDS["day"]
 
 
 def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], days: float | None) -> tuple[int, int]:
-    """Returns since when a picture shows the alert's key, and since when its events are needed; in microseconds.
+    """Returns where the picture of an alert's key begins, and from when on its events are needed; in microseconds.
 
-    days: how far before the window a picture goes; None: some times as far as the window is long, at most 30 days.
+    `days` is how far the picture goes back before the window; None for a few lengths of the window, at most 30 days.
     """
     start, end, window = parse_time(alert["window_start"]), parse_time(alert["window_end"]), rule.window
     if rule.sequence is not None:
@@ -53,7 +53,7 @@ def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], d
         return since, since
     if isinstance(window, Session):
         since = start - _context(4 * (end - start), days)
-        # Whether a late event was taken depends on the sessions that there were then.
+        # Whether a session took a late event depends on the sessions at that time.
         return since, min(since, start - stream.max_session - rule.allowed_lateness - window.gap)
     main = main_measure(rule)
     time, own = parse_time(alert["event_time"]), _lookback_of(main)
@@ -65,16 +65,20 @@ def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], d
 def explain_alert(evidence: Evidence, alert: Mapping[str, Any], rule_row: Mapping[str, Any], since: int) -> Explanation:
     """Explains a row of an alert.
 
-    alert: with the columns of the alerts table, its measures as exact text. since: the time at which pictures begin, in
-    microseconds.
+    Args:
+        evidence: The rule and the events of the alert's key.
+        alert: The row, with the columns of the alerts table and measures as exact text.
+        rule_row: The row of the rules table that was in force.
+        since: The time at which pictures begin, in microseconds.
     """
     rule = evidence.rule
     part = _EXPLAINERS[rule.spec.kind](evidence, alert, since)
     notes = part.notes
     if alert["verdict"] == "suppressed":
-        notes = (*notes, "Suppressed: an alert of the key was raised shortly before.")
+        notes = (*notes, "Suppressed: another alert of the key was raised shortly before.")
     if alert["revision"] and alert["verdict"] != "retracted":
-        notes = (*notes, f"Revised: this is revision {alert['revision']}, over what had arrived with commit {alert['arrival']}.")  # fmt: skip
+        revised = f"Revised: this is revision {alert['revision']}, from the events up to commit {alert['arrival']}."
+        notes = (*notes, revised)
     limits = tuple(_event_limits(evidence, alert, part.main))
     notes = (*notes, *(f"For this event the limit {text} was {value}." for text, value in limits))
     return Explanation(
@@ -98,7 +102,7 @@ def explain_alert(evidence: Evidence, alert: Mapping[str, Any], rule_row: Mappin
 def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> Iterator[tuple[str, str]]:
     """Yields the limits that contain the measure `main` and were compared with the event's value of the same field.
 
-    They are computed from the measures of the alert and the fields of its event; none if the event is gone.
+    They are computed from the alert's measures and its event's fields. If the event is gone, there are none.
     """
     rule, stream = evidence.rule, evidence.stream
     limits = [each for each in find_event_limits(rule) if main in each.measures]
@@ -135,10 +139,14 @@ def _format_recorded(measure: CompiledMeasure, text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class _Recomputed:
-    """The row of a replay that is compared with the alert's; None if the replay gives none for its subject.
+    """The row of a replay that is compared with the alert's row.
 
-    commit: the alert's. bounds: first and last time that each measure sees, both included; end_included: whether the
-    window's end is shown as that last time.
+    Attributes:
+        evidence: The rule and the events of the alert's key.
+        commit: The alert's commit.
+        row: The row; None if the replay gives none for the alert's event or window.
+        bounds: The first and last time that each measure sees, both included.
+        end_included: Whether the window's end is shown as that last time.
     """
 
     evidence: Evidence
@@ -159,7 +167,7 @@ class _Recomputed:
     ) -> _Recomputed:
         """Selects the last row of the alert's commit with the alert's measures.
 
-        Else the last row of the commit, or the last one before it.
+        If the commit has no such row, selects its last row, or else the last row before it.
         """
         commit, recorded = int(alert["arrival"]), alert["measures"] or {}
         rows = [row for row in candidates if row.alert.arrival == commit] or list(candidates[-1:])
@@ -171,7 +179,7 @@ class _Recomputed:
 
     @property
     def arrived(self) -> int:
-        """The number of the key's events that had arrived."""
+        """The number of the key's events that had arrived when the row was made."""
         row = self.row
         position = None if row is None else self.evidence.position_of(row.place)
         if position is None or row is None or row.alert.arrival < self.commit:
@@ -179,15 +187,15 @@ class _Recomputed:
         return position + 1
 
     def list_counted(self, measure: CompiledMeasure) -> Int64s:
-        """Returns the positions of the events that a measure counted, in order of arrival."""
+        """Returns the positions of the events that a measure counted, in arrival order."""
         return np.zeros(0, dtype=np.int64) if self.row is None else self.row.list_counted(measure)
 
     def number(self, measure: CompiledMeasure) -> float:
-        """Returns the measure for a picture."""
+        """Returns the measure's value for a picture."""
         return math.nan if self.row is None else to_number(self.row.value_of(measure))
 
     def measures(self, recorded: Mapping[str, str | None]) -> tuple[MeasureEvidence, ...]:
-        """Returns the evidence of each measure. recorded: the measures of the alert."""
+        """Returns the evidence of each measure. `recorded` has the alert's measures."""
         results, evidence, rule = [], self.evidence, self.evidence.rule
         for measure, spec in zip(rule.measures, rule.spec.measures, strict=True):
             first, last = self.bounds[measure.name]
@@ -212,8 +220,8 @@ class _Recomputed:
     def timeline(self, measure: CompiledMeasure, since: int, own: str | None = None) -> pd.DataFrame:
         """Returns the key's last events from `since` on that the measure can see; see Explanation.
 
-        own: the id of the alert's event, if it has one; the measure is then given as of each event, else the events go up
-        to the window's end.
+        `own` is the id of the alert's event, if it has one. The measure is then given as of each event; otherwise the
+        events end with the window.
         """
         evidence, events, feature = self.evidence, self.evidence.events, measure.feature
         seen = select_kept(feature, events) & (events.times >= since) & evidence.is_kept_after(self.commit)
@@ -245,12 +253,12 @@ class _Recomputed:
         )
 
     def _run_measure(self, measure: CompiledMeasure, listed: Int64s) -> dict[int, float]:
-        """Returns the measure as of the arrival of each listed event, by position; events that were not judged have none."""
+        """Returns the measure as of the arrival of each listed event that was judged, by position."""
         history = replace(self.evidence, rule=replace(self.evidence.rule, measures=(measure,)))
         times = history.events.times[listed]
         values: dict[int, float] = {}
         edges = [0, *(at for at in history.emptied if at < self.arrived), self.arrived]
-        # Between two resets the windows fill up from nothing.
+        # After each reset the windows start empty.
         for begin, end in pairwise(edges):
             if ((listed >= begin) & (listed < end)).any():
                 first, last, part = int(times.min()), int(times.max()), np.arange(begin, end, dtype=np.int64)
@@ -266,7 +274,7 @@ def _write_measure(row: TracedRow, measure: CompiledMeasure) -> str | None:
 
 
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
-    """Explains a row of a lookback rule: an event as of its arrival, or as of that of a later one in its window."""
+    """Explains a row of a lookback rule: an event as of its own arrival, or of a later event's in its window."""
     rule = evidence.rule
     time, commit, event_id = parse_time(alert["event_time"]), int(alert["arrival"]), str(alert["event_id"])
     is_revised = rule.spec.late == "revise"
@@ -283,10 +291,10 @@ def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) 
     recomputed = _Recomputed.select(evidence, alert, candidates, bounds, end_included=True)
     main, notes = main_measure(rule), []
     if alert["verdict"] == "retracted":
-        notes.append(f"Retracted: over what had arrived with commit {commit} the condition holds no more.")
+        notes.append(f"Retracted: with the events up to commit {commit} the condition no longer holds.")
     if at is not None and evidence.first_counted(recomputed.arrived):
         notes.append(
-            "What had arrived by the rule's alert before this one does not count: an alert empties its windows."
+            "Events that arrived before the rule's previous alert do not count, because an alert empties its windows."
         )
     return KindEvidence(
         timeline=recomputed.timeline(main, since, event_id),
@@ -298,7 +306,7 @@ def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) 
 
 
 def _explain_tiled(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
-    """Explains a row of a tumbling or sliding window, which its end or a late event brought."""
+    """Explains a row of a tumbling or sliding window that the window's end or a late event caused."""
     rule, window = evidence.rule, evidence.rule.window
     assert isinstance(window, TiledWindow)
     start, commit = parse_time(alert["window_start"]), int(alert["arrival"])
@@ -309,17 +317,17 @@ def _explain_tiled(evidence: Evidence, alert: Mapping[str, Any], since: int) -> 
     recomputed = _Recomputed.select(evidence, alert, candidates, _same_bounds(rule, start, start + window.size))
     notes = []
     if alert["verdict"] == "retracted":
-        notes.append(f"Retracted: with what came in commit {commit} the condition holds no more.")
+        notes.append(f"Retracted: with the events of commit {commit} the condition no longer holds.")
     return _describe_window(recomputed, traced, alert, since, notes)
 
 
 def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
-    """Explains a row of a session, which its end, a late event or a merge with another session brought."""
+    """Explains a row of a session that the session's end, a late event or a merge with another session caused."""
     rule = evidence.rule
     start, end, commit = parse_time(alert["window_start"]), parse_time(alert["window_end"]), int(alert["arrival"])
     part = np.flatnonzero(evidence.events.times >= find_clean_start(evidence, start))
     is_retracted = alert["verdict"] == "retracted"
-    # The session into which one was merged may not have ended yet.
+    # A retracted session may have been merged into one that has not ended yet.
     early = rule.spec.early or is_retracted
     traced = replay(evidence, commit, first=min(since, start), last=None, positions=part, early=early)
     own = [row for row in traced if row.alert.window_start == to_utc(start)]
@@ -327,23 +335,24 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     recomputed = _Recomputed.select(evidence, alert, candidates, _same_bounds(rule, start, end))
     notes = []
     if is_retracted:
-        notes.append(f"Retracted: with what came in commit {commit} the condition holds no more.")
+        notes.append(f"Retracted: with the events of commit {commit} the condition no longer holds.")
     if end == start + evidence.clock.declared_for(commit).max_session:
-        notes.append("The session was closed since it had become as long as the stream allows (max_session).")
+        notes.append("The session was closed because it reached the stream's maximum length (max_session).")
     if is_retracted and own and own[-1].is_retraction:
         merged = [
             row for row in list_last_rows(traced) if row.alert.window_start < to_utc(start) < row.alert.window_end
         ]
         if merged:
             first, last = (parse_time(time) for time in (merged[0].alert.window_start, merged[0].alert.window_end))
-            notes = [f"Retracted: with what came in commit {commit} it became part of the session from {format_time(first)} to {format_time(last)}."]  # fmt: skip
+            whole = f"the session from {format_time(first)} to {format_time(last)}"
+            notes = [f"Retracted: with the events of commit {commit} it became part of {whole}."]
     return _describe_window(recomputed, traced, alert, since, notes)
 
 
 def find_clean_start(evidence: Evidence, start: int) -> int:
-    """Returns the first time at which a session certainly began, `start` at the latest.
+    """Returns the first time at which a session certainly began, at the latest `start`.
 
-    Before a pause, or before the first event that there is, earlier events may have belonged to the same session.
+    Events before the first pause may belong to a session that began before the first known event.
     """
     window, events = evidence.rule.window, evidence.events
     assert isinstance(window, Session)
@@ -359,7 +368,7 @@ def _same_bounds(rule: CompiledRule, start: int, end: int) -> dict[str, tuple[in
 
 
 def list_last_rows(traced: Sequence[TracedRow]) -> list[TracedRow]:
-    """Returns the last row of each window, by start, without sessions that were merged into others."""
+    """Returns the last row of each window, by start, without sessions that were merged into another."""
     last = {row.alert.window_start: row for row in traced}
     return [last[start] for start in sorted(last) if not last[start].is_retraction]
 
@@ -367,7 +376,7 @@ def list_last_rows(traced: Sequence[TracedRow]) -> list[TracedRow]:
 def _describe_window(
     recomputed: _Recomputed, traced: Sequence[TracedRow], alert: Mapping[str, Any], since: int, notes: Sequence[str]
 ) -> KindEvidence:
-    """Returns the evidence of a window, with the windows before it for a picture."""
+    """Returns the evidence of a window, with earlier windows for a picture."""
     rule = recomputed.evidence.rule
     main = main_measure(rule)
     first, last = recomputed.bounds[main.name]
@@ -414,5 +423,5 @@ def _context(length: int, days: float | None) -> int:
 
 
 def to_number(value: Any) -> float:
-    """Returns a value as a picture shows it: NaN where there is no number."""
+    """Returns a value as a number for a picture; NaN if it is not a number."""
     return math.nan if value is None or isinstance(value, str) or not hasattr(value, "__float__") else float(value)

@@ -1,6 +1,6 @@
-"""Says how far the steps of a sequence had come when an event came: which had their events, and which lacked some.
+"""Finds how far a sequence had come when an event arrived: which steps had their events, and which lacked some.
 
-The engine judges the events that counted, by a rule of the first steps alone; the last of these needs one event only.
+The engine judges the counted events by a rule with only the first steps, the last of which needs just one event.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.types import BIGINT
 
-# A sentence names at most so many events of a step, the last ones.
-_MOST_NAMED = 5
-# Parts of a document that read steps which are cut off, or say only what is done with an alert.
+# A sentence names at most this many events of a step, the last ones.
+_MAX_NAMED = 5
+# Parts of a rule document that may refer to dropped steps, or that only concern what happens with an alert.
 _DROPPED = ("message", "tests", "suppress", "reset_on_alert", "effective_from", "effective_until")
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """The events that a step had taken, in the order of their times, and how many it needs. at_most None: no bound."""
+    """The events that a step had taken, in time order, and how many it needs; `at_most` None means no upper bound."""
 
     name: str
     at_least: int
@@ -42,25 +42,27 @@ class StepProgress:
 
     @property
     def is_met(self) -> bool:
-        """True if the step had as many events as it needs."""
+        """True if the step had the events it needs."""
         return self.at_least <= len(self.event_ids) and (self.at_most is None or len(self.event_ids) <= self.at_most)
 
     def __str__(self) -> str:
-        """The step with its events, the last of which are named."""
+        """The step with the number of its events and the ids of the last ones."""
         count = len(self.event_ids)
         if not count:
             return f"step {self.name} has no event"
         bound = f"at least {self.at_least:,}" if count < self.at_least else f"at most {self.at_most or 0:,}"
-        ids = ", ".join([*(["..."] if count > _MOST_NAMED else []), *self.event_ids[-_MOST_NAMED:]])
+        ids = ", ".join([*(["..."] if count > _MAX_NAMED else []), *self.event_ids[-_MAX_NAMED:]])
         return f"step {self.name} has {count:,}{'' if self.is_met else f' of {bound}'} ({ids})"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The steps of a sequence as far as they had come with an event. A wait for an absence is none of the steps.
+    """How far the steps of a sequence had come with an event. A wait for an absence is not among the steps.
 
-    steps: by the events that count. untimed: were `within` no limit, if the steps come further then; else empty. gap: of
-    these, the microseconds from the first event to the event.
+    Attributes:
+        steps: The steps, from the events that count.
+        untimed: The steps without the limit `within`, if they come further then; else empty.
+        gap: The microseconds from the first event of `untimed` to the event.
     """
 
     steps: tuple[StepProgress, ...]
@@ -74,7 +76,7 @@ class Progress:
 
 
 def find_progress(evidence: Evidence, at: int) -> Progress:
-    """Finds how far the steps of the rule had come with the event at a position, by what had arrived with it."""
+    """Finds how far the rule's steps had come with the event at a position, from the events that arrived by then."""
     times, spec = evidence.events.times, evidence.rule.spec.sequence
     assert spec is not None
     counted, time = _list_counted(evidence, at), int(times[at])
@@ -88,7 +90,7 @@ def find_progress(evidence: Evidence, at: int) -> Progress:
 
 
 def _describe_steps(evidence: Evidence, taken: Sequence[Sequence[int]]) -> tuple[StepProgress, ...]:
-    """Describes all steps. taken: the positions of the events of those that have any."""
+    """Describes all steps. `taken` has the positions of the events of the first steps, which have any."""
     assert evidence.rule.sequence is not None
     steps = [each.step for each in evidence.rule.sequence.steps]
     listed = [*taken, *[()] * (len(steps) - len(taken))]
@@ -99,14 +101,15 @@ def _describe_steps(evidence: Evidence, taken: Sequence[Sequence[int]]) -> tuple
 
 
 def _rank(steps: Sequence[StepProgress]) -> list[tuple[bool, int]]:
-    """Orders how far steps have come: a step that is met comes further than any number of events that is not enough."""
+    """Returns a sort key for how far steps have come. A step that is met ranks above any step that is not."""
     return [(step.is_met, 0 if step.is_met else len(step.event_ids)) for step in steps]
 
 
 def _list_counted(evidence: Evidence, at: int) -> Int64s:
-    """Lists the positions of the events that count for a match with the event, whenever they were, in time order.
+    """Lists the positions of the events that count for a match with the event, at any distance, in time order.
 
-    They are wanted, came with it or before, were not too late then, and come after the last one that satisfies `until`.
+    They satisfy `where`, arrived no later than the event, were not too late then, and follow the last one that
+    satisfies `until`.
     """
     events, commit = evidence.events, int(evidence.events.commits[at])
     first = max(evidence.first_counted(at + 1), _count_before_rule(evidence, commit))
@@ -122,7 +125,7 @@ def _list_counted(evidence: Evidence, at: int) -> Int64s:
 
 
 def _count_before_rule(evidence: Evidence, commit: int) -> int:
-    """Returns how many of the key's events came before the rule kept the state that it had at a commit."""
+    """Returns how many of the key's events arrived before the rule began to keep the state that it had at a commit."""
     rule, count, has_state = evidence.rule, 0, False
     for each in evidence.activations:
         if arrival_number(each.arrival) >= commit or each.rule_id not in ("*", rule.spec.rule_id):
@@ -136,11 +139,14 @@ def _count_before_rule(evidence: Evidence, commit: int) -> int:
 
 
 def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[list[int]]:
-    """Returns the positions of the events that each step had taken with the last event, of as many steps as had any.
+    """Returns the positions of the events that each step had taken with the last event, for the steps that had any.
 
-    positions: of the events that count, in order; within: how long the steps may take, in microseconds.
+    Args:
+        evidence: The rule and the events of the key.
+        positions: The positions of the events that count, in order.
+        within: How long the steps may take, in microseconds.
     """
-    # As one commit, in which nothing is late, events are judged in the order of their times, and of one time as they came.
+    # In a single commit nothing is late, so events are judged in time order, and in arrival order at equal times.
     stream = replace(evidence.stream, limits=WIDEST_LIMITS)
     events = evidence.events.take(positions)
     came = {POSITION: Column(BIGINT, np.arange(len(events)))} if POSITION in stream.order_columns else {}
@@ -150,7 +156,7 @@ def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[li
     for count in range(len(evidence.rule.sequence.steps), 0, -1):
         rule = _cut_steps(evidence.rule, count, within, stream)
         rows = replay(Evidence(rule, events, Clock(Declarations.of(stream), {})), 1, first=first, last=last)
-        # With fixed expiry a match that began too early is over.
+        # With fixed expiry, a match that began too early has expired.
         rows = [row for row in rows if int(events.times[row.taken[0][0]]) + within >= last]
         if rows:
             return [[int(positions[place]) for place in places] for places in rows[-1].taken]
@@ -158,7 +164,7 @@ def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[li
 
 
 def _cut_steps(rule: CompiledRule, count: int, within: int, stream: Stream) -> CompiledRule:
-    """Makes a rule of the first steps of another one, which alerts as soon as the last of them has one event."""
+    """Makes a rule with the first steps of a rule, which alerts as soon as the last of them has one event."""
     document = {name: value for name, value in rule.spec.document.items() if name not in _DROPPED}
     sequence = document["sequence"]
     steps = list(sequence["steps"])[:count]

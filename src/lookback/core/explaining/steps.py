@@ -1,4 +1,4 @@
-"""Explains alerts of sequences and absences: which events each step took, and which event ended a wait."""
+"""Explains alerts of sequences and absences: the events that each step took, and the event that ended a wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lookback.core.values.times import format_time, parse_time, to_utc
 
 
 def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
-    """Explains a row of a sequence: the events that its steps took; of an absence also the event that ended the wait."""
+    """Explains a row of a sequence: the events that its steps took and, for an absence, the one that ended the wait."""
     rule = evidence.rule
     assert rule.sequence is not None
     absent, recorded, commit = rule.sequence.absent, list(alert["evidence"] or []), int(alert["arrival"])
@@ -28,7 +28,7 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
         taken = row.taken
         steps = [_step_of(evidence, step, each) for step, each in zip(rule.sequence.steps, taken, strict=True)]
     else:
-        # At least the events that the alert names.
+        # Show at least the events that the alert names.
         taken = [[place for event_id in recorded if (place := evidence.find_position(event_id)) is not None]]
         steps = [_step_evidence(evidence, "events", "", "the events that the alert names", taken[0])]
     notes: tuple[str, ...] = ()
@@ -38,10 +38,11 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
         came = [] if ended_by is None else [ended_by]
         steps.append(_step_of(evidence, absent, came))
         if alert["verdict"] == "retracted":
-            which = ", ".join(evidence.events.id_text(each) for each in came) or "what was not to come"
+            which = ", ".join(evidence.events.id_text(each) for each in came) or "an event that must not come"
             notes = (f"Retracted: {which} came after all, with commit {commit}.",)
         else:
-            notes = (f"Waited from {format_time(parse_time(alert['window_start']))} to {format_time(parse_time(alert['event_time']))}, and nothing of the kind came.",)  # fmt: skip
+            start, end = (format_time(parse_time(alert[name])) for name in ("window_start", "event_time"))
+            notes = (f"Waited from {start} to {end}, and no such event came.",)
     names = {each: step.name for step, positions in zip(steps, [*taken, came], strict=False) for each in positions}
     return KindEvidence(
         timeline=_draw_timeline(evidence, alert, since, names, at),
@@ -53,16 +54,17 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
 
 
 def find_taken(evidence: Evidence, alert: Mapping[str, Any]) -> list[list[int]] | None:
-    """Returns the positions of the events that each step took; None if no replay gives the alert's row again."""
+    """Returns the positions of the events that each step took; None if no replay reproduces the alert's row."""
     at = _find_last_step(evidence, alert)
     row = None if at is None else _find_row(evidence, alert, at)
     return None if row is None else row.taken
 
 
 def find_all_taken(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> list[list[list[int]] | None]:
-    """Returns for each of a key's alerts the positions of the events that each step took; None where no replay gives its row.
+    """Returns the positions of the events that each step took, for each alert; None if no replay reproduces its row.
 
-    evidence: all events of the key. One replay serves all alerts between two resets, so that each costs what it took.
+    `evidence` must have all events of the alerts' key. One replay serves all alerts between two resets, so the cost of
+    an alert depends only on the events that it took.
     """
     by_begin: dict[int, list[int]] = defaultdict(list)
     for number, alert in enumerate(alerts):
@@ -88,13 +90,13 @@ def _find_due(alert: Mapping[str, Any]) -> int:
 
 
 def _name_row(alert: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Names a row of an alert by what a replay must give again."""
+    """Identifies an alert row by the values that a replay must reproduce."""
     is_retracted = alert["verdict"] == "retracted"
     return alert["event_id"], _find_due(alert), int(alert["arrival"]), tuple(alert["evidence"] or ()), is_retracted
 
 
 def _find_last_step(evidence: Evidence, alert: Mapping[str, Any]) -> int | None:
-    """Returns the position of the event that completed the steps; None if it is not there."""
+    """Returns the position of the event that completed the steps; None if not found."""
     time = alert["window_start" if is_absence(evidence.rule) else "event_time"]
     return evidence.find_position(str(alert["event_id"]), parse_time(time))
 
@@ -105,7 +107,7 @@ def is_absence(rule: CompiledRule) -> bool:
 
 
 def _find_row(evidence: Evidence, alert: Mapping[str, Any], at: int) -> TracedRow | None:
-    """Returns the row of a replay that equals the alert's; None if there is none. at: the event that completed the steps."""
+    """Returns the replayed row that equals the alert's; None if not found. The event at `at` completed the steps."""
     due, commit, name = _find_due(alert), int(alert["arrival"]), _name_row(alert)
     for positions in _list_histories(evidence, alert, at):
         for row in replay(evidence, commit, first=due, last=due, positions=positions):
@@ -115,10 +117,10 @@ def _find_row(evidence: Evidence, alert: Mapping[str, Any], at: int) -> TracedRo
 
 
 def _list_histories(evidence: Evidence, alert: Mapping[str, Any], at: int) -> Iterator[Int64s]:
-    """Yields the events to replay until one replay gives the alert again, as positions.
+    """Yields the positions of events to replay, until a replay reproduces the alert.
 
-    With fixed expiry these are the events from the first of the match on, since where a match begins depends on all that
-    was before. The alert names it first, unless it had been deleted by then.
+    With fixed expiry these are the events from the first one of the match on, since the beginning of a match depends on
+    all earlier events. The alert's evidence begins with this event, unless it had been deleted by then.
     """
     rule, times = evidence.rule, evidence.events.times
     spec = rule.spec.sequence
@@ -153,7 +155,7 @@ def _step_evidence(
 
 
 def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequence[int]]) -> pd.DataFrame:
-    """Returns the time that the steps had and, for an absence, the wait."""
+    """Returns the time span of the steps and, for an absence, of the wait."""
     rule, start, end = evidence.rule, parse_time(alert["window_start"]), parse_time(alert["event_time"])
     spec = rule.spec.sequence
     assert spec is not None
@@ -169,7 +171,7 @@ def _spans_of(evidence: Evidence, alert: Mapping[str, Any], taken: Sequence[Sequ
 
 
 def _find_fitting(evidence: Evidence, listed: Int64s) -> list[str]:
-    """Finds for each event the first step whose condition it meets, as far as that reads only the event; empty for none."""
+    """Finds for each event the first step whose condition it meets, considering the event alone; empty for none."""
     assert evidence.rule.sequence is not None
     fitting = [""] * len(listed)
     for step in reversed(evidence.rule.sequence.steps):
@@ -182,9 +184,16 @@ def _find_fitting(evidence: Evidence, listed: Int64s) -> list[str]:
 def _draw_timeline(
     evidence: Evidence, alert: Mapping[str, Any], since: int, names: Mapping[int, str], own: int | None
 ) -> pd.DataFrame:
-    """Returns the key's last events from `since` up to the alert. names: of the step that took an event, by position.
+    """Returns the key's last events from `since` up to the alert.
 
-    An event that no step took may still fit one, by what its condition asks of the event alone: a near miss.
+    An event that no step took may still fit a step, considering the event alone: a near miss.
+
+    Args:
+        evidence: The rule and the events of the key.
+        alert: The row of the alert.
+        since: The time at which the picture begins, in microseconds.
+        names: The name of the step that took each event, by position.
+        own: The position of the alert's event.
     """
     events, last, commit = evidence.events, parse_time(alert["event_time"]), int(alert["arrival"])
     seen = evidence.is_wanted & (events.times >= since) & (events.times <= last)

@@ -1,8 +1,8 @@
-"""Replays the events of a key through the engine, with a rule that also lists the events that it counts.
+"""Replays the events of a key through the engine, with a rule that also lists the events it counts.
 
-Each measure gets a twin that collects the positions of the events which the measure adds up, and a sequence writes the
-positions that its steps took into its message. To the judges a twin is one more measure, so that it shares the windows,
-the lateness and the deletions of the other.
+Each measure gets a twin that collects the positions of the events in its aggregate, and a sequence writes the positions
+that its steps took into its message. To the engine a twin is just another measure, so it shares the measure's windows,
+lateness and deletions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, DataType
 from lookback.core.values.windows import LOOKBACK
 
-# Columns that a replay adds to events; no declared field has a space in its name.
+# Columns that a replay adds to events. They contain a space, so they cannot clash with declared fields.
 _POSITION = "position in history"
 _COUNTED = "counted by "
 _ALWAYS = compile_expression("true", {})
@@ -42,7 +42,7 @@ _ALWAYS = compile_expression("true", {})
 
 @dataclass(frozen=True)
 class TracedRow:
-    """A row of an alert from a replay, and its place among all rows."""
+    """An alert row from a replay, and its place among all rows."""
 
     place: AlertOrder
     alert: Alert
@@ -58,13 +58,13 @@ class TracedRow:
 
     @property
     def taken(self) -> list[list[int]]:
-        """The positions of the events that each step of a sequence took, in the order of the steps."""
+        """The positions of the events that each step of a sequence took, in step order."""
         taken: list[list[int]] = json.loads(self.alert.message)
         return taken
 
     @property
     def is_retraction(self) -> bool:
-        """True if the row takes an alert back."""
+        """True if the row retracts an alert."""
         return self.alert.verdict == "retracted"
 
 
@@ -77,10 +77,15 @@ def replay(
     positions: Int64s | None = None,
     **changes: Any,
 ) -> list[TracedRow]:
-    """Returns the rows that a rule gives up to a commit for subjects with times in [first, last], were `when` always true.
+    """Returns the rows that the rule would give up to a commit if `when` were always true.
 
-    last None: no end. positions: ascending, of the events that are replayed; None: all. changes: fields of the rule's
-    document that are set otherwise.
+    Args:
+        evidence: The rule and the events of a key.
+        commit: The last commit to replay.
+        first: The first time of the events or windows to return rows for, included.
+        last: The last time, included; None for no end.
+        positions: The ascending positions of the events to replay; None for all.
+        **changes: Fields of the rule's document to override.
     """
     until, collected = None if last is None else last + 1, _Collect()
     same = {"suppress": None, "reset_on_alert": False, "effective_from": first, "effective_until": until}
@@ -91,7 +96,7 @@ def replay(
 
 
 class _Replay:
-    """A run of the engine over some events of a key, up to a commit. changes: of the rule's document, see `replay`."""
+    """A run of the engine over some events of a key, up to a commit; see `replay` for the arguments."""
 
     def __init__(
         self, evidence: Evidence, changes: Mapping[str, Any], commit: int, positions: Int64s, collected: _Collect
@@ -109,19 +114,19 @@ class _Replay:
         self._events = self._add_positions(positions)
         self._deleted = self._list_deleted(positions)
         commits = [*self._events.commits.tolist(), *self._deleted.commits.tolist(), commit]
-        # A state that no rule uses is dropped by the next commit, even by one without events.
+        # The next commit drops state that no rule uses, even if the commit has no events.
         commits += [each.arrival for each in self._activations if each.arrival is not None]
         self._marks: dict[int, int | None] = dict.fromkeys(commits)
         self._marks |= evidence.clock.highs_until(commit)
 
     @cached_property
     def _activations(self) -> list[Activation]:
-        """The activations that matter to the states of the rule: those before the last commit, and before advances after it."""
+        """The activations that affect the rule's state: those before the last commit, or before an advance after it."""
         rule = self._evidence.rule
         known = [each for each in self._evidence.activations if self._has_rows_after(each)]
-        # Its state has other names where it was compiled for another declaration of the stream.
+        # The rule's state has other names if it was compiled for another declaration of the stream.
         needs = set(rule.needs).union(*(each.rule.needs for each in known if each.rule and self._is_own(each)))
-        # A version without a state in common with the rule is no more to it than one that was retired.
+        # A version that shares no state with the rule matters no more than a retired one.
         known = [
             each if each.rule is None or each.rule.needs.keys() & needs else replace(each, rule=None) for each in known
         ]
@@ -129,22 +134,22 @@ class _Replay:
         shared = [each for each in known if each.rule_id in {*sharing, "*"}]
         if any(self._is_own(each) for each in shared):
             return shared
-        # It is not known since when the rule was in force.
+        # It is unknown since when the rule was in force: assume from the start.
         return [Activation(None, rule.spec.rule_id, rule), *shared]
 
     def _has_rows_after(self, activation: Activation) -> bool:
-        """Returns whether a row up to the last commit may come after an activation: an advance brings rows of that commit."""
+        """Returns whether rows up to the last commit, to which advances add some, may follow an activation."""
         after = arrival_number(activation.arrival)
         is_advanced = activation.advances < len(self._clock.advances_until(self._commit))
         return after < self._commit or (after == self._commit and is_advanced)
 
     def _make_evaluator(self, judged: int | None) -> Evaluator:
-        """Makes the evaluator that goes on once all commits up to `judged` have been judged, by the declaration of then."""
+        """Makes the evaluator for the commits after `judged`, with the declaration at that point."""
         declared = self._clock.declarations.after(judged).stream
         return Evaluator(replace(declared, fields=self._stream.fields))
 
     def _add_positions(self, positions: Int64s) -> Events:
-        """Returns the events with their positions, and for every feature the positions of the events that it keeps."""
+        """Returns the events with a column of positions, and one for each feature with the positions that it keeps."""
         events = self._evidence.events.take(positions)
         columns = {**events.columns, _POSITION: Column(BIGINT, positions)}
         for feature_id, feature in self._features.items():
@@ -152,7 +157,7 @@ class _Replay:
         return Events.of(columns, events.commits, self._stream)
 
     def _list_deleted(self, positions: Int64s) -> Events:
-        """Returns the events that were deleted, with the commits that did it."""
+        """Returns the deleted events, with the commits that deleted them."""
         gone_at = self._evidence.gone_at
         gone_at = np.full(len(self._events), NOT_DELETED) if gone_at is None else gone_at[positions]
         gone = np.flatnonzero(gone_at <= self._commit)
@@ -160,8 +165,8 @@ class _Replay:
         return Events.of(columns, gone_at[gone], self._stream)
 
     def rows(self) -> Iterator[tuple[AlertOrder, Alert]]:
-        """Judges all events, with declarations, activations and advances where they took effect."""
-        # One after the last commit brings rows that name this commit.
+        """Judges all events, applying declarations, activations and advances where they took effect."""
+        # An advance after the last commit gives rows that name this commit.
         advances = self._clock.advances_until(self._commit)
         reached: int | None = None
         cuts = [cut for cut in self._clock.declarations.cuts if cut < self._commit]
@@ -178,7 +183,7 @@ class _Replay:
         yield from self._judge(reached, self._commit)
 
     def _list_changes(self, arrival: int | None) -> Iterator[Activation | int]:
-        """Yields the activations after a commit, and the times of the advances, in the order in which they took effect."""
+        """Yields the activations and the times of the advances after a commit, in the order they took effect."""
         advances = self._clock.advances_until(self._commit)
         left = deque((number, time) for number, (at, time) in enumerate(advances) if at == arrival)
         for activation in self._activations:
@@ -189,7 +194,7 @@ class _Replay:
         yield from (time for _, time in left)
 
     def _judge(self, after: int | None, last: int | None) -> Iterator[tuple[AlertOrder, Alert]]:
-        """Judges the commits after one, up to another."""
+        """Judges the commits after `after`, up to and including `last`."""
         low, high = arrival_number(after), arrival_number(last)
         marks = {commit: mark for commit, mark in self._marks.items() if low < commit <= high}
         if not marks:
@@ -209,11 +214,11 @@ class _Replay:
             is_own = self._is_own(activation)
             rule = _trace_rule(activation.rule, self._collected, **(self._changes if is_own else {}))
             self._book.put(activation.rule_id, rule, is_own)
-        # Opens the states that are new.
+        # Opens new state.
         self._evaluator.process(self._state, Batch(empty_events(self._stream, ()), changes=changes))
 
     def _is_own(self, activation: Activation) -> bool:
-        """Returns whether the rule that is explained came into force, and not one like it beside it."""
+        """Returns whether an activation is of the explained rule itself, not of a similar version next to it."""
         rule = activation.rule
         if activation.is_silent:
             return False
@@ -225,14 +230,14 @@ class _Replay:
 
 
 class _Book(RuleBook):
-    """A rulebook of traced rules: one is evaluated, the others only keep state."""
+    """A rulebook of traced rules, which evaluates one rule; the remaining rules only keep state."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._rules: dict[str, CompiledRule] = {}
 
     def put(self, rule_id: str, rule: CompiledRule, is_evaluated: bool) -> None:
-        """Brings a rule into force. A version that is evaluated has number 1, others have 0."""
+        """Brings a rule into force, as version 1 if it is evaluated, else as version 0."""
         status = "active" if is_evaluated else "paused"
         self.entries[rule_id] = Entry(rule_id, int(is_evaluated), status, "", self.stream.name, 1)
         self._rules[rule_id] = rule
@@ -246,21 +251,21 @@ class _Book(RuleBook):
         return [(self.entries[rule_id], rule) for rule_id, rule in sorted(self._rules.items())]
 
     def unreadable(self) -> list[tuple[Entry, str]]:
-        """Returns none: they are compiled already."""
+        """Returns an empty list, since all rules are compiled already."""
         return []
 
 
 class _TracedRule(CompiledRule):
-    """A rule with a twin of each measure; its message is the positions that each step took, as JSON."""
+    """A rule with a twin of each measure. Its message has the positions that each step took, as JSON."""
 
     @cached_property
     def message_names(self) -> frozenset[str]:
-        """The positions of every step."""
+        """The names of the positions of each step."""
         steps = self.sequence.steps if self.sequence else ()
         return frozenset(_positions_of(step.step.name) for step in steps)
 
     def message(self, values: Mapping[str, Any]) -> str:
-        """Steps in order, each a list of positions."""
+        """Returns a list of positions for each step, in step order, as JSON."""
         steps = self.sequence.steps if self.sequence else ()
         return json.dumps([values[_positions_of(step.step.name)] for step in steps])
 
@@ -270,7 +275,7 @@ def _positions_of(step: str) -> str:
 
 
 def _trace_rule(rule: CompiledRule, collected: _Collect, **changes: Any) -> CompiledRule:
-    """Makes the rule with twins. changes: fields of its document that are set otherwise."""
+    """Makes the rule with twins. `changes` overrides fields of its document."""
     twins = tuple(_twin_of(measure, collected) for measure in rule.measures)
     needs = dict(rule.needs)
     if not rule.store:
@@ -290,8 +295,8 @@ def _trace_rule(rule: CompiledRule, collected: _Collect, **changes: Any) -> Comp
 
 def _twin_of(measure: CompiledMeasure, collected: _Collect) -> CompiledMeasure:
     feature, column = measure.feature, _COUNTED + measure.feature.feature_id
-    # Without buckets, which would combine events: after a window with a resolution was widened, the events of its first
-    # bucket may be missing.
+    # The twin has no buckets, which would combine events. After a window with a resolution was widened, events of its
+    # first bucket may be missing.
     twin = _CollectingFeature(
         feature.stream,
         feature.group_by,
@@ -307,9 +312,9 @@ def _twin_of(measure: CompiledMeasure, collected: _Collect) -> CompiledMeasure:
 
 
 class _Collect(Aggregate):
-    """Collects the values of each window, as the number of a set.
+    """Collects the values of each window in a set, and returns the set's number.
 
-    A set is put together when it is read: most windows of a replay never are.
+    A set is built only when it is read, since most windows of a replay are never read.
     """
 
     def __init__(self) -> None:
@@ -318,7 +323,7 @@ class _Collect(Aggregate):
         self._sets = 0
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Returns the type of a number."""
+        """Returns the type of a set's number."""
         return BIGINT
 
     def build_index(self, values: Values) -> Values:
@@ -326,11 +331,11 @@ class _Collect(Aggregate):
         return values
 
     def aggregate_ranges(self, index: Values, low: Int64s, high: Int64s) -> Partial:
-        """Returns a set per range."""
+        """Returns the number of a set for each range."""
         return self._number(_Ranges(index, low, high), len(low))
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Returns a set per pair."""
+        """Returns the number of a set for each pair of sets."""
         return self._number(_Unions(left[0], right[0]), len(left[0]))
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
@@ -369,7 +374,7 @@ class _Ranges(NamedTuple):
 
 
 class _Unions(NamedTuple):
-    """Sets of the values of two others."""
+    """Unions of pairs of sets."""
 
     left: Int64s
     right: Int64s
@@ -383,7 +388,7 @@ class _CollectingFeature(Feature):
 
     @property
     def aggregate(self) -> Aggregate:
-        """The aggregate that collects."""
+        """The collecting aggregate."""
         return self.collected
 
 

@@ -1,4 +1,4 @@
-"""SQL expressions over columns: parses, type-checks and compiles them, and evaluates them as Spark does.
+"""Parses, type-checks and compiles SQL expressions over columns, and evaluates them as Spark does.
 
 This package must not know rules, state or streams.
 """

@@ -1,6 +1,6 @@
-"""Binds a syntax tree to a schema, which yields a typed node; only listed classes of nodes are allowed.
+"""Binds a syntax tree to a schema and returns a typed node. Only listed classes of syntax nodes are allowed.
 
-All problems of a tree are found at once.
+Binding reports all problems of a tree at once.
 """
 
 from __future__ import annotations
@@ -82,21 +82,23 @@ _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 
 _CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
-# An address or version, and a date, both without quotes.
+# An address or version, and a date, both written without quotes.
 _DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
 _DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
 _LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
 
-# The function that asks whether a value is in a list.
+# The function that tests whether a value is in a list.
 IN_LIST = "in_list"
 
 _Handler = Callable[["Binder", exp.Expr], Node]
 
 
 class Binder:
-    """Binds syntax trees to a schema and collects their problems; a tree with problems has no node.
+    """Binds syntax trees to a schema and collects their problems. A tree with problems has no node.
 
-    alternatives: the most values that the list of an `in` may have.
+    Args:
+        schema: The type of each field.
+        alternatives: The maximum number of values in the list of an `in`.
     """
 
     def __init__(self, schema: Mapping[str, DataType], alternatives: int = DEFAULT_LIMITS.alternatives) -> None:
@@ -105,11 +107,11 @@ class Binder:
         for name in schema:
             self._names.setdefault(name.lower(), []).append(name)
         self.problems: list[str] = []
-        # The calls of in_list by the names of their columns: the SQL, the list's name, and the text that is looked up.
+        # The calls of in_list by the names of their columns: the SQL, the list's name, and the text to look up.
         self.memberships: dict[str, tuple[str, str, Node]] = {}
 
     def bind(self, tree: exp.Expr) -> Node | None:
-        """Returns the typed node of a tree, None if it has problems."""
+        """Returns the typed node of a tree; None if the tree has problems."""
         tree = unwrap(tree)
         handler, allowed = _NODES.get(type(tree), (None, ""))
         extra = [key for key, value in tree.args.items() if value and key not in allowed.split()]
@@ -125,7 +127,7 @@ class Binder:
         return None
 
     def bind_combination(self, tree: exp.Expr) -> Node | None:
-        """Returns the typed node of a combination of values in parentheses, None if it has problems."""
+        """Returns the typed node of a combination of values in parentheses; None if it has problems."""
         try:
             return make_combination(self.bind_all(tree.expressions))
         except Refused as refused:
@@ -139,7 +141,7 @@ class Binder:
         unknown = [self._is_unknown(tree) for tree in trees]
         nodes = [None if wrong else self.bind(tree) for tree, wrong in zip(trees, unknown, strict=True)]
         bound = [node for node in nodes if node is not None]
-        # An unknown name next to a field of texts or times is probably a text without quotes.
+        # An unknown name next to a field with texts or times is probably a text without quotes.
         beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in bound)
         for tree, wrong in zip(trees, unknown, strict=True):
             if wrong:
@@ -149,7 +151,7 @@ class Binder:
         return bound
 
     def _is_unknown(self, tree: exp.Expr) -> bool:
-        """Returns whether the tree is a name that the schema lacks."""
+        """Returns whether the tree is a name that is not in the schema."""
         return isinstance(unwrap(tree), exp.Column) and _column_name(tree).lower() not in self._names
 
     def _report(self, message: str) -> None:
@@ -320,11 +322,11 @@ class Binder:
 
 
 class _OperandProblems(Exception):
-    """Raised for operands with problems, which are already recorded."""
+    """Raised for operands whose problems are already recorded."""
 
 
 def _split_chain(tree: exp.Expr) -> list[exp.Expr]:
-    """Splits a chain of one connective into its operands, in order, also inside parentheses."""
+    """Splits a chain of one connective into its operands, in order, looking inside parentheses."""
     parts: list[exp.Expr] = []
     pending = [tree]
     while pending:
@@ -337,7 +339,7 @@ def _split_chain(tree: exp.Expr) -> list[exp.Expr]:
 
 
 def split_conjuncts(tree: exp.Expr) -> list[exp.Expr]:
-    """Splits a tree at its outermost `and` into the operands, in order; the tree itself if there is none."""
+    """Splits a tree at its outermost `and`. Returns the operands in order, or the tree itself if it has no `and`."""
     tree = unwrap(tree)
     return _split_chain(tree) if isinstance(tree, exp.And) else [tree]
 
@@ -413,14 +415,14 @@ def _read_cast_type(tree: exp.Expr) -> DataType:
 
 
 def _column_name(tree: exp.Expr) -> str:
-    """Returns the name of a column, a dotted one in full."""
+    """Returns the full name of a column, with dots."""
     return ".".join(str(part.name) for part in unwrap(tree).parts)  # type: ignore[attr-defined]
 
 
 def _explain_unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
     """Explains why a name is not a field.
 
-    beside_text: it is compared with a field of texts or times, so it may be a text without quotes.
+    `beside_text`: the name is compared with a field of texts or times, so it may be a text without quotes.
     """
     problem, bare = _explain_no_field(name, schema), name.strip(_CURLY)
     if bare != name:
@@ -442,7 +444,7 @@ def _explain_no_field(name: str, schema: Mapping[str, DataType]) -> str:
     if (last := name.lower().rpartition(".")[2]) in lowered:
         return f"unknown field {name!r}; did you mean {lowered[last]!r}?"
     if not schema:
-        return f"unknown field {name!r}; there are no fields here"
+        return f"unknown field {name!r}; no fields are available here"
     shown = ", ".join(sorted(schema)[:20]) + (", ..." if len(schema) > 20 else "")
     return f"unknown field {name!r}; the fields are {shown}"
 
@@ -518,7 +520,7 @@ _SYMBOLS: dict[type[exp.Expr], str] = {
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
 }  # fmt: skip
 
-# The allow-list: class of node -> (its handler, the arguments that it may have).
+# The allow-list: class of syntax node -> (its handler, the arguments it may have).
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.Column: (Binder._bind_column, "this table db catalog"),
     exp.Literal: (Binder._bind_literal, "this is_string"),

@@ -1,4 +1,4 @@
-"""Casts with Spark's results in ANSI mode, in one table of (from, to) -> kernel."""
+"""Implements casts with Spark's results in ANSI mode, in one table of (from, to) -> kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Cast = Callable[[Values, DataType, DataType], KernelResult]
 
 
 def find_cast(source: DataType, target: DataType) -> Callable[[Values], KernelResult] | None:
-    """Returns the kernel that casts stored values of one type to another, None if the cast is not supported."""
+    """Returns the kernel that casts stored values of one type to another; None if the cast is not supported."""
     if source == target:
         return KernelResult
     cast = _CASTS.get((_kind(source), _kind(target)))
@@ -30,7 +30,7 @@ def find_cast(source: DataType, target: DataType) -> Callable[[Values], KernelRe
 
 
 def explain_refusal(source: DataType, target: DataType) -> str:
-    """Returns why a cast is not supported, and what to write instead."""
+    """Explains why a cast is not supported, and what to write instead."""
     kinds = (_kind(source), _kind(target))
     if kinds in _REMEDIES:
         return f"cast from {source} to {target} is not supported; {_REMEDIES[kinds]}"
@@ -44,7 +44,7 @@ def _kind(type_: DataType) -> str:
 
 
 def _is_inexact(source: DataType, target: DataType) -> bool:
-    # Spark truncates long fractions by way of a double here, which can yield the next integer.
+    # Spark truncates long fractions through a double here, which can give the next integer.
     return source.is_decimal and source.scale > 0 and source.precision > 15 and target.is_integer and target.bits < 64
 
 
@@ -78,7 +78,7 @@ def _to_float(values: Values, source: DataType, target: DataType) -> KernelResul
 def _float_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
     wide = values.astype(np.float64)
     top = 2.0 ** (target.bits - 1)
-    # Spark accepts 2^63 itself and makes it the greatest bigint.
+    # Spark accepts 2^63 itself and converts it to the greatest bigint.
     high = top if target.bits == 64 else top - 1
     if target.bits < 32:
         wide = np.trunc(wide)
@@ -144,7 +144,7 @@ def _float_to_decimal(values: Values, source: DataType, target: DataType) -> Ker
 
 
 def _unscale(value: Decimal, target: DataType) -> int | None:
-    """Returns the unscaled value, rounded half up to the type; None if it has too many digits."""
+    """Returns the unscaled value, rounded half up to the type's scale; None if it has too many digits."""
     sign, digits, exponent = value.as_tuple()
     if not any(digits):
         return 0
@@ -170,7 +170,7 @@ def _power(exponent: int) -> int:
 _BLANKS = "".join(map(chr, range(0x21))) + "\x7f"
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
-# As in Java, a decimal may be written in the digits of any script, but only in those of the first Unicode plane.
+# As in Java, a decimal may use the digits of any script in the first Unicode plane.
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,10}))?")
 _BOOLEANS = {
     "t": True, "true": True, "y": True, "yes": True, "1": True,
@@ -200,7 +200,7 @@ def _string_to_decimal(values: Values, source: DataType, target: DataType) -> Ke
 
 
 def parse_decimal(text: str, target: DataType) -> int | None:
-    """Reads a decimal as its unscaled value; None if Spark would not accept the text."""
+    """Parses a decimal and returns its unscaled value; None if Spark would not accept the text."""
     match = _NUMBER.fullmatch(text.strip(_JAVA_BLANKS))
     if match is None or not (match.group(2) or match.group(3)) or any(c > "\uffff" for c in text):
         return None
@@ -210,7 +210,7 @@ def parse_decimal(text: str, target: DataType) -> int | None:
     if abs(power) > 2**31 - 1 or len(digits) > 4000:
         return None
     if digits == "0":
-        # Java counts the digits of a zero by its exponent: 0e39 has forty.
+        # Java counts a zero's digits by its exponent: 0e39 has forty.
         return None if 1 + power > 38 else 0
     if len(digits) + power > 38:
         return None

@@ -1,4 +1,4 @@
-"""Spark's rules for the types of results (ANSI mode): the precision and scale of decimals, and the common type of several."""
+"""Implements Spark's rules for result types (ANSI mode): precision and scale of decimals, and common types."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def decimal_type_of(type_: DataType) -> DataType:
 
 
 def literal_decimal_type(value: int) -> DataType:
-    """Returns the smallest decimal type of an integer literal: next to a decimal, 1000 counts as decimal(4,0)."""
+    """Returns the smallest decimal type of an integer literal. Next to a decimal, 1000 counts as decimal(4,0)."""
     return decimal(len(str(abs(value))), 0)
 
 
 def fit_precision(precision: int, scale: int) -> DataType:
-    """Cuts a result type to 38 digits: keeps the digits before the point, and 6 after it (or all, if fewer)."""
+    """Cuts a result type to 38 digits. Keeps the digits before the point, and 6 after it (or all, if fewer)."""
     if precision <= MAX_PRECISION:
         return decimal(precision, scale)
     whole = precision - scale
@@ -54,7 +54,7 @@ def remainder_type(a: DataType, b: DataType) -> DataType:
 
 
 def wider_decimal_type(a: DataType, b: DataType) -> DataType:
-    """Returns the type in which two decimals are compared or united; beyond 38 digits the fraction is cut, as in Spark."""
+    """Returns the common type of two decimals. Beyond 38 digits the fraction is cut, as in Spark."""
     scale = max(a.scale, b.scale)
     precision = max(a.precision - a.scale, b.precision - b.scale) + scale
     if precision <= MAX_PRECISION:
@@ -65,7 +65,7 @@ def wider_decimal_type(a: DataType, b: DataType) -> DataType:
 def common_type(types: Iterable[DataType]) -> DataType | None:
     """Returns the type to which Spark casts the branches of a CASE, COALESCE, IN or GREATEST; None if there is none.
 
-    Unlike in Spark, strings have no common type with other types: such a mix is more often a mistake.
+    Unlike in Spark, strings have no common type with other types, since such a mix is usually a mistake.
     """
     result: DataType | None = NULL
     for type_ in types:

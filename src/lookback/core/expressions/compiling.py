@@ -1,8 +1,8 @@
-"""Compiles the expressions and aggregate calls of rules, which are Spark SQL; values are those of Spark (ANSI mode, UTC).
+"""Compiles the expressions and aggregate calls of rules, with the syntax and values of Spark SQL (ANSI mode, UTC).
 
     text --parse--> syntax tree --bind to the schema--> typed node --evaluate--> column
 
-No text is ever passed to `eval`, and a construct whose values could differ from Spark's is refused with a remedy.
+No text is ever passed to `eval`. Constructs whose values could differ from Spark's are refused with a remedy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.lists import Lists
 from lookback.core.values.types import BOOLEAN, NULL, STRING, TIMESTAMP, DataType
 
-# The limits of canonical SQL, which can be longer and deeper than the text it comes from; that text was checked.
+# The limits of canonical SQL, which can be longer and deeper than its source text. The source text was checked already.
 _CANONICAL = Limits(
     expression_characters=100 * LIMITS["expression_characters"].most,
     expression_levels=3 * LIMITS["expression_levels"].most,
@@ -39,13 +39,16 @@ _CANONICAL = Limits(
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression.
+    """A checked expression. Unpickling compiles its `sql`.
 
-    sql: canonical, that is, equal for texts that differ only in white space, case of keywords and names, aliases of
-    functions and needless parentheses. Equal `sql` over one schema means equal values, so it can identify shared state.
-    fields: the names of the columns that it reads, spelled as in the schema; a call of in_list reads a column of its own, in
-    place of its argument. memberships: these calls, each after those in its argument. An expression is unpickled by compiling
-    its `sql`.
+    Attributes:
+        sql: Canonical SQL, equal for texts that differ only in white space, case of keywords and names, aliases of
+            functions and needless parentheses. Equal `sql` over one schema means equal values, so it can identify
+            shared state.
+        type: The type of its values.
+        fields: The names of the columns that it reads, spelled as in the schema. A call of in_list reads its own column
+            instead of its argument.
+        memberships: The calls of in_list, each after those in its argument.
     """
 
     sql: str
@@ -56,10 +59,10 @@ class Expression:
     _schema: tuple[tuple[str, DataType], ...] = field(repr=False, compare=False)
 
     def evaluate(self, columns: Mapping[str, Column], rows: int) -> Column:
-        """Returns the values over columns of `rows` rows each; only the columns in `fields` are read.
+        """Evaluates the expression over columns of `rows` rows each. Reads only the columns in `fields`.
 
-        NULLs are as in SQL. A row for which Spark would raise an error (overflow, division by zero, cast) is marked in
-        `Column.error`; other rows are not affected. The arrays may be shared with the input or read-only.
+        NULLs behave as in SQL. A row for which Spark would raise an error (overflow, division by zero, cast) is marked
+        in `Column.error` and does not affect other rows. The arrays may be shared with the input or read-only.
         """
         inputs = {name: _narrow_column(columns[name]) for name in self.fields}
         try:
@@ -79,12 +82,12 @@ class Expression:
         column = concat_columns(halves)
         most = functions.MAX_TEXT_CHARACTERS
         if self.type == STRING and sum(map(len, column.values[column.is_known()])) > most:
-            raise OverflowError(f"{self.sql} makes more than {most:,} characters of the events that are judged at once")
+            raise OverflowError(f"{self.sql} gives more than {most:,} characters for the events judged at once")
         return column
 
     @cached_property
     def named(self) -> frozenset[str]:
-        """The names of the schema that it reads, those in arguments of in_list too."""
+        """The names of the schema that it reads, including those in arguments of in_list."""
         own = self.fields - {membership.name for membership in self.memberships}
         return own.union(*(membership.text.named for membership in self.memberships))
 
@@ -95,7 +98,7 @@ class Expression:
 
     @cached_property
     def is_readable(self) -> bool:
-        """True if `sql` can be compiled again with the same fields and type; if not, it must not be sent as text."""
+        """True if `sql` can be compiled again with the same fields and type. Otherwise it must not be sent as text."""
         try:
             again = recompile(self.sql, dict(self._schema))
         except MemoryError:
@@ -112,7 +115,11 @@ class Expression:
 class Membership:
     """A call of in_list.
 
-    name: of the column that has its values; sql: the call; list_name: of the list; text: the text that is looked up there.
+    Attributes:
+        name: The name of the column with its values.
+        sql: The call.
+        list_name: The name of the list.
+        text: The text to look up in the list.
     """
 
     name: str
@@ -122,15 +129,15 @@ class Membership:
 
     @property
     def error_name(self) -> str:
-        """The name under which a sequence keeps whether the call has an error; "" for a call of a mere field, which has none."""
+        """The name under which a sequence stores if the call has an error; "" for a plain field, which has none."""
         is_field = {self.text.sql} <= {f"cast({name_as_sql(name)} as string)" for name in self.text.fields}
         return "" if is_field else f"{self.name}:error"
 
     def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
-        """Returns whether the texts are in the list at their times (microseconds, shape (rows,)); NULL for a NULL."""
+        """Returns whether the texts are in the list at the given times (microseconds, shape (rows,)); NULL for NULL."""
         read = {name: columns[name] for name in self.text.fields}
         ((name, column), *others) = read.items()
-        # Equal values of any other type may have different texts.
+        # In other types, equal values may have different texts.
         is_exact = column.values.dtype.kind in "ib" or column.type == STRING
         if others or not is_exact or column.error is not None or not len(times):
             until = self._find_until(read, len(times), lists)
@@ -140,7 +147,7 @@ class Membership:
         return replace(until, type=BOOLEAN, values=times < until.values)
 
     def _find_until(self, columns: Mapping[str, Column], rows: int, lists: Lists) -> Column:
-        """Finds when the texts cease to be in the list; NULL for a NULL."""
+        """Finds the times until which the texts are in the list; NULL for NULL."""
         texts = self.text.evaluate(columns, rows)
         known = Column(STRING, replace_settled(texts, ~texts.is_known()), texts.null)
         return Column(TIMESTAMP, lists.find_until(self.list_name, known), texts.null, texts.error)
@@ -149,7 +156,7 @@ class Membership:
 def add_memberships(
     columns: Mapping[str, Column], memberships: Iterable[Membership], times: Int64s, lists: Lists
 ) -> dict[str, Column]:
-    """Returns the columns with those of calls of in_list, each after those in its argument. times: of the rows."""
+    """Adds the columns of calls of in_list, each after those in its argument. `times` has the time of each row."""
     known = dict(columns)
     for membership in memberships:
         known[membership.name] = membership.evaluate(known, times, lists)
@@ -166,8 +173,11 @@ def _narrow_column(column: Column) -> Column:
 class AggregateCall:
     """An aggregate over the events of a window, such as `avg(x) filter (where amount > 1000)`.
 
-    `function` is one of `AGGREGATES`, such as count_distinct. `argument` is None for count(*).
-    Only rows whose `filter` (None: all) is true are counted. `sql` is canonical, as in Expression.
+    Attributes:
+        function: One of `AGGREGATES`, such as count_distinct.
+        argument: The argument; None for count(*).
+        filter: Only rows for which it is true are counted; None for all rows.
+        sql: Canonical SQL, as in Expression.
     """
 
     function: str
@@ -184,7 +194,7 @@ class AggregateCall:
 def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
     """Compiles a Spark SQL expression over a schema (field name -> type).
 
-    The case of names does not matter; a dotted name of the schema is written without backticks. Raises ExpressionError with
+    Names are case-insensitive. Dotted names of the schema are written without backticks. Raises ExpressionError with
     all problems: constructs that are not allowed, unknown fields, type errors, and more characters, levels or values of
     an `in` than `limits` allow.
     """
@@ -192,14 +202,14 @@ def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits
 
 
 def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
-    """Compiles the `sql` of an expression that was compiled over these fields before."""
+    """Compiles the `sql` of an expression that was compiled before over these fields."""
     return _compile_tree(parse(sql, _CANONICAL), schema, takes_combination=True)
 
 
 def _compile_tree(
     tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL, *, takes_combination: bool = False
 ) -> Expression:
-    """Compiles a tree. takes_combination: it may be several values in parentheses, those of count(distinct a, b)."""
+    """Compiles a tree. `takes_combination` allows several values in parentheses, as in count(distinct a, b)."""
     binder = Binder(schema, limits.alternatives)
     is_combination = takes_combination and isinstance(tree, exp.Tuple)
     node = binder.bind_combination(tree) if is_combination else binder.bind(tree)
@@ -217,7 +227,7 @@ def _make_memberships(binder: Binder, schema: Mapping[str, DataType]) -> list[Me
 
 
 def _make_expression(node: Node, schema: Mapping[str, DataType], known: Sequence[Membership]) -> Expression:
-    """Makes the expression of a node. known: calls of in_list, those of the node among them."""
+    """Makes the expression of a node. `known` must include the node's calls of in_list."""
     wanted = set(node.fields)
     for membership in reversed(known):
         if membership.name in wanted:
@@ -234,9 +244,9 @@ def _make_expression(node: Node, schema: Mapping[str, DataType], known: Sequence
 
 
 def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None:
-    """Compiles the operands of the text's outermost `and` that read only names of `schema`; None if there are none.
+    """Compiles those operands of the text's outermost `and` that read only names of `schema`; None if there are none.
 
-    Where this part does not hold, the whole text does not hold either, whatever the values of the other names.
+    If this part does not hold, the whole condition does not hold, whatever the values of other names.
     """
     parts = []
     for tree in split_conjuncts(parse(text)):
@@ -246,15 +256,15 @@ def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None
 
 
 def split_condition(condition: Expression) -> list[Expression]:
-    """Splits a condition at its outermost `and` into its operands, in order."""
+    """Splits a condition at its outermost `and`. Returns the operands in order."""
     schema = dict(condition._schema)
     return [_compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
 
 
 def drop_memberships(condition: Expression) -> Expression | None:
-    """Returns a condition without in_list that is true or an error wherever this one is, whatever is in the lists.
+    """Returns a condition without in_list that is true or an error whenever the given one is, for any lists.
 
-    None if there is none: this one may hold for any event.
+    Returns None if no such condition exists, because the given one may hold for any event.
     """
     if not condition.memberships:
         return condition
@@ -263,33 +273,33 @@ def drop_memberships(condition: Expression) -> Expression | None:
         if not part.memberships:
             kept.append(part.sql)
             continue
-        # Anything but a look-up, or not one, may be an error for some contents of lists and not for others.
+        # A part other than a call of in_list, or `not` with a call, may fail for some contents of the lists only.
         (membership, *others) = part.memberships
         if others or part.sql.removeprefix("not ") != membership.sql:
             return None
         text = membership.text
         if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:
-            # An error of the text is one of the condition.
+            # If the text has an error, so has the condition.
             kept.append(f"{text.sql} is null or true")
     return recompile(" and ".join(f"({part})" for part in kept), dict(condition._schema)) if kept else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison with one of `= != < <= > >=` of what two expressions read, whose stored values can be compared."""
+    """A comparison of two expressions by one of `= != < <= > >=`, whose stored values can be compared."""
 
     symbol: str
     left: Expression
     right: Expression
 
     def turn(self) -> Comparison:
-        """Returns the same comparison with its sides exchanged."""
+        """Returns the same comparison with its sides swapped."""
         turned = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
         return Comparison(turned.get(self.symbol, self.symbol), self.right, self.left)
 
 
 def find_comparisons(condition: Expression) -> Sequence[Comparison]:
-    """Finds the comparisons all of which are true where a condition is: operands of its outermost `and`."""
+    """Finds comparisons that are all true whenever the condition is: operands of its outermost `and`."""
     return _find_comparisons(condition.sql, condition._schema) if condition.is_readable else ()
 
 
@@ -306,7 +316,7 @@ def _find_comparisons(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Seq
 
 @dataclass(frozen=True)
 class Containment:
-    """A call `array_contains(x.y, value)`, or its opposite where it is not wanted. array: the name `x.y`."""
+    """A call `array_contains(x.y, value)`, or `not` with this call if not `is_wanted`. `array` is the name `x.y`."""
 
     array: str
     value: Expression
@@ -314,9 +324,9 @@ class Containment:
 
 
 def find_containments(condition: Expression) -> Sequence[Containment]:
-    """Finds the calls of array_contains, or `not` with one, all of which are true where a condition is.
+    """Finds calls of array_contains, or `not` with a call, that are all true whenever the condition is.
 
-    Only those whose value reads no array.
+    Leaves out calls whose value reads an array.
     """
     return _find_containments(condition.sql, condition._schema) if condition.is_readable else ()
 
@@ -337,16 +347,22 @@ def _find_containments(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Se
 
 
 def find_names(text: str) -> list[str]:
-    """Returns the names that a text reads, as they are written, dotted ones in full. Raises ExpressionError."""
+    """Returns the names that a text reads, as written; dotted names in full. Raises ExpressionError."""
     return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
 
 
 def find_rising(text: str) -> dict[str, int] | None:
-    """Returns the names that a condition compares with numbers, if it holds no more often when any of them is lower.
+    """Finds the limits of a monotone condition, which never begins to hold when a value falls.
 
-    Each has the lowest of its numbers, rounded down; the condition does not hold where every name is below its own by one or
-    more, however either is rounded to be compared. It then consists of comparisons such as `total >= 100`, joined by `and` or `or`; None for any other condition, and for one
-    that cannot be read again.
+    Such a condition consists of comparisons such as `total >= 100`, joined by `and` or `or`.
+
+    Args:
+        text: Canonical SQL of the condition.
+
+    Returns:
+        For each name in the condition the lowest number that it is compared with, rounded down. The condition does not
+        hold if every name is below its number by one or more, however they are rounded for the comparison. None for any
+        other condition, and for one that cannot be parsed again.
     """
     try:
         parts = [parse(text, _CANONICAL)]
@@ -375,9 +391,10 @@ def find_rising(text: str) -> dict[str, int] | None:
 
 @lru_cache(maxsize=1_000)
 def find_thresholds(text: str, count: str) -> frozenset[int] | None:
-    """Returns the numbers of items at which a condition may change: those it compares `size(x.y)` and `x.count` with, and the next.
+    """Returns the numbers of items at which the value of a condition may change.
 
-    count: the name that follows the dot of the second form. None where such a number is used in another way.
+    These are the numbers that it compares `size(x.y)` and `x.count` with, and each number plus one. `count` is the name
+    after the dot in `x.count`. Returns None if the condition uses a number of items in any other way.
     """
     found = set()
     for tree in parse(text, _CANONICAL).walk():
@@ -399,7 +416,7 @@ def find_thresholds(text: str, count: str) -> frozenset[int] | None:
 
 @lru_cache(maxsize=1_000)
 def find_read_first(text: str) -> frozenset[str]:
-    """Returns the arrays such as `x.y` of which a text reads the first item alone, as `element_at(x.y, 1)`."""
+    """Returns the arrays such as `x.y` of which a text reads only the first item, as `element_at(x.y, 1)`."""
     first, others = set[str](), set[str]()
     for column in parse(text, _CANONICAL).find_all(exp.Column):
         call = column.parent
@@ -409,7 +426,7 @@ def find_read_first(text: str) -> frozenset[str]:
     return frozenset(first - others)
 
 
-# A double holds every whole number of so many digits.
+# A double can represent every whole number with this many digits.
 _EXACT_DIGITS = 15
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _TEACHING = (
@@ -451,7 +468,7 @@ def _compile_call(
     elif distinct and name == "count" and len(parts) > 1 and not problems:
         argument = _compile_argument(exp.Tuple(expressions=parts), schema, limits, problems)
     where = None if condition is None else _compile_argument(condition, schema, limits, problems)
-    # Counting different values needs values that can be compared.
+    # Counting distinct values requires comparable values.
     check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
     if argument is not None and (problem := check(argument.type)):
         problems.append(f"{shown_name} {problem}")
@@ -494,7 +511,7 @@ def _compile_argument(
     tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]
 ) -> Expression | None:
     try:
-        # What was written in parentheses has a parent; the arguments of one call, put together, have none.
+        # A tuple in the text has a parent; the tuple of a call's arguments has none.
         return _compile_tree(tree, schema, limits, takes_combination=tree.parent is None)
     except ExpressionError as error:
         problems += [problem for problem in error.problems if problem not in problems]

@@ -1,6 +1,6 @@
-"""The functions that expressions may call, in one table of SQL name -> Spark's type rule and vectorised kernel.
+"""Defines the functions that expressions may call, in one table of SQL name -> Spark's type rule and vectorised kernel.
 
-A rule can only use the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMENTS`. To add one, write a line there.
+Rules can use only the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMENTS`. To add a function, add a line there.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ from lookback.core.values.types import (
 
 
 class TooManyCharacters(Exception):
-    """Texts of so many events do not fit in memory at once; fewer at a time do."""
+    """Raised if the texts of all events do not fit in memory at once; evaluate fewer events at a time."""
 
 
 Arguments = Sequence[Node]
-# The arguments of one call are in memory at once, for all events of a batch.
+# A call has all its arguments in memory at once, for all events of a batch.
 MAX_ARGUMENTS = 100
-# Bounds what one call of concat() makes at once: a longer text is an error of its event, and more events are evaluated in
-# slices. No other function returns longer texts than it takes.
+# The limit for one call of concat(). A single text beyond it is an error of its event; if only the texts together
+# exceed it, the events are evaluated in slices. No other function returns longer texts than it takes.
 MAX_JOINED_CHARACTERS = 256_000_000
-# Bounds the texts that an expression gives for all events that are judged at once.
+# The limit for the texts that an expression gives for all events that are judged at once.
 MAX_TEXT_CHARACTERS = 1_000_000_000
-# A part of a LIKE pattern between two `%` that has a `_` is compared at every position of the text.
+# The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
+# text.
 MAX_LIKE_PART_CHARACTERS = 100
 
 
@@ -115,7 +116,8 @@ def format_call(name: str, arguments: Arguments) -> str:
     return f"{name}({', '.join(argument.sql for argument in arguments)})"
 
 
-# Type rules: each checks and casts the arguments of a call, or raises Refused ------------------------------------------
+# Type rules: each checks and casts the arguments of a call, or raises Refused
+# ------------------------------------------
 
 
 def _require_count(name: str, arguments: Arguments, least: int, most: int) -> None:
@@ -139,7 +141,7 @@ def _require_type(name: str, argument: Node, type_: DataType) -> Node:
 
 
 def takes(*types: DataType, gives: DataType, optional: int = 0) -> TypeRule:
-    """Makes the rule of a function with exactly these argument types; the last `optional` ones may be left out."""
+    """Makes the rule of a function with exactly these argument types. The last `optional` arguments may be left out."""
 
     def rule(name: str, arguments: Arguments) -> Call:
         _require_count(name, arguments, len(types) - optional, len(types))
@@ -159,7 +161,7 @@ def type_concat(name: str, arguments: Arguments) -> Call:
 def type_case_change(name: str, arguments: Arguments) -> Call:
     """Types a call with a string; the result is a string.
 
-    Changing the case twice is refused: Spark drops the inner call, which matters for letters such as the sharp s.
+    Changing the case twice is refused, since Spark drops the inner call, which matters for letters such as the sharp s.
     """
     _require_count(name, arguments, 1, 1)
     if arguments[0].sql.startswith(("lower(", "upper(")):
@@ -196,7 +198,7 @@ def _type_number(name: str, arguments: Arguments) -> Call:
 
 
 def type_abs(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number; the result has its type. A decimal whose digits Spark would cut is refused."""
+    """Types a call with a number; the result has its type. Refuses a decimal whose digits Spark would cut."""
     call = _type_number(name, arguments)
     require_exact_sign(arguments[0], format_call(name, arguments))
     return call
@@ -315,7 +317,7 @@ def _to_whole(call: Call, values: Values, cut: Callable[[Values], Values], up: i
         whole = -(-values // factor) if up else values // factor
         return store_decimal(whole, call.type)
     whole = cut(values.astype(np.float64))
-    # Java converts a double out of range to the nearest bigint, and NaN to 0.
+    # Java converts an out-of-range double to the nearest bigint, and NaN to 0.
     inside = (whole > LONG_MIN) & (whole < 2.0**63)
     integers = np.where(inside, whole, 0.0).astype(np.int64)
     return KernelResult(np.where(inside | is_nan(whole), integers, np.where(whole > 0, LONG_MAX, LONG_MIN)))
@@ -351,8 +353,8 @@ def _map_texts(function: Callable[..., str]) -> CallKernel:
     )
 
 
-# Capitals that Unicode has given a small letter, or got, after version 13, which is that of the oldest Python: the first of
-# a row of them, how many, and the first small letter. Spark knows them, whatever the version of Python does.
+# Pairs of a capital and a small letter that Unicode added after version 13, which the oldest supported Python has: the
+# first capital of a range, the number of capitals, and the first small letter. Spark knows them, but Python may not.
 _NEW_CAPITALS = (
     (0x1C89, 1, 0x1C8A), (0x2C2F, 1, 0x2C5F), (0xA7C0, 1, 0xA7C1), (0xA7CB, 1, 0x264), (0xA7CC, 1, 0xA7CD),
     (0xA7CE, 1, 0xA7CF), (0xA7D0, 1, 0xA7D1), (0xA7D2, 1, 0xA7D3), (0xA7D4, 1, 0xA7D5), (0xA7D6, 1, 0xA7D7),
@@ -364,12 +366,12 @@ _TO_CAPITAL = {small: capital for capital, small in _TO_SMALL.items()}
 
 
 def change_to_lower(text: str) -> str:
-    """Returns the text in small letters, as Spark does."""
+    """Converts a text to lower case, as Spark does."""
     return text.lower() if text.isascii() else text.translate(_TO_SMALL).lower()
 
 
 def change_to_upper(text: str) -> str:
-    """Returns the text in capitals, as Spark does."""
+    """Converts a text to upper case, as Spark does."""
     return text.upper() if text.isascii() else text.translate(_TO_CAPITAL).upper()
 
 
@@ -426,7 +428,7 @@ def _day_of_week(call: Call, values: Sequence[Values]) -> KernelResult:
 
 
 def _count_months(days: Values) -> Values:
-    """Returns the months from January 1970 to each day."""
+    """Returns the number of months from January 1970 to each day."""
     return np.asarray(days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64))
 
 
@@ -558,7 +560,7 @@ _CANONICAL = {
 }  # fmt: skip
 
 
-# Forms: functions that do not evaluate all of their arguments, or that are not NULL for NULL ----------------------------
+# Forms: functions that do not evaluate all arguments, or that are not NULL for NULL -----------------------------------
 
 
 def _coalesce(name: str, arguments: Arguments) -> Node:
@@ -683,7 +685,7 @@ FORMS: dict[str, Callable[[str, Arguments], Node]] = {
 
 
 def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
-    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time in the text. Raises Refused."""
+    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time. Raises Refused."""
     if not isinstance(pattern.literal, str):
         raise Refused("the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()")
     sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
@@ -729,7 +731,7 @@ def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
 def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
     """Returns the test of a LIKE pattern. Raises Refused.
 
-    Each part between `%` is matched where it first fits, so the test never backtracks.
+    Each part between `%` is matched at the first place where it fits, so the test never backtracks.
     """
     pieces = _split_pattern(pattern, escape)
     parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
@@ -739,7 +741,8 @@ def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
         return lambda text: parts[0].fullmatch(text) is not None
     if any(None in piece and len(piece) > MAX_LIKE_PART_CHARACTERS for piece in pieces[1:-1]):
         raise Refused(
-            f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make it shorter"
+            f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make "
+            "it shorter"
         )
     head, *middle, tail = parts
     tail_length = len(pieces[-1])
@@ -783,7 +786,7 @@ def _compile_plain_like(pieces: list[str]) -> Callable[[str], bool]:
 
 
 def make_combination(nodes: Arguments) -> Node:
-    """Makes the text that tells a combination of values from others; NULL if one of them is, as count(distinct) wants it.
+    """Makes a text that is unique for each combination of values; NULL if a value is NULL, as in count(distinct).
 
     Raises Refused.
     """
@@ -793,7 +796,7 @@ def make_combination(nodes: Arguments) -> Node:
             raise Refused(f"count(distinct) {problem}")
 
     def kernel(*values: Values) -> KernelResult:
-        # One text for both zeros, and for every NaN.
+        # Both zeros have the same text, and so has every NaN.
         columns = [(each + 0.0 if each.dtype.kind == "f" else each).tolist() for each in values]
         return KernelResult(_objects([json.dumps(row) for row in zip(*columns, strict=True)]))
 
@@ -804,12 +807,12 @@ def make_combination(nodes: Arguments) -> Node:
 
 
 def check_any_value(type_: DataType) -> str | None:
-    """Accepts every type: anything can be counted."""
+    """Accepts every type, since anything can be counted."""
     return None
 
 
 def check_exact_number(type_: DataType) -> str | None:
-    """Accepts integers and decimals, whose sums do not depend on their order. Returns the problem with another type."""
+    """Accepts integers and decimals, whose sums do not depend on order. Returns the problem with any other type."""
     if type_.is_float:
         return (
             f"takes exact numbers, since sums of a {type_} depend on order; write cast(x as decimal(18,2)) or as needed"
@@ -818,12 +821,12 @@ def check_exact_number(type_: DataType) -> str | None:
 
 
 def check_ordered(type_: DataType) -> str | None:
-    """Accepts single values, which have an order. Returns the problem with another type."""
+    """Accepts single values, which have an order. Returns the problem with any other type."""
     return f"takes single values, got {type_}" if type_.name in ("array", "null") else None
 
 
-# SQL name -> the check of the argument's type, which returns the problem or None. The type of the result, the state and
-# the arithmetic of each aggregate are in aggregation/aggregates.py.
+# SQL name -> the check of the argument's type, which returns the problem or None. See aggregation/aggregates.py for the
+# result type, state and arithmetic of each aggregate.
 AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
     "count": check_any_value,
     "sum": check_exact_number,

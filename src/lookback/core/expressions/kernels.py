@@ -1,10 +1,10 @@
-"""Vectorised arithmetic and comparison on stored values; overflow is detected, not wrapped.
+"""Vectorised arithmetic and comparison on stored values. Overflow is detected, not wrapped.
 
 A kernel takes values (numpy arrays of equal length) and returns a KernelResult. It never raises an error for a row, but
 marks the row. A value under NULL or error may be any number of the right type, and the result there has no meaning.
 
-Between kernels a wide decimal may be held as int64 (but never as the least int64, which cannot be negated), since Python's
-integers are ten times slower; only the column that leaves an expression must have the storage of its type.
+Between kernels, wide decimals may be held as int64 (except LONG_MIN, which cannot be negated), since Python's integers
+are ten times slower. Only the column that leaves an expression must have the storage of its type.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lookback.core.values.types import DataType
 
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _COMPACT_DIGITS = 18
-# The number of digits that Spark's decimal remainder allows a whole quotient.
+# The most digits of the whole quotient in Spark's decimal remainder.
 _QUOTIENT_DIGITS = 39
 
 
 class KernelResult(NamedTuple):
-    """The values that a kernel computes, and masks of the rows that are errors or NULL instead; None marks no row."""
+    """The values that a kernel computes, and masks of the rows that are errors or NULL; None marks no row."""
 
     values: Values
     error: Mask | None = None
@@ -118,15 +118,15 @@ def divide_integers(a: Values, b: Values) -> KernelResult:
 def remainder_integers(a: Values, b: Values) -> KernelResult:
     """Computes a % b with the sign of a."""
     divisor, error = _replace_zeros(b)
-    # LONG_MIN % -1 overflows in the processor; by 1 the result is also 0.
+    # LONG_MIN % -1 overflows in the processor; % 1 also gives 0.
     divisor = np.where(divisor == -1, 1, divisor)
     return KernelResult(np.fmod(a, divisor), error)
 
 
 def positive_remainder_integers(a: Values, b: Values, bits: int) -> KernelResult:
-    """Computes pmod(a, b): a % b, and b more where that is negative."""
+    """Computes pmod(a, b): a % b, plus b if that is negative."""
     rest, error, _ = remainder_integers(a, b)
-    # Java adds in 32 bits at least, and goes around beyond them.
+    # Java adds in at least 32 bits and wraps around.
     total = rest + b if bits != 32 else (rest + b + 2**31) % 2**32 - 2**31
     return KernelResult(np.where(rest < 0, remainder_integers(total, b).values, rest), error)
 
@@ -152,7 +152,7 @@ def remainder_floats(a: Values, b: Values) -> KernelResult:
 
 
 def positive_remainder_floats(a: Values, b: Values) -> KernelResult:
-    """Computes pmod(a, b): a % b, and b more where that is negative."""
+    """Computes pmod(a, b): a % b, plus b if that is negative."""
     rest, error, _ = remainder_floats(a, b)
     return KernelResult(np.where(rest < 0, remainder_floats(rest + b, b).values, rest), error)
 
@@ -178,7 +178,7 @@ def round_off(values: Values, places: int) -> Values:
         return values
     factor = 10**places
     if values.dtype != object:
-        # The least int64 has no magnitude.
+        # The absolute value of LONG_MIN does not fit int64.
         if factor > LONG_MAX // 4 or (len(values) and values.min() == LONG_MIN):
             values = values.astype(object)
         else:
@@ -192,7 +192,7 @@ def round_off(values: Values, places: int) -> Values:
 
 
 def store_decimal(values: Values, type_: DataType, checked: bool = True) -> KernelResult:
-    """Converts unscaled values of the scale of `type_` to its storage; an error where they have too many digits."""
+    """Converts unscaled values of the scale of `type_` to its storage. Values with too many digits are errors."""
     error: Mask | None = None
     limit = 10**type_.precision
     if checked and (values.dtype == object or limit <= LONG_MAX):
@@ -205,7 +205,7 @@ def store_decimal(values: Values, type_: DataType, checked: bool = True) -> Kern
 
 
 def rescale(values: Values, scale: int, type_: DataType, checked: bool = True) -> KernelResult:
-    """Converts unscaled values of a scale to `type_`: rounded half up, an error where they do not fit."""
+    """Converts unscaled values of a scale to `type_`, rounded half up. Values that do not fit are errors."""
     if scale > type_.scale:
         values = round_off(values, scale - type_.scale)
     else:
@@ -256,7 +256,7 @@ def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], r
     scale = max(types[0].scale, types[1].scale)
     left, right = scale_up(a, scale - types[0].scale), scale_up(divisor, scale - types[1].scale)
     if left.dtype != object and right.dtype != object:
-        # The remainder of the least int64 by -1 overflows in the processor.
+        # LONG_MIN % -1 overflows in the processor.
         values, error, _ = rescale(np.fmod(left, np.where(right == -1, 1, right)), scale, result)
         return KernelResult(values, either_mask(zero, error))
     left, right = left.astype(object), right.astype(object)
@@ -270,7 +270,7 @@ def remainder_decimals(a: Values, b: Values, types: tuple[DataType, DataType], r
 def positive_remainder_decimals(
     a: Values, b: Values, types: tuple[DataType, DataType], result: DataType
 ) -> KernelResult:
-    """Computes pmod(a, b): a % b, and b more where that is negative and b is not."""
+    """Computes pmod(a, b): a % b, plus b if a % b is negative and b is positive."""
     rest, error, _ = remainder_decimals(a, b, types, result)
     divisor = scale_up(b, result.scale - types[1].scale)
     positive, beyond, _ = store_decimal(np.where(as_mask((rest < 0) & (divisor > 0)), rest + divisor, rest), result)

@@ -1,4 +1,4 @@
-"""Typed expression trees that can be evaluated: the nodes, and how NULLs and errors pass through them."""
+"""Defines the nodes of typed expression trees, and how NULLs and errors propagate through them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from lookback.core.values.types import DataType
 Evaluate = Callable[[Mapping[str, Column], int], Column]
 Kernel = Callable[..., KernelResult]
 
-# How tightly an operator binds, so that expressions are printed without needless parentheses.
+# The precedence of operators, to print expressions without needless parentheses.
 OR, AND, NOT, COMPARISON, SUM, PRODUCT, UNARY, PRIMARY = range(1, 9)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation: its type, its canonical SQL, and a function from columns and number of rows to a column.
+    """One operation.
 
-    literal: the Python value (int, str) of a literal, since types depend on it; fields: the names that it reads.
-    compared: of a comparison its symbol and its operands, whose stored values can be compared; None otherwise.
+    Attributes:
+        type: The type of its result.
+        sql: Its canonical SQL.
+        run: A function from columns and a number of rows to a column.
+        level: Its precedence.
+        literal: The Python value (int, str) of a literal, since types depend on it; None for other operations.
+        fields: The names that it reads.
+        compared: The symbol and the operands of a comparison, whose stored values can be compared; None for other
+            operations.
     """
 
     type: DataType
@@ -37,7 +44,7 @@ class Node:
     compared: tuple[str, Node, Node] | None = None
 
     def within(self, level: int) -> str:
-        """Returns the SQL as an operand of an operator of `level`: in parentheses unless it binds tighter."""
+        """Returns the SQL as an operand of an operator of this level, in parentheses unless it binds tighter."""
         return self.sql if self.level > level else f"({self.sql})"
 
 
@@ -47,9 +54,9 @@ def make_field(name: str, type_: DataType, sql: str) -> Node:
 
 
 def name_membership(sql: str) -> str:
-    """Returns the name of the column that has the values of a call of in_list. sql: the call.
+    """Returns the name of the column with the values of a call of in_list, given as SQL.
 
-    No field has such a name, and there is no dot in it, which would be that of a step.
+    No field has such a name. It contains no dot, which would mark a field of a step.
     """
     return f"in_list:{sha256(sql.encode()).hexdigest()[:32]}"
 
@@ -66,7 +73,7 @@ def make_constant(type_: DataType, value: Any, sql: str, level: int = PRIMARY, l
 
 
 def union_fields(nodes: Sequence[Node]) -> frozenset[str]:
-    """Returns the names that any of the nodes reads."""
+    """Returns the names that the nodes read."""
     return frozenset(name for node in nodes for name in node.fields)
 
 
@@ -85,8 +92,8 @@ def make_strict(
 ) -> Node:
     """Makes an operation that is NULL if an argument is NULL.
 
-    As in Spark, arguments are evaluated in order: the first that is NULL or an error decides the row. Divisions evaluate
-    the divisor first (`right_first`).
+    As in Spark, arguments are evaluated in order: the first that is NULL or an error decides the row. Divisions
+    evaluate the divisor first (`right_first`).
     """
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
@@ -110,7 +117,7 @@ def finish_column(
     null, error = either_mask(null, new_null), either_mask(error, new_error)
     values, unknown = outcome.values, either_mask(null, error)
     if unknown is not None and values.dtype == np.int64:
-        # The next kernel may take any number here for one that its type can hold.
+        # The next kernel may rely on each number fitting its type, even under NULL and error.
         values = np.where(unknown, 0, values)
     return Column(type_, values, null, error)
 
@@ -126,7 +133,7 @@ def decide_in_order(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]
 
 
 def decide_at_once(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:
-    """Returns the masks (NULL, error) of an operation that evaluates all arguments first: any error decides the row."""
+    """Returns the masks (NULL, error) of an operation that first evaluates all arguments: any error decides the row."""
     null: Mask | None = None
     error: Mask | None = None
     for column in inputs:
@@ -137,7 +144,7 @@ def decide_at_once(inputs: Sequence[Column]) -> tuple[Mask | None, Mask | None]:
 
 
 def replace_settled(column: Column, settled: Mask | None) -> Values:
-    """Returns the values with a neutral object under NULL and error, so that kernels over objects cannot fail there."""
+    """Replaces values under NULL and error with a neutral object, so that kernels over objects cannot fail there."""
     if settled is None or column.values.dtype != object:
         return column.values
     values: Values = column.values.copy()
@@ -153,12 +160,12 @@ def replace_settled(column: Column, settled: Mask | None) -> Values:
 
 
 def combine_and(inputs: Iterable[Column]) -> Column:
-    """Computes AND from left to right: a row is settled by false or by an error, and later operands cannot fail it."""
+    """Computes AND from left to right. False or an error settles a row, so later operands cannot make it fail."""
     return _combine(inputs, settles=False)
 
 
 def combine_or(inputs: Iterable[Column]) -> Column:
-    """Computes OR from left to right: a row is settled by true or by an error, and later operands cannot fail it."""
+    """Computes OR from left to right. True or an error settles a row, so later operands cannot make it fail."""
     return _combine(inputs, settles=True)
 
 
@@ -202,7 +209,7 @@ def _combine_pair(
 
 
 class Choice:
-    """Gives each row the value of the first branch that takes it; rows that no branch takes are NULL."""
+    """Gives each row the value of the first branch that takes it. Rows that no branch takes are NULL."""
 
     def __init__(self, type_: DataType, rows: int) -> None:
         self._type = type_
@@ -212,7 +219,7 @@ class Choice:
         self._open = np.ones(rows, dtype=bool)
 
     def fail(self, column: Column) -> None:
-        """Marks the open rows as errors where `column`, a condition that is evaluated now, is an error."""
+        """Marks open rows as errors if `column`, the condition being evaluated, is an error there."""
         if column.error is not None:
             self._error |= column.error & self._open
             self._open &= ~column.error
@@ -228,5 +235,5 @@ class Choice:
         self._open = self._open & ~taken
 
     def column(self) -> Column:
-        """Returns the column, NULL where no branch took the row."""
+        """Returns the column. Rows that no branch took are NULL."""
         return Column(self._type, self._values, mask_or_none(self._null | self._open), mask_or_none(self._error))

@@ -69,14 +69,14 @@ from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRI
 
 
 class Refused(Exception):
-    """An operation that is not allowed on its operands; the message tells what to do."""
+    """Raised for an operation that is not allowed on its operands. The message says what to do."""
 
 
 # Casts ---------------------------------------------------------------------------------------------------------------
 
 
 def cast_implicitly(node: Node, type_: DataType) -> Node:
-    """Casts a node as Spark does by itself; its SQL stays the same. Raises Refused."""
+    """Casts a node implicitly, as Spark does, and keeps its SQL. Raises Refused."""
     if node.type == type_:
         return node
     return cast_node(node, type_, node.sql, node.level)
@@ -95,7 +95,7 @@ def cast_node(node: Node, type_: DataType, sql: str, level: int = PRIMARY) -> No
 
 
 def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
-    """Makes cast(node as type), or try_cast, which is NULL where the cast fails, but not where the operand fails."""
+    """Makes cast(node as type), or try_cast, which is NULL if the cast fails but not if the operand fails."""
     sql = f"{'try_cast' if tolerant else 'cast'}({node.sql} as {type_})"
     if not tolerant:
         return print_as(cast_node(node, type_, sql), sql)
@@ -119,9 +119,9 @@ _LITERAL_TIME = re.compile(
 
 
 def parse_literal_time(text: str, type_: DataType) -> int:
-    """Reads a date or timestamp literal as days or microseconds since 1970; UTC if it has no zone. Raises Refused."""
+    """Parses a date or timestamp literal as days or microseconds since 1970; UTC if it has no zone. Raises Refused."""
     match = _LITERAL_TIME.fullmatch(text.strip(" "))
-    remedy = f"{text!r} is not a {type_} that is understood; write it like "
+    remedy = f"{text!r} is not a valid {type_}; write it like "
     remedy += "'2026-01-31'" if type_ == DATE else "'2026-01-31 12:00:00'"
     if match is None or (type_ == DATE and match.group(4)):
         raise Refused(remedy)
@@ -179,7 +179,7 @@ _ORDERS: dict[str, _Order] = {
 
 
 def make_comparison(symbol: str, a: Node, b: Node) -> Node:
-    """Makes a = b, or another comparison; `<=>` is `=` that is never NULL. Raises Refused."""
+    """Makes a = b or another comparison. `<=>` is `=` that is never NULL. Raises Refused."""
     sql = f"{a.within(COMPARISON)} {symbol} {b.within(COMPARISON)}"
     left, right = _cast_to_compare(a, b, sql)
     order = _ORDERS["=" if symbol == "<=>" else symbol]
@@ -215,7 +215,7 @@ def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node]:
 
 
 def _align_decimal(node: Node, scale: int, wide: DataType) -> Node:
-    """Brings exact numbers of a scale to that of a type that holds all of them; the SQL stays the same."""
+    """Converts exact numbers of a scale to a decimal type that holds all of them, and keeps the SQL."""
     places = wide.scale - scale
     if places == 0:
         return node
@@ -223,7 +223,7 @@ def _align_decimal(node: Node, scale: int, wide: DataType) -> Node:
 
 
 def find_operand_types(a: Node, b: Node) -> tuple[DataType, DataType]:
-    """Returns the decimal types with which two exact numbers enter an operation; at least one must be a decimal."""
+    """Returns the decimal types of two exact numbers as operands of an operation. At least one must be a decimal."""
 
     def find_type(node: Node, other: Node) -> DataType:
         if node.type.is_integer and other.type.is_decimal and isinstance(node.literal, int):
@@ -290,7 +290,7 @@ def make_is_truth(node: Node, truth: bool, negated: bool) -> Node:
 
 
 def make_in_list(value: Node, items: Sequence[Node]) -> Node:
-    """Makes value in (items): true at the first equal item, and later items cannot fail. Raises Refused."""
+    """Makes value in (items): true at the first equal item, so later items cannot make it fail. Raises Refused."""
     sql = f"{value.within(COMPARISON)} in ({', '.join(item.sql for item in items)})"
     if value.type.name == "array":
         raise Refused(f"{sql!r} looks for an array; use array_contains()")
@@ -299,7 +299,7 @@ def make_in_list(value: Node, items: Sequence[Node]) -> Node:
         return make_strict(BOOLEAN, sql, nodes[:1], member, COMPARISON)
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        # Items are evaluated one by one, since all at once could be thousands of columns.
+        # Evaluate items one by one, since all at once could be thousands of columns.
         return _find_members(nodes[0].run(columns, rows), (node.run(columns, rows) for node in nodes[1:]))
 
     return Node(BOOLEAN, sql, run, COMPARISON, fields=union_fields(nodes))
@@ -350,7 +350,7 @@ def make_logic(word: str, nodes: Sequence[Node]) -> Node:
     """Makes `and` or `or` of conditions, evaluated from left to right as far as needed. Raises Refused."""
     level, combine = (AND, combine_and) if word == "and" else (OR, combine_or)
     conditions = [require_condition(node, repr(word)) for node in nodes]
-    # The first operand needs no parentheses even if it is a chain of the same operator.
+    # The first operand needs no parentheses, even if it is a chain of the same operator.
     shown = [node.within(level - (index == 0)) for index, node in enumerate(nodes)]
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
@@ -366,7 +366,7 @@ def make_not(node: Node) -> Node:
 
 
 def make_case(branches: Sequence[tuple[Node, Node]], default: Node | None, sql: str) -> Node:
-    """Makes the value of the first branch whose condition is true, else the default or NULL. Raises Refused."""
+    """Makes a case expression: the first branch whose condition is true, else the default or NULL. Raises Refused."""
     values = [value for _, value in branches] + ([] if default is None else [default])
     nodes = cast_to_common(values, repr(sql))
     conditions = [require_condition(condition, "'when'") for condition, _ in branches]
@@ -390,7 +390,7 @@ def make_case(branches: Sequence[tuple[Node, Node]], default: Node | None, sql: 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
 
 _LEVELS = {"+": SUM, "-": SUM, "||": SUM, "*": PRODUCT, "/": PRODUCT, "%": PRODUCT, "div": PRODUCT, "pmod": PRIMARY}
-# Their second operand is evaluated first.
+# These evaluate their second operand first.
 _DIVISIONS = ("/", "%", "div", "pmod")
 
 
@@ -482,8 +482,8 @@ def make_negative(node: Node) -> Node:
     """Makes -node of a number. Raises Refused."""
     if not node.type.is_numeric:
         raise Refused(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
-    # The SQL must be read again as the same node, but a minus before the cast of a literal is refused (see syntax), and a
-    # minus before a number reads as one literal, which has another type next to decimals. Hence the parentheses.
+    # The SQL must parse to the same node again. But a minus before the cast of a literal is refused (see syntax), and a
+    # minus before a number is read as one literal, which has a different type next to decimals. Hence the parentheses.
     alone = not node.fields and (node.sql.startswith(("cast(", "try_cast(")) or node.sql[0].isdigit())
     sql = f"-({node.sql})" if alone else f"-{node.within(UNARY)}"
     if node.type.is_integer:
@@ -494,7 +494,7 @@ def make_negative(node: Node) -> Node:
 
 
 def require_exact_sign(node: Node, sql: str) -> None:
-    """Raises Refused for a decimal of more than 34 digits, whose sign Spark cannot change without rounding."""
+    """Raises Refused for a decimal of more than 34 digits, which Spark cannot negate without rounding."""
     if node.type.is_decimal and node.type.precision > 34:
         raise Refused(
             f"{sql!r}: Spark cuts a {node.type} to 34 digits there; write 0 - x, or cast to at most 34 digits"

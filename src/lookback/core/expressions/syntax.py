@@ -1,8 +1,8 @@
-"""Parses the text of an expression into a syntax tree that has the same meaning in Spark, within limits.
+"""Parses the text of an expression, within limits, into a syntax tree that has the same meaning in Spark.
 
-sqlglot parses; this module makes sure that Spark would read the same. Functions keep the names that were written, so that
-one table (`functions.py`) decides about them. If sqlglot and Spark would group operators differently, the expression is
-refused with the advice to add parentheses.
+sqlglot does the parsing; this module makes sure that Spark would read the text the same way. Functions keep the names
+as written, so that one table (`functions.py`) decides about them. If sqlglot and Spark would group operators
+differently, the expression is refused with the advice to add parentheses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lookback.core.values.texts import quote_identifier
 
 MAX_CHARACTERS = DEFAULT_LIMITS.expression_characters
 MAX_LEVELS = DEFAULT_LIMITS.expression_levels
-# A level of nesting takes about 25 frames of sqlglot's parser; the default limit of 1,000 allows forty levels.
+# A level of nesting takes about 25 frames of sqlglot's parser. Python's default limit of 1,000 allows forty levels.
 _FRAMES = 8_000
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
@@ -39,13 +39,13 @@ _IS_WRITTEN = "is_written"
 
 
 class LookbackSql(Spark):
-    """Spark's dialect, but without sqlglot's rewriting of functions, which serves to translate between engines."""
+    """Spark's dialect without sqlglot's rewriting of functions, which is meant for translation between engines."""
 
     class Tokenizer(Spark.Tokenizer):
         # Since Spark 4 a doubled quote inside a string is a quote.
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {}
-        # `call`, `show` and the like begin statements; in an expression they are names.
+        # Words such as `call` and `show` begin statements, but are names in an expression.
         COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(SparkParser):
@@ -58,7 +58,7 @@ class LookbackSql(Spark):
         UNARY_PARSERS = {k: v for k, v in SparkParser.UNARY_PARSERS.items() if k is not TokenType.PLUS}
 
         def _parse_paren(self) -> exp.Expr | None:
-            """Marks the parentheses that are written; sqlglot adds others where it groups operators in its own way."""
+            """Marks parentheses from the text, since sqlglot adds more to express its own grouping of operators."""
             tree = super()._parse_paren()
             if isinstance(tree, exp.Paren):
                 tree.meta[_IS_WRITTEN] = True
@@ -119,7 +119,7 @@ def _tokenize(text: str) -> list[Token]:
 
 
 def _reread_string(text: str, token: Token) -> Token:
-    # sqlglot and Spark differ in rare escapes (octal, \Z, \%), so strings are read from the source again.
+    # sqlglot and Spark differ in rare escapes (octal, \Z, \%), so reread strings from the source.
     body = text[token.start + 1 : token.end]
     quote = text[token.start]
     return Token(
@@ -154,7 +154,13 @@ _KEPT = ("\\", "'", '"', "%", "_")
 
 
 class LostBackslash(NamedTuple):
-    """A text whose backslashes SQL takes away. written: with its quotes; read: how; remedy: the text that keeps them."""
+    """A text literal that loses backslashes in SQL.
+
+    Attributes:
+        written: The literal, with its quotes.
+        read: How SQL reads its backslashes.
+        remedy: A literal that keeps them.
+    """
 
     written: str
     read: str
@@ -162,9 +168,9 @@ class LostBackslash(NamedTuple):
 
 
 def find_lost_backslashes(text: str) -> list[LostBackslash]:
-    r"""Finds the texts in which a backslash is read with what follows it, in order.
+    r"""Finds text literals in which a backslash and the next character are read as an escape, in order.
 
-    Texts of such escapes alone, such as '\n', are meant as they are read.
+    Leaves out literals that consist only of escapes, such as '\n', since these are intended.
     """
     found = []
     tokens = _tokenize(text)
@@ -174,7 +180,7 @@ def find_lost_backslashes(text: str) -> list[LostBackslash]:
         lost = [each for each in matches if each[3] or (each[4] and each[4] not in _KEPT)]
         if not lost or not (any(each[4] not in _LOST for each in lost) or re.search(r"\w", _ESCAPE.sub("", written))):
             continue
-        # A pattern of LIKE takes away a second one.
+        # A pattern of LIKE drops a second backslash, so it needs four.
         doubled = "\\" * (4 if before is not None and before.token_type == TokenType.LIKE else 2)
         pieces, end = [], 0
         for each in lost:
@@ -189,7 +195,7 @@ def find_lost_backslashes(text: str) -> list[LostBackslash]:
 
 def _code_point(code: int) -> str:
     if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-        raise ExpressionError([f"\\u{code:04X} is no character; write the character itself"])
+        raise ExpressionError([f"\\u{code:04X} is not a character; write the character itself"])
     return chr(code)
 
 
@@ -206,11 +212,11 @@ def _check_tokens(tokens: list[Token], most: int) -> None:
         problems.append("a query is not allowed; an expression sees the fields of one event")
     for before, after in pairwise(tokens):
         if before.token_type == after.token_type == TokenType.STRING:
-            problems.append("strings that stand side by side are not allowed; join them with concat()")
+            problems.append("adjacent strings are not allowed; join them with concat()")
             break
     for before, at, after, word in zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False):
         kinds = (before.token_type, at.token_type, after.token_type)
-        # After a `)`, `filter` is neither a field nor a function.
+        # After `)`, `filter` is neither a field nor a function.
         if kinds == (TokenType.R_PAREN, TokenType.FILTER, TokenType.L_PAREN) and word.token_type != TokenType.WHERE:
             problems.append(f"{at.text} ( needs the word where; write filter (where {word.text} ...)")
     if any(token.token_type in (TokenType.RAW_STRING, TokenType.HEX_STRING) for token in tokens):
@@ -267,30 +273,30 @@ def _explain_parse_error(text: str, error: SqlglotError) -> str:
     )
 
 
-# The words after a comparison, up to where parsing failed, that look like a text without its quotes.
+# Words after a comparison, up to the parse error, that look like a text without quotes.
 _UNQUOTED = re.compile(r"(?:=|<>|\blike)\s*([^\s'\"`(),=<>]*[^\s'\"`(),=<>0-9.][^'\"`(),=<>]*)", re.IGNORECASE)
 
 
 def _suggest_quotes(error: dict[str, str]) -> str:
-    """Returns the remedy if parsing failed at what may be a text without quotes; otherwise an empty text."""
+    """Returns a remedy if parsing failed at a possible text without quotes; otherwise an empty text."""
     rest = re.match(r"[^\s,)'\"]*", error.get("end_context") or "")
     text = f"{error.get('start_context') or ''}{error['highlight']}{rest[0] if rest else ''}"
     matches = list(_UNQUOTED.finditer(text))[-1:]
     return "".join(f"; put texts in single quotes: '{each[1].strip()}'" for each in matches if each.end() == len(text))
 
 
-# A name is printed without backticks only if it is read as a field in each of these.
+# A name is printed without backticks only if it is read as a field in each of these contexts.
 _CONTEXTS = (
     "({0})", "f({0})", "{0} + {0} * {0}", "{0} - interval '1' day", "case {0} when {0} then {0} end", "not {0} and {0} in ({0})",
     "{0} not like {0} escape '!'", "{0} is null or {0} between {0} and {0}", "cast({0} as int)", "f(1) filter (where {0})",
 )  # fmt: skip
 _WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-# A name with more parts is read by sqlglot as a field of a field.
+# sqlglot reads a name with more parts as a field of a field.
 _MAX_PARTS = 4
 
 
 def name_as_sql(name: str) -> str:
-    """Writes the name of a field as SQL, in backticks if it would otherwise be read as something else."""
+    """Writes a field name as SQL, in backticks if it would otherwise be read as something else."""
     parts = name.split(".")
     if len(parts) > _MAX_PARTS:
         return quote_identifier(name)
@@ -301,7 +307,7 @@ def name_as_sql(name: str) -> str:
 def is_bare_name(word: str) -> bool:
     """Returns whether a word without backticks is read as a field wherever a field is allowed.
 
-    The parser itself decides, since some of its keywords are names in some places only.
+    The parser itself decides, since some keywords are names in some places only.
     """
     if not _WORD.fullmatch(word):
         return False
@@ -320,7 +326,7 @@ def _is_read_as_name(text: str, word: str, times: int) -> bool:
 
 
 class Marker(NamedTuple):
-    """The marker of a parameter, `:name`, at the characters [start, end) of a text. is_added: it is added or subtracted."""
+    """A parameter's marker, `:name`, at characters [start, end) of a text. `is_added`: it is added or subtracted."""
 
     name: str
     start: int
@@ -329,9 +335,9 @@ class Marker(NamedTuple):
 
 
 def find_markers(text: str) -> list[Marker]:
-    """Finds the markers of parameters in an expression, in order; what is in quotes is none.
+    """Finds the markers of parameters in an expression, in order, ignoring quoted text.
 
-    Raises ExpressionError if the text cannot be cut into words.
+    Raises ExpressionError if the text cannot be split into tokens.
     """
     tokens = _tokenize(text)
     markers = []
@@ -360,7 +366,7 @@ def unwrap(node: exp.Expr) -> exp.Expr:
 
 
 def _check_levels(tree: exp.Expr, most: int) -> None:
-    # A chain of ANDs, however long, is one level.
+    # A chain of ANDs of any length is one level.
     pending = [(tree, 1)]
     while pending:
         node, level = pending.pop()
@@ -397,10 +403,11 @@ def _drop_added_parens(node: exp.Expr) -> exp.Expr:
 
 
 def _is_grouped_alike(node: exp.Expr, child: exp.Expr) -> bool:
-    """Returns whether Spark too takes a loose operator without parentheses for the operand of a tight one."""
+    """Returns whether Spark, too, reads a loose operator without parentheses as the operand of a tight one."""
     if isinstance(node, exp.Escape):
         return isinstance(child, exp.Like)
-    # `a = b is null` is `(a = b) is null`. But `is not distinct from`, which is read as `<=>`, cannot be tested in Spark.
+    # `a = b is null` is `(a = b) is null`. But Spark cannot apply `is` to `is not distinct from`, which is read as
+    # `<=>`.
     is_compared = isinstance(child, COMPARISONS) and not isinstance(child, exp.NullSafeEQ)
     return isinstance(node, exp.Is) and is_compared and child is _drop_added_parens(node.this)
 
@@ -411,6 +418,6 @@ def write_node(node: exp.Expr) -> str:
 
 
 def quote_node(node: exp.Expr) -> str:
-    """Writes a node as a quoted text for a message, of about 60 characters at most."""
+    """Writes a node as a quoted text of at most about 60 characters, for a message."""
     text = " ".join(node.sql(LookbackSql, comments=False).split())
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,4 +1,4 @@
-"""Lists the answers that in_list may have given about events that are deleted now."""
+"""Lists the answers that in_list may have given for events that are now deleted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from lookback.core.expressions.compiling import Membership
 from lookback.core.streams.events import Events
 from lookback.core.values.lists import Lists
 
-# Of more calls than this, all combinations of answers are too many to try.
-_MOST_COMBINED = 4
+# With more calls than this there are too many combinations of answers to try them all.
+_MAX_COMBINED = 4
 
 
 def list_answers(events: Events, memberships: Sequence[Membership], lists: Lists) -> Iterator[Events]:
-    """Yields events with the answers of today, then with each other combination of answers that they may have had.
+    """Yields events with today's answers, then with each other combination of answers that they may have had.
 
-    State has no ids, so what an event left behind is found by its key, time and value, as far as some answer explains
-    them. Where two events are alike in these and one of them was not kept, since its answer was another one, deleting either
-    removes the row. Of more than four calls, no combination of more than two other answers is tried, and the one in which all
-    are others.
+    State has no event ids, so the row of an event is found by its key, time and value, given some combination of
+    answers. If two events agree in all of these, and only one of them was kept because their answers differed, then
+    deleting either one removes the row. With more than four calls, it tries the combinations with up to two changed
+    answers, and the one with all answers changed.
     """
     calls = [membership.name for membership in memberships]
-    most = len(calls) if len(calls) <= _MOST_COMBINED else 2
+    most = len(calls) if len(calls) <= _MAX_COMBINED else 2
     for count in range(most + 1):
         for turned in combinations(calls, count):
             yield _turn(events, memberships, lists, frozenset(turned))
@@ -32,7 +32,7 @@ def list_answers(events: Events, memberships: Sequence[Membership], lists: Lists
 
 
 def _turn(events: Events, memberships: Sequence[Membership], lists: Lists, turned: frozenset[str]) -> Events:
-    """Returns events with answers, some of which are turned around; NULLs and errors are the same whatever is in lists."""
+    """Looks events up and negates the answers of some calls; NULLs and errors do not depend on the lists."""
     for membership in memberships:
         events = events.look_up([membership], lists)
         if membership.name in turned:

@@ -1,7 +1,7 @@
 """Finds the rows that complete the steps of a sequence, for all keys at once.
 
-A match begins at each row of step one. From there the steps take rows in order, so all about a match is known once it is
-known where its steps begin:
+A match begins at each row of step one. From there the steps take rows in order, so a match is fully determined by the
+first rows of its steps:
 
     row        a1   a2   b1   a3   b2        steps: a, then b with the same number as the first a
     n          1    2    1    2    2
@@ -9,13 +9,15 @@ known where its steps begin:
     from a2         a    .    a    b         ends at b2
     from a3                   a    b         ends at b2, which alerts with its earliest beginning, a2
 
-Step by step, for all beginnings together, the first row of a step is searched from where it can be. Then the earliest
-beginning is searched for each row of the last step. Neither looks at the rows between, as long as conditions compare
-with earlier steps (`ip = element_at(a.ip, 1)`, `a.count >= 5`, `array_contains(a.ip, ip)`), alone or joined by `and`.
+The steps are processed in turn, each for all beginnings together: a search finds the first row of the step. Then a
+search finds the earliest beginning for each row of the last step. Neither search visits the rows in between, as long as
+conditions are comparisons with earlier steps (`ip = element_at(a.ip, 1)`, `a.count >= 5`, `array_contains(a.ip, ip)`),
+alone or joined by `and`.
 
-Any other condition on earlier steps is evaluated for each row of the last step and each beginning before it, so its cost
-grows with the square of the rows in a window. So does that of a message or evidence that needs all that a linked step
-took (`{b.count}`). A step that reads more than the first row of a linked step leaves its rows to be judged one by one.
+A linked step is one whose condition reads earlier steps. Any other condition of a linked step is evaluated for each
+pair of a row and an earlier beginning, so its cost grows with the square of the rows in a window. The same is true of a
+message or evidence that needs all rows that a linked step took (`{b.count}`). If a step reads more than the first row
+of a linked step, the rows are judged one by one.
 """
 
 from __future__ import annotations
@@ -52,16 +54,16 @@ from lookback.core.values.keys import Int64s, list_ranges
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, array
 
-# The first row of a step is looked for among so many rows at first, then among twice as many, up to the second number.
-_FIRST_ROWS, _MOST_ROWS = 8, 1024
-# So many rows are searched before it is asked for which matches the condition holds at all.
-_MOST_SEARCHED = 24
-# The condition is evaluated on so many pairs of a row and a match at once.
-_MOST_PAIRS = 1 << 15
-# Candidates out of order are settled stretch by stretch where their windows have so many rows a stretch.
-_ROWS_OF_A_STRETCH = 500
-# The condition of a row may change so often from match to match; if it changes more often, each match is searched.
-_MOST_CHANGES = 8
+# How many rows to search at first for the first row of a step; doubles with each try, up to the second number.
+_FIRST_ROWS, _MAX_ROWS = 8, 1024
+# How many rows to search per match before checking for each row in which matches it satisfies the condition.
+_MAX_SEARCHED = 24
+# On how many pairs of a row and a match the condition is evaluated at once.
+_MAX_PAIRS = 1 << 15
+# Candidates out of order are settled by stretch if their windows have at least this many rows per stretch.
+_MIN_ROWS_PER_STRETCH = 500
+# How often the condition of a row may change from match to match; if it changes more often, each match is searched.
+_MAX_CHANGES = 8
 
 
 Find = Callable[[KeyedRows, Int64s], Candidates]
@@ -69,12 +71,16 @@ Find = Callable[[KeyedRows, Int64s], Candidates]
 
 @dataclass(frozen=True)
 class Settlement:
-    """The findings about rows that may complete the steps; all arrays have positions of rows.
+    """The result for rows that may complete the steps; all arrays have positions of rows.
 
-    open, starts: those that are to be judged one by one, and the first row that may count for each; shape (open,).
-    complete: those that complete the steps; begins: the first rows that each step took, shape (complete, steps). failed:
-    those that complete no steps, with an error in the last condition from the earliest beginning on. parts: the beginnings by
-    which the others were settled.
+    Attributes:
+        open: The rows to judge one by one, shape (open,).
+        starts: The first row that may count for each of them, shape (open,).
+        complete: The rows that complete the steps.
+        begins: The first row that each step took for them, shape (complete, steps).
+        failed: The rows that do not complete the steps and have an error in the last condition for the earliest
+            beginning.
+        parts: The beginnings by which all rows but the open ones were settled.
     """
 
     open: Int64s
@@ -86,20 +92,21 @@ class Settlement:
 
     @property
     def needed(self) -> Int64s:
-        """The positions of the rows that may count for one of the candidates that complete the steps, or may."""
+        """The positions of the rows that may count for a candidate that is open or complete."""
         return list_between(np.append(self.starts, self.begins[:, 0]), np.append(self.open, self.complete))
 
 
 def leave_open(candidates: Candidates) -> Settlement:
-    """Returns the settlement that leaves all candidates to be judged one by one."""
+    """Leaves all candidates to be judged one by one."""
     none = np.empty(0, dtype=np.int64)
     return Settlement(candidates.at, candidates.starts, none, none.reshape(0, len(candidates.able)), none)
 
 
 def settle_candidates(steps: Steps, rows: KeyedRows, judged: Int64s, find: Find) -> Settlement:
-    """Finds out which rows complete the steps, as far as that can be settled for all of them at once.
+    """Finds which rows complete the steps, as far as this can be settled for all of them at once.
 
-    judged: positions of rows that satisfy the last gate. find: finds the candidates among them (see `find_candidates`).
+    `judged` are the positions of rows that satisfy the last gate. `find` finds the candidates among them (see
+    `find_candidates`).
     """
     found = find(rows, judged)
     if not all(step.own or _reads_first_rows(steps, at) for at, step in enumerate(steps.steps)):
@@ -116,16 +123,16 @@ def settle_candidates(steps: Steps, rows: KeyedRows, judged: Int64s, find: Find)
 
 
 def _split_late(steps: Steps, rows: KeyedRows, others: Candidates, find: Find) -> list[Beginnings] | None:
-    """Lists the beginnings for candidates before which, in time, some row came after they did; None if they are too few.
+    """Makes beginnings for candidates that are out of order, one per stretch; None if too few rows.
 
-    Rows of a key that arrived one after another in order of time are a stretch. Without the rows of later stretches those of
-    one came in order, so there are beginnings for each stretch, all keys at once.
+    A stretch is a run of rows of a key that arrived in order of time. If later stretches are left out, the rows up to
+    the end of a stretch arrived in order. So each stretch has its own beginnings, for all keys at once.
     """
     needed = others.needed
     stretches = rows.take(needed).number_stretches()
     own = stretches[np.searchsorted(needed, others.at)]
     numbers = np.unique(own)
-    if (others.at - others.starts).sum() < _ROWS_OF_A_STRETCH * len(numbers):
+    if (others.at - others.starts).sum() < _MIN_ROWS_PER_STRETCH * len(numbers):
         return None
     parts = []
     for number in numbers.tolist():
@@ -139,7 +146,7 @@ def _split_late(steps: Steps, rows: KeyedRows, others: Candidates, find: Find) -
 
 
 def _reads_first_rows(steps: Steps, number: int) -> bool:
-    """Returns whether the condition of a step reads no more of linked steps before it than their first rows."""
+    """Returns whether the condition of a step reads only the first rows of the linked steps before it."""
     condition = steps.steps[number].condition
     linked = {step.step.name for step in steps.steps[:number] if not step.own}
     read = {name for name in condition.fields if name.partition(".")[0] in linked}
@@ -147,10 +154,10 @@ def _reads_first_rows(steps: Steps, number: int) -> bool:
 
 
 def _settle_step(steps: Steps, rows: KeyedRows, known: Candidates, number: int) -> Candidates:
-    """Settles where a step before the last begins, and so from where on the next one may.
+    """Finds where a step before the last begins, and the earliest place where the next step may begin.
 
-    known.at: the last row of each match; known.first: for the steps before this one where they begin, for this one from where
-    on it may. Returns the matches in which the step has enough before the last row.
+    In `known`, `at` is the last row of each match. `first` has the begins of the steps before this one, and the
+    earliest begin of this one. Returns the matches in which the step has enough rows before the last row.
     """
     step, able = steps.steps[number], known.able[number]
     if step.own:
@@ -163,7 +170,7 @@ def _settle_step(steps: Steps, rows: KeyedRows, known: Candidates, number: int) 
 
 
 def _mark_few(steps: Steps, rows: KeyedRows, known: Candidates, last: Int64s) -> Mask:
-    """Marks where no step but the last takes too many rows. last: the place of the first row of the last step."""
+    """Marks matches in which no step before the last takes too many rows; `last` is where the last step begins."""
     is_few, first = np.ones(len(last), dtype=bool), [*known.first[:-1], last]
     for number, step in enumerate(steps.steps[:-1]):
         most = step.step.at_most
@@ -179,9 +186,10 @@ def _mark_few(steps: Steps, rows: KeyedRows, known: Candidates, last: Int64s) ->
 
 
 class Beginnings:
-    """The matches that begin at rows of step one, and the candidates that end them. Rows came in order.
+    """The matches that begin at rows of step one, and the candidates that end them.
 
-    found: the candidates; places: the position of each row among those that the caller knows.
+    The rows arrived in order. `found` are the candidates, and `places` are the positions of the rows among the
+    caller's.
     """
 
     def __init__(self, steps: Steps, rows: KeyedRows, found: Candidates, places: Int64s) -> None:
@@ -201,8 +209,8 @@ class Beginnings:
         self._known = known
         last = steps.steps[-1]
         self._linked = None if last.own or not len(known.at) else _LinkedStep(steps, rows, known, steps.last, self._own)
-        # For each match the places among the rows of the last step: of the first that it takes, of the one with which it has
-        # enough, and of the first that is too many.
+        # For each match, places among the rows of the last step: the first that it takes, the one with which it has
+        # enough, and the first one too many.
         self._starts = known.first[-1] if self._linked is None else self._linked.find_first()
         self._enough = self._take_more(last.step.at_least - 1)
         self._excess = None if last.step.at_most is None else self._take_more(last.step.at_most)
@@ -212,7 +220,7 @@ class Beginnings:
         self._reached = has_begun[_mark_few(steps, rows, begun, self._starts[has_begun])]
 
     def _take_more(self, number: int) -> Int64s:
-        """Finds the row of the last step that each match takes as so many after the first; beyond all if there is none."""
+        """Finds the row that the last step of each match takes `number` rows after its first; beyond all if none."""
         if self._linked is None:
             return self._starts + number
         begins = np.where(self._starts < 0, len(self._found.able[-1]), self._starts)
@@ -220,7 +228,7 @@ class Beginnings:
         return self._linked.find_taken(begins, ends, number)
 
     def settle_all(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Finds the candidates that complete the steps, the first rows that each step took, and the failed candidates."""
+        """Finds the candidates that complete the steps, the first row that each step took, and failed candidates."""
         numbers = np.arange(len(self._found.at))
         matches, has_failed = self._settle(numbers, self._found.first[0])
         is_complete, at = matches >= 0, self.list_candidates()
@@ -231,9 +239,10 @@ class Beginnings:
         return self._places[self._found.at]
 
     def settle_after(self, number: int, time: int) -> tuple[list[int] | None, bool]:
-        """Settles a candidate where only rows later than a time count.
+        """Settles a candidate if only rows after a time count.
 
-        Returns the positions of the first rows that each step took, None if it completes no steps, and whether it has failed.
+        Returns the positions of the first row that each step took (None if the candidate does not complete the steps),
+        and whether it has failed.
         """
         able, low, high = self._found.able[0], self._found.first[0][number], self._high[number]
         later = low + np.searchsorted(self._rows.times[able[low : high + 1]], time, "right")
@@ -247,9 +256,9 @@ class Beginnings:
         return self._places[np.stack(begins, axis=1)]
 
     def _settle(self, numbers: Int64s, lows: Int64s) -> tuple[Int64s, Mask]:
-        """Finds for candidates the earliest match that they end, -1 for none, and which of the others have failed.
+        """Finds the earliest match that each candidate ends, -1 for none, and which candidates without one have failed.
 
-        lows: the place of the first row of step one that counts for each.
+        `lows` are the places of the first row of step one that counts for each.
         """
         found, has_failed = self._find_matches(numbers, lows), np.zeros(len(numbers), dtype=bool)
         if self._linked is not None:
@@ -284,10 +293,10 @@ class Beginnings:
         has_failed: Mask = np.zeros(len(numbers), dtype=bool)
         begins, own = self._known.first[0], self._own[numbers]
         earliest = np.minimum(np.searchsorted(begins, lows), len(begins) - 1)
-        is_asked = (begins[earliest] == lows) & (self._known.first[-1][earliest] <= own)
+        is_judged = (begins[earliest] == lows) & (self._known.first[-1][earliest] <= own)
         if self._excess is not None:
-            is_asked &= own <= self._excess[earliest]
-        at = np.flatnonzero(is_asked)
+            is_judged &= own <= self._excess[earliest]
+        at = np.flatnonzero(is_judged)
         if not len(at):
             return has_failed
         known, places, starts = self._known.take(earliest[at]), own[at], self._starts[earliest[at]]
@@ -302,10 +311,14 @@ class Beginnings:
 
 @dataclass(frozen=True)
 class _Ends:
-    """The candidates that end some matches, by their places among the rows of the last step; shape (matches,).
+    """The candidates that end each match, as places among the rows of the last step; arrays have shape (matches,).
 
-    enough, excess: the first of them, and the first row that is too many; None for no limit. first, taken: the places at which
-    the rows of each step before the last begin and end. linked: the last step, if it reads these.
+    Attributes:
+        linked: The last step, if it reads earlier steps.
+        enough: The first candidate.
+        excess: The first row that is one too many; None without a limit.
+        first: The places where the rows of each step before the last begin.
+        taken: The places where they end.
     """
 
     linked: _LinkedStep | None
@@ -328,24 +341,24 @@ class _Ends:
         return ends
 
     def list_compared(self, own: Int64s) -> list[Compared]:
-        """Lists what is compared where one of the candidates ends a match."""
+        """Lists the comparisons that hold if a candidate ends a match."""
         compared = [Compared("<=", Column(BIGINT, self.enough), Column(BIGINT, own))]
         if self.excess is not None:
             compared.append(Compared(">", Column(BIGINT, self.excess), Column(BIGINT, own)))
-        # A few matches are evaluated sooner than prepared for a search.
-        if self.linked is not None and len(self.enough) > _MOST_SEARCHED:
+        # For a few matches, evaluating the condition is faster than preparing a search.
+        if self.linked is not None and len(self.enough) > _MAX_SEARCHED:
             compared += self.linked.list_compared_back(own, self.first, self.taken)
         return compared
 
     def list_contained(self, own: Int64s) -> list[_Contained]:
-        """Lists the arrays that must have, or lack, a value of a candidate that ends a match."""
-        if self.linked is None or len(self.enough) <= _MOST_SEARCHED:
+        """Lists the arrays that must contain, or must not contain, a value of a candidate that ends a match."""
+        if self.linked is None or len(self.enough) <= _MAX_SEARCHED:
             return []
         return self.linked.list_contained(own, self.first, self.taken)
 
 
 class _Search:
-    """Searches for each candidate the earliest match that it ends, without a look at those that it cannot end."""
+    """Searches for the earliest match that each candidate ends, and skips matches that it cannot end."""
 
     def __init__(self, ends: _Ends, own: Int64s) -> None:
         self._ends, self._own = ends, own
@@ -353,13 +366,13 @@ class _Search:
         self._contained = ends.list_contained(own)
 
     def run(self, first: Int64s, last: Int64s) -> Int64s:
-        """Searches the matches from `first` to `last`, none where that is lower. Returns -1 where there is none."""
+        """Searches the matches from `first` to `last`, which is empty if `last` is lower; returns -1 for none."""
         found = np.full(len(first), -1)
         places, limits = self._rows.find_ranges(first, last)
         pending, size = np.flatnonzero(places <= limits), 1
         pending, places = self._pass_over(pending, places[pending], limits)
         while len(pending):
-            at_once = max(1, _MOST_PAIRS // size)
+            at_once = max(1, _MAX_PAIRS // size)
             for begin in range(0, len(pending), at_once):
                 some = slice(begin, begin + at_once)
                 lengths = np.clip(limits[pending[some]] - places[some] + 1, 0, size)
@@ -372,11 +385,11 @@ class _Search:
                 found[ended] = matches[ends][at]
             left = (found[pending] < 0) & (places + size <= limits[pending])
             pending, places = self._pass_over(pending[left], places[left] + size, limits)
-            size = min(2 * size, _MOST_ROWS)
+            size = min(2 * size, _MAX_ROWS)
         return found
 
     def _pass_over(self, pending: Int64s, places: Int64s, limits: Int64s) -> tuple[Int64s, Int64s]:
-        """Moves places on to the next match that the candidate may end; leaves out candidates without one."""
+        """Advances to the next match that each candidate may end, and drops candidates without one."""
         places = self._rows.find_next(pending, places)
         for each in self._contained:
             near = np.flatnonzero(places <= limits[pending])
@@ -387,10 +400,10 @@ class _Search:
 
 
 class _Contained:
-    """`array_contains(a.x, y)`, or not: `a` of each match took rows one after another, `y` is read of each candidate.
+    """`array_contains(a.x, y)`, or its negation: step `a` of each match took adjacent rows, and `y` is of a candidate.
 
-    begins, ends: of each match, the places of the rows that the step took; begins ascend. own: the values of the rows, from the
-    place `low` on; others: those of the candidates.
+    `begins` and `ends` are the places of the rows that the step took in each match; begins ascend. `own` has the values
+    of the rows from the place `low` on, and `others` the values of the candidates.
     """
 
     def __init__(self, is_wanted: bool, begins: Int64s, ends: Int64s, low: int, own: Column, others: Column) -> None:
@@ -402,13 +415,13 @@ class _Contained:
         self._peaks = Peaks(ends if is_wanted else -ends)
 
     def find_next(self, candidates: Int64s, matches: Int64s) -> Int64s:
-        """Finds for candidates the match, from one on, before which none has the value, or none lacks it."""
+        """Advances candidates to a lower bound of the next match that has the value, or with negation lacks it."""
         wanted, begins = self._wanted[candidates], self._begins[matches]
         at = np.searchsorted(self._sorted, wanted * self._span + begins)
         found = np.append(self._sorted, -1)[at]
         is_there = (found >= 0) & (found // self._span == wanted)
         place = np.where(is_there, found - wanted * self._span, self._span)
-        # The matches from there on begin behind the row that has the value.
+        # The matches from there on begin after the row that has the value.
         beyond = np.searchsorted(self._begins, place, "right")
         bounds = place if self._is_wanted else -place - 1
         nexts = np.minimum(self._peaks.find_next(matches, bounds), beyond)
@@ -417,11 +430,14 @@ class _Contained:
         return np.where((wanted >= 0) & (is_there | (not self._is_wanted)), nexts, len(self._begins))
 
 
-class _Most(Part):
-    """The values of the most rows that a step can have taken, of which it has taken at least `least`.
+class _LongestPart(Part):
+    """The values of all rows that a step can have taken, of which it has taken at least `least`.
 
-    has_guessed: whether something was read that may differ if it has not taken all. until: what was read is the same if
-    these begin later, up to this place. Lengths are left to `find_thresholds`.
+    Lengths are left to `find_thresholds`.
+
+    Attributes:
+        has_guessed: Whether a value was read that may differ if the step has not taken all rows.
+        until: If the rows begin later, up to this place, all values read are the same.
     """
 
     __slots__ = ("has_guessed", "least", "until")
@@ -459,10 +475,12 @@ class _Most(Part):
 
 @dataclass(frozen=True)
 class _Matches:
-    """Matches by their order; all arrays have shape (matches,).
+    """Matches in order; all arrays have shape (matches,).
 
-    first: for each step before the last the place of its first row; cursor, limit: the places of the first and the last row
-    that may be the first of the last step.
+    Attributes:
+        first: For each step before the last, the place of its first row.
+        cursor: The place of the first row that may be the first of the last step.
+        limit: The place of the last row that may be the first of the last step.
     """
 
     first: list[Int64s]
@@ -470,16 +488,22 @@ class _Matches:
     limit: Int64s
 
     def take(self, index: Mask | Int64s) -> _Matches:
-        """Returns some of the matches."""
+        """Returns the matches at these positions or of a mask."""
         return _Matches([each[index] for each in self.first], self.cursor[index], self.limit[index])
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """A search for rows of matches, some of which are left: `pending` has their numbers.
+    """A search for rows of matches.
 
-    rows, places: the rows in which it searches, and their places. cursor, limit: where the next row and the last one of each
-    match that is left are among these; size: how many are looked at next.
+    Attributes:
+        matches: All matches.
+        rows: The rows to search.
+        places: The places of these rows.
+        pending: The numbers of the matches that are still open.
+        cursor: Where the next row of each open match is in `rows`.
+        limit: Where the last row of each open match is in `rows`.
+        size: How many rows to check next.
     """
 
     matches: _Matches
@@ -491,19 +515,19 @@ class _Scan:
     size: int
 
     def move(self, is_left: Mask, size: int) -> _Scan:
-        """Goes on to the next rows that no comparison leaves out, so many of them at most. is_left: marks matches."""
+        """Advances the matches that `is_left` marks to the next `size` rows that satisfy the comparisons."""
         left = is_left[self.pending] & (self.cursor + self.size <= self.limit)
         pending, limit = self.pending[left], self.limit[left]
         cursor = self.rows.find_next(pending, self.cursor[left] + self.size)
         near = cursor <= limit
-        return replace(self, pending=pending[near], cursor=cursor[near], limit=limit[near], size=min(size, _MOST_ROWS))
+        return replace(self, pending=pending[near], cursor=cursor[near], limit=limit[near], size=min(size, _MAX_ROWS))
 
 
 class _LinkedStep:
-    """A step of a sequence whose condition reads earlier steps, and matches of rows that came in order.
+    """A step whose condition reads earlier steps, over matches of rows that arrived in order.
 
-    Of linked steps before it, it reads the first rows alone. known: the matches; at: the last row of each. judged: the places
-    of the rows that are judged with matches which do not reach them.
+    It reads only the first rows of the linked steps before it. `known` are the matches, with the last row of each as
+    `at`. `judged` are the places of further rows to judge that matches do not reach.
     """
 
     def __init__(
@@ -513,9 +537,9 @@ class _LinkedStep:
         self._step, self._condition = steps.steps[number].step, steps.steps[number].condition
         self._before, self._first = steps.steps[number - 1].step, known.first[:number]
         self._able = known.able[number]
-        # The place among the rows of the step at which the last row of each match is, or would be.
+        # The place among the rows of the step where the last row of each match is or would be.
         self._places: Int64s = np.searchsorted(self._able, known.at)
-        # The places from which on fields are read of each step.
+        # The first place from which fields of each step are read.
         self._lows = [int(each.min()) for each in known.first[: number + 1]]
         read = self._places if judged is None else np.append(self._places, judged)
         self._read = min(self._lows[-1], int(read.min())), int(read.max()) + 1
@@ -523,24 +547,24 @@ class _LinkedStep:
         self._columns: dict[str, Column] = {}
 
     def find_begins(self) -> tuple[Int64s, Int64s]:
-        """Finds for each candidate the places before it of the first row of the step, and of the one with which it has enough.
+        """Finds the first row of the step before each candidate, and the row with which the step has enough.
 
-        Beyond all rows where there is none.
+        Returns places; beyond all rows if there is none.
         """
         starts = self._find_starts(_Matches(self._first, self._known.first[self._number], self._places - 1))
         begins = np.where((starts >= 0) & (starts < self._places), starts, len(self._able))
         return begins, self.find_taken(begins, self._places, self._step.at_least - 1)
 
     def find_first(self) -> Int64s:
-        """Finds for each match the place of the first row that satisfies the condition, up to its last row; -1 for none."""
+        """Finds the place of the first row in each match, including its last row, that qualifies; -1 for none."""
         return self._find_starts(_Matches(self._first, self._known.first[self._number], self._places))
 
     def find_ends(self, first: Sequence[Int64s], places: Int64s) -> list[Int64s]:
-        """Finds the places at which the rows of the steps before end when rows of this step come."""
+        """Finds the places where the rows of the earlier steps end when rows of this step arrive."""
         return [*self._find_ends(first)[:-1], self._find_rank(places)]
 
     def list_compared_back(self, own: Int64s, first: Sequence[Int64s], ends: Sequence[Int64s]) -> list[Compared]:
-        """Lists the comparisons that the condition asks for, of matches with candidates at the places `own`."""
+        """Lists the comparisons in the condition, of matches with candidates at the places `own`."""
         compared = []
         for each in _find_linked(self._condition):
             of_matches, _ = self.evaluate(ends[0], first, ends, None, each.right)
@@ -549,12 +573,12 @@ class _LinkedStep:
         return compared
 
     def list_contained(self, own: Int64s, first: Sequence[Int64s], ends: Sequence[Int64s]) -> list[_Contained]:
-        """Lists the calls of array_contains that the condition asks for, of matches with candidates at the places `own`."""
+        """Lists the array_contains calls in the condition, of matches with candidates at the places `own`."""
         contained = []
         for each in find_containments(self._condition):
             before, _, name = each.array.partition(".")
             number = self._steps.numbers[before]
-            # Beginnings ascend from match to match, and the rows that a step took follow one another.
+            # Beginnings ascend from match to match, and each step took adjacent rows.
             if all(step.own for step in self._steps.steps[: number + 1]):
                 values = from_values(self._steps.fields[name], self.read_array(each.array, number).values)
                 others, _ = self.evaluate(own, (), (), None, each.value)
@@ -564,10 +588,12 @@ class _LinkedStep:
         return contained
 
     def find_taken(self, begins: Int64s, ends: Int64s, number: int) -> Int64s:
-        """Finds the places of the rows that the step takes as so many rows after its first; beyond all if none is.
+        """Finds the place of the row that the step takes `number` rows after its first; beyond all if there is none.
 
-        begins: where the step begins for each candidate; beyond all if it does not. ends: the places up to which it is
-        searched.
+        Args:
+            begins: Where the step begins for each candidate; beyond all if it does not.
+            ends: The places up to which to search.
+            number: How many rows after the first.
         """
         found = begins.copy()
         at = np.flatnonzero(begins < len(self._able))
@@ -588,23 +614,23 @@ class _LinkedStep:
         return found
 
     def _find_ends(self, first: Sequence[Int64s]) -> list[Int64s]:
-        """Finds the place at which the rows of each step but the last two end; that of the step before the last is open."""
+        """Finds where the rows of each step but the last two end; the end of the step before the last is still open."""
         able = self._known.able
         following = [able[number + 1][first[number + 1]] for number in range(len(first) - 1)]
         return [*(np.searchsorted(able[number], each) for number, each in enumerate(following)), first[-1]]
 
     def _find_rank(self, places: Int64s) -> Int64s:
-        """Finds how far the step before the last has come when rows of the last step come."""
+        """Finds where the rows of the previous step end when rows of this step arrive."""
         rank: Int64s = np.searchsorted(self._known.able[self._number - 1], self._able[places])
         return rank
 
     def _find_starts(self, matches: _Matches) -> Int64s:
-        """Finds for each match the place of the first row that satisfies the condition; -1 if none does up to the limit."""
+        """Finds the place of the first row up to the limit of each match that satisfies the condition; -1 for none."""
         starts, scan = np.full(len(matches.limit), -1), self._scan(matches)
-        searched, can_ask = 0, self._thresholds is not None
+        searched, can_go_by_row = 0, self._thresholds is not None
         while len(scan.pending):
-            if can_ask and searched >= _MOST_SEARCHED:
-                can_ask, found = False, self._ask_matches(matches.take(scan.pending))
+            if can_go_by_row and searched >= _MAX_SEARCHED:
+                can_go_by_row, found = False, self._find_starts_by_row(matches.take(scan.pending))
                 if found is not None:
                     starts[scan.pending] = found
                     break
@@ -615,7 +641,7 @@ class _LinkedStep:
         return starts
 
     def _scan(self, matches: _Matches, ends: Sequence[Int64s] | None = None) -> _Scan:
-        """Begins to search the rows from the cursor up to the limit of each match. ends: as of `_evaluate_next`."""
+        """Starts a search of the rows from the cursor to the limit of each match; `ends` is as in `_evaluate_next`."""
         is_open = matches.cursor <= matches.limit
         places = list_between(matches.cursor[is_open], matches.limit[is_open])
         compared = self._list_compared(matches, places, ends) if len(places) else []
@@ -623,11 +649,11 @@ class _LinkedStep:
         cursor, limit = (np.searchsorted(places, each) for each in (matches.cursor, matches.limit))
         low, high = rows.find_ranges(cursor, np.where(is_open, limit, cursor - 1))
         scan = _Scan(matches, rows, places[rows.order], np.arange(len(low)), low, high, 0)
-        # Most rows that no comparison leaves out satisfy the condition.
+        # Most rows that satisfy the comparisons also satisfy the condition.
         return scan.move(is_open, 1 if compared else _FIRST_ROWS)
 
     def _list_compared(self, matches: _Matches, places: Int64s, ends: Sequence[Int64s] | None) -> list[Compared]:
-        """Lists the comparisons that the condition asks for, of rows at places with what is known of each match."""
+        """Lists the comparisons in the condition, of rows at these places with the known values of each match."""
         least, known, compared = None, ends, list[Compared]()
         if known is None:
             most = self._find_rank(np.maximum(matches.limit, matches.cursor))
@@ -643,11 +669,12 @@ class _LinkedStep:
         return compared
 
     def _evaluate_next(self, scan: _Scan, ends: Sequence[Int64s] | None = None) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yields the numbers of matches and the places of the next rows that satisfy the condition for them, some at a time.
+        """Yields batches of match numbers and the places of the next rows that satisfy the condition for them.
 
-        ends: the places at which the rows of the steps before end, of each match; None if that just before ends with the row.
+        `ends` are the places where the rows of the earlier steps of each match end; None if the step just before ends
+        with the row.
         """
-        step = max(1, _MOST_PAIRS // scan.size)
+        step = max(1, _MAX_PAIRS // scan.size)
         for begin in range(0, len(scan.pending), step):
             own = slice(begin, begin + step)
             lengths = np.clip(scan.limit[own] - scan.cursor[own] + 1, 0, scan.size)
@@ -664,10 +691,10 @@ class _LinkedStep:
 
     @cached_property
     def _thresholds(self) -> Int64s | None:
-        """The numbers of rows of the step before at which the condition may change, sorted.
+        """The numbers of rows of the previous step at which the condition may change, sorted.
 
-        None where the condition reads other steps, or uses the number in another way than to compare it with numbers, and
-        where matches by their order do not begin one after another.
+        None if the condition reads other steps or does anything with the number but compare it with constants, or if
+        the beginnings of matches do not ascend.
         """
         name = self._before.name
         if not all(step.own for step in self._steps.steps[: self._number]):
@@ -677,16 +704,17 @@ class _LinkedStep:
         numbers = find_thresholds(self._condition.sql, COUNT)
         return None if numbers is None else np.array(sorted(numbers), dtype=np.int64)
 
-    def _ask_matches(self, matches: _Matches) -> Int64s | None:
-        """Finds what `_find_starts` does, without a search: asks of each row for which matches it satisfies the condition.
+    def _find_starts_by_row(self, matches: _Matches) -> Int64s | None:
+        """Does the same as `_find_starts` without a search: finds for each row the matches in which it qualifies.
 
-        For a row the condition reads the same in many matches, since these differ in where the step before begins: its last
-        rows are the same until they are left out. None if it may change too often from match to match.
+        Many matches give a row the same result, because they only differ in where the previous step begins, and its
+        last rows are the same until they are left out. Returns None if the result may change too often from match to
+        match.
         """
         begins, places = matches.first[-1], list_between(matches.cursor, matches.limit)
         low, high = np.searchsorted(matches.limit, places), np.searchsorted(matches.cursor, places, "right") - 1
         ends, found = self._find_rank(places), list[tuple[Int64s, Int64s, Int64s]]()
-        for _ in range(_MOST_CHANGES):
+        for _ in range(_MAX_CHANGES):
             true, until = self._find_validity(places, begins[low], ends)
             found.append((low[true], places[true], until[true]))
             low = np.searchsorted(begins, until, "right")
@@ -697,18 +725,18 @@ class _LinkedStep:
         return None
 
     def _find_validity(self, places: Int64s, begins: Int64s, ends: Int64s) -> tuple[Mask, Int64s]:
-        """Evaluates the condition for rows and where the step before begins; also finds up to where that is the same."""
+        """Evaluates the condition for rows and begins of the previous step, and up to which begin the result holds."""
         assert self._thresholds is not None
         true, until = np.zeros(len(places), dtype=bool), ends.copy()
-        for begin in range(0, len(places), _MOST_PAIRS):
-            some = slice(begin, begin + _MOST_PAIRS)
+        for begin in range(0, len(places), _MAX_PAIRS):
+            some = slice(begin, begin + _MAX_PAIRS)
             first = [begins[some]] * self._number
             result, parts = self.evaluate(places[some], first, [*first[:-1], ends[some]])
             true[some] = result.is_true()
             for each in parts:
                 same = np.fromiter((part.until for part in each), dtype=np.int64, count=len(each))
                 until[some] = np.minimum(until[some], same + self._lows[self._number - 1])
-        # The highest number of rows up to which there are as many as this one, or more.
+        # The highest threshold that the number of rows still reaches.
         at = np.searchsorted(self._thresholds, ends - begins, "right") - 1
         kept = np.append(self._thresholds, 0)[at]
         return true, np.maximum(begins, np.where(at >= 0, np.minimum(until, ends - kept), until))
@@ -720,21 +748,28 @@ class _LinkedStep:
         ends: Sequence[Int64s],
         least: Int64s | None = None,
         condition: Expression | None = None,
-    ) -> tuple[Column, list[list[_Most]]]:
-        """Evaluates the condition for rows at places, with the rows of the steps before in [first, end).
+    ) -> tuple[Column, list[list[_LongestPart]]]:
+        """Evaluates the condition for rows, given the rows of the earlier steps.
 
-        least: how many of them the step before has taken at least; None: all. condition: a part of it; None: all of it.
-        Returns the arrays that were read of the steps before.
+        Args:
+            places: The places of the rows.
+            first: Where the rows of each earlier step begin.
+            ends: Where they end, exclusive.
+            least: How many of them the previous step has taken at least; None for all.
+            condition: The part of the condition to evaluate; None for the whole condition.
+
+        Returns:
+            The result, and the arrays that were read from the earlier steps.
         """
         condition = condition or self._condition
-        columns, parts = dict[str, Column](), list[list[_Most]]()
+        columns, parts = dict[str, Column](), list[list[_LongestPart]]()
         for name in condition.fields:
             before, _, own = name.partition(".")
             if not own:
                 columns[name] = self._read_field(name, places)
                 continue
             number = self._steps.numbers[before]
-            # Of a linked step, of which this counts what it may have taken, the first row is read alone.
+            # For a linked step this also counts rows that it did not take, but only its first row is read.
             counts = ends[number] - first[number]
             if own == COUNT:
                 columns[name] = Column(BIGINT, counts)
@@ -743,13 +778,13 @@ class _LinkedStep:
             most = least if is_open and least is not None else counts
             figures = (first[number] - low).tolist(), (ends[number] - low).tolist(), most.tolist()
             values = self.read_array(name, number)
-            listed = [_Most(values, *each) for each in zip(*figures, strict=True)]
+            listed = [_LongestPart(values, *each) for each in zip(*figures, strict=True)]
             parts.append(listed)
             columns[name] = Column(array(self._steps.fields[own]), to_objects(listed))
         return condition.evaluate(columns, len(places)), parts
 
     def _read_field(self, name: str, places: Int64s) -> Column:
-        """Reads a field of rows that the step may take; of all of them if they are many."""
+        """Reads a field of rows that the step may take, and caches the whole column if there are many rows."""
         low, high = self._read
         column = self._columns.get(name)
         if column is None and len(places) < high - low:
@@ -763,7 +798,7 @@ class _LinkedStep:
         return self._steps.make_column(name, lambda each: self._rows.read(each, self._rows.arrivals[able]))
 
     def read_array(self, name: str, number: int) -> Array:
-        """Reads a field of the rows that a step before may take. name: with that of the step."""
+        """Reads a field of the rows that an earlier step may take; `name` includes the step's name."""
         values = self._arrays.get(name)
         if values is None:
             able = self._known.able[number][self._lows[number] :]
@@ -774,7 +809,7 @@ class _LinkedStep:
 
 
 def _find_linked(condition: Expression) -> list[Comparison]:
-    """Finds the comparisons that a condition asks for: on the left the event, on the right earlier steps."""
+    """Finds the comparisons of the event with earlier steps in a condition; the left side of each is the event."""
     both = [side for each in find_comparisons(condition) for side in (each, each.turn())]
     return [each for each in both if _is_of_steps(each.right) and not any("." in name for name in each.left.fields)]
 
@@ -784,10 +819,10 @@ def _is_of_steps(part: Expression) -> bool:
 
 
 def _sweep(matches: _Matches, found: Sequence[Int64s]) -> Int64s:
-    """Finds for each match the first row that satisfies the condition.
+    """Finds the first row that satisfies the condition for each match.
 
-    found: (low, place, until) of rows, sorted in no way: it is satisfied in the matches from `low` to those that begin at
-    `until`.
+    `found` has (low, place, until) of rows in any order: the row qualifies in the matches from `low` to those that
+    begin at `until`.
     """
     order = np.argsort(found[0], kind="stable")
     listed = list(zip(*(each[order].tolist() for each in found), strict=True))

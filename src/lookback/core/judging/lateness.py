@@ -1,8 +1,8 @@
-"""Decides which events are late, and which of them a rule still takes.
+"""Decides which events are late, and which late events a rule still accepts.
 
-An event is late if its time is below the watermark that it is judged against, and for no other reason. A rule takes late
-events up to its allowed lateness. An event that arrives after a later one of its key is out of order, which is another
-matter: `aggregation.grouping` knows of that. All times are in microseconds.
+An event is late if and only if its time is below the watermark that it is judged against. A rule accepts late events up
+to its allowed lateness. An event that arrives after a later event of its key is out of order, which is a different
+property: see `aggregation.grouping`. All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Times = TypeVar("_Times", int, Int64s)
 
 
 def find_late(times: Int64s, watermarks: Int64s) -> Mask:
-    """Marks the events that are late: those below their watermark."""
+    """Marks the late events, whose times are below their watermarks."""
     is_late: Mask = times < watermarks
     return is_late
 
@@ -34,7 +34,7 @@ def find_late(times: Int64s, watermarks: Int64s) -> Mask:
 def find_in_time(times: Int64s, watermarks: Int64s, allowed_lateness: int, tiles: TiledWindow | None = None) -> Mask:
     """Marks the events that are not late, or not later than allowed.
 
-    tiles: not the event's own time decides, but the end of the last of these windows that covers it.
+    With `tiles`, the end of the last window that covers the event decides instead of its time.
     """
     earliest = earliest_in_time(watermarks, allowed_lateness)
     in_time: Mask = times >= earliest if tiles is None else tiles.last_start(times) + tiles.size > earliest
@@ -42,17 +42,17 @@ def find_in_time(times: Int64s, watermarks: Int64s, allowed_lateness: int, tiles
 
 
 def earliest_in_time(watermark: _Times, allowed_lateness: int) -> _Times:
-    """Returns the earliest time that is still in time: below it are only events that the rule discards.
+    """Returns the earliest time that is still in time; the rule discards earlier events.
 
-    A window or session is closed for good when its exclusive end is not above it.
+    A window or session is closed for good once its exclusive end is at or below this time.
     """
     return watermark - allowed_lateness
 
 
 class LateEvents:
-    """The late events of a segment, and the most that any rule did with each: discard, record or evaluate it.
+    """The late events of a segment, and the strongest action of any rule on each: discard, record or evaluate.
 
-    watermarks: of each event. is_late: mask of the events.
+    `watermarks` has the watermark of each event, and `is_late` marks the late ones.
     """
 
     def __init__(self, events: Events, watermarks: Int64s) -> None:
@@ -62,7 +62,7 @@ class LateEvents:
         self._actions: Actions = np.full(len(self._positions), _UNWANTED, dtype=np.int8)
 
     def record(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
-        """Notes what a rule did with the late events among those that it wants."""
+        """Records what a rule did with the late events that it wants."""
         at = self._positions
         if not len(at):
             return
@@ -71,15 +71,15 @@ class LateEvents:
 
     @property
     def actions(self) -> Actions:
-        """The action taken on each late event so far; `restore` takes it."""
+        """The action on each late event so far; pass it to `restore`."""
         return self._actions
 
     def restore(self, actions: Actions) -> None:
-        """Forgets what was recorded since."""
+        """Resets the actions to those of an earlier moment."""
         self._actions = actions
 
     def list_rows(self, stream: str) -> list[LateEvent]:
-        """Returns the rows of late_events, in order of arrival: of each late event that a rule wants."""
+        """Returns a row of late_events for each late event that a rule wants, in order of arrival."""
         rows = []
         for at, action in zip(self._positions.tolist(), self._actions.tolist(), strict=True):
             if action == _UNWANTED:

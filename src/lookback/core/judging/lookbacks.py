@@ -1,8 +1,8 @@
-"""Judges lookback rules: every event over a window that ends at it, or some time before it.
+"""Judges lookback rules: each event over a window that ends at the event, or some time before it.
 
-An event is judged once, when it arrives (`_judge_events`). With reset_on_alert, an alert empties the windows of its key,
-so a segment is judged in rounds (`_judge_resetting`). With late: revise, an event that enters the windows of events judged
-before it has them judged again (`_Revising`).
+An event is judged once, when it arrives (`_judge_events`). With reset_on_alert, an alert resets the windows of its key,
+so a segment is judged in rounds (`_judge_resetting`). With late: revise, an event that enters the windows of earlier
+judged events causes these to be judged again (`_Revising`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.lists import Lists
 from lookback.core.values.windows import Lookback
 
-# After an alert has emptied a key, so many of its events are judged first; twice as many each time without an alert.
+# After an alert has reset a key, judge this many of its events first, and twice as many after each round without an
+# alert.
 _FIRST_EVENTS = 16
-# If the condition may hold for so large a share of the events, all of them are measured, which other rules have part in.
-_MOST_CANDIDATES = 0.5
-# In place of a condition: all events that are in time.
+# If the condition may hold for at least this share of the events, all are measured, which other rules can share.
+_MAX_CANDIDATES = 0.5
+# Used instead of a condition: all events that are in time.
 _ALL = "*"
 
 
@@ -59,14 +60,15 @@ def judge_lookback(rule_run: RuleRun) -> None:
 
 
 def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -> None:
-    """Judges each event that is taken. ordered: all that are in time, by (key, time).
+    """Judges each event that is taken.
 
-    In that order neighbours search the same rows, which is several times faster.
+    `ordered` are all events that are in time, by (key, time). In this order, adjacent events search the same rows,
+    which is several times faster.
     """
     rule, measuring, counted, counted_as = rule_run.rule, rule_run.measuring, ordered, _ALL
     if 2 * np.count_nonzero(taken) < len(counted):
         counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
-    # Otherwise every event is measured, whether the rule counts it or not: all such rules find the rows of windows once.
+    # Otherwise every event is measured, even if the rule does not count it, so that all such rules share one search.
     known_as = (counted_as, rule.allowed_lateness)
     ceilings = measuring.find_ceilings(rule, counted, known_as) if rule.rising else []
     candidates = _find_candidates(rule_run, ceilings, counted, judged)
@@ -95,9 +97,9 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
 def _find_candidates(
     rule_run: RuleRun, ceilings: list[tuple[str, Lookback, Ceiling]], counted: Int64s, judged: Mask
 ) -> Int64s | None:
-    """Returns the positions of the counted events for which the condition may hold, as far as ceilings tell.
+    """Returns the positions of the counted events for which the condition may hold, according to the ceilings.
 
-    Returns None if they tell nothing, or leave so many that all are measured as fast.
+    Returns None if the ceilings are unknown, or if they exclude too few events to be worth it.
     """
     columns = {name: ceiling.column for name, window, ceiling in ceilings if ceiling.column and ceiling.covers(window)}
     if not ceilings or len(columns) < len(ceilings):
@@ -109,17 +111,17 @@ def _find_candidates(
     may_hold = when.is_true()
     for error in (when.error, *(column.error for column in columns.values())):
         if error is not None:
-            # A sum that does not fit its type may fit for a smaller window, and is an error otherwise.
+            # A sum that does not fit its type may fit for a smaller window; if not, it is an error to report.
             may_hold |= error
     candidates = np.flatnonzero(may_hold)
     candidates = candidates[judged[counted[candidates]]]
-    return candidates if len(candidates) < _MOST_CANDIDATES * len(counted) else None
+    return candidates if len(candidates) < _MAX_CANDIDATES * len(counted) else None
 
 
 def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, counted_as: Hashable | None) -> Verdicts:
-    """Judges each counted event of `measuring`, as of its arrival.
+    """Judges each counted event of `measuring` as of its arrival.
 
-    counted_as: what tells these events from other ones; None if no other rule judges the same.
+    `counted_as` identifies this selection of events for rules that share it; None if no other rule does.
     """
     rule, events = rule_run.rule, measuring.events
     columns: dict[str, Column] = {}
@@ -136,7 +138,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
     assert rule.when is not None
-    # A measure may be named like a column that orders events and is no field.
+    # A measure may have the name of a column that only orders events.
     for name in (rule.when.named & set(events.columns)) - set(columns):
         inputs[name] = events.columns[name].take(counted)
     holds, errors = rule_run.check_condition(inputs, is_complete, events.times[counted])
@@ -146,7 +148,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
 
 
 def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hits: Int64s) -> None:
-    """Writes an alert for each hit, in order of arrival. at_counted: the positions of the counted events in the segment."""
+    """Writes an alert for each hit in order of arrival; `at_counted` are the events' positions in the segment."""
     rule, events, window = rule_run.rule, rule_run.events, rule_run.spec.window
     assert isinstance(window, Lookback)
     at_hits = at_counted[hits]
@@ -168,7 +170,7 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
 
 
 def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, Any]]:
-    """Returns the values of each hit by column. columns: of one length, that of `hits`; none give empty rows."""
+    """Returns the values of each hit by column, as dictionaries; all columns have the length of `hits`."""
     if not columns:
         return [{}] * len(hits)
     rows = zip(*(column.to_list() for column in columns.values()), strict=True)
@@ -176,16 +178,17 @@ def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, An
 
 
 def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
-    """Judges a rule whose alerts empty its windows in rounds, in each up to the next alert of every key."""
+    """Judges a rule whose alerts reset its windows, in rounds that each end at the next alert of every key."""
     events, grouping = rule_run.events, rule_run.grouping
     order = np.flatnonzero(taken)
     order = order[np.argsort(grouping.numbers[order], kind="stable")]
     numbers, keys = grouping.numbers[order], np.arange(len(grouping.distinct.low))
     starts = np.searchsorted(numbers, keys)
     sizes = np.searchsorted(numbers, keys, side="right") - starts
-    # Per key, as ranks among its events: `begin` is the first after its last alert, those before `done` are judged.
+    # For each key, as ranks among its events: `begin` is the first after its last alert, and those before `done` are
+    # judged.
     begin, done, reach = np.zeros_like(sizes), np.zeros_like(sizes), sizes.copy()
-    # In the first round all events, with what earlier batches brought; then only those of keys that were emptied.
+    # The first round judges all events, with the rows of earlier batches. Later rounds judge only keys that were reset.
     measuring, positions, counted = rule_run.measuring, np.arange(len(events), dtype=np.int64), order
     active, is_first_round = keys[sizes > 0], True
     while len(active):
@@ -217,7 +220,7 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
 
 
 def _reset_windows(rule_run: RuleRun, order: Int64s, starts: Int64s, begin: Int64s) -> None:
-    """Removes from the state, and keeps out of it, what arrived up to the last alert of each key."""
+    """Removes everything that arrived up to the last alert of each key from the state, and keeps it out."""
     emptied = np.flatnonzero(begin)
     if not len(emptied):
         return
@@ -230,9 +233,13 @@ def _reset_windows(rule_run: RuleRun, order: Int64s, starts: Int64s, begin: Int6
 
 @dataclass(eq=False)
 class _JudgedEvent:
-    """An event that was judged and may be revised.
+    """A judged event whose verdict may be revised.
 
-    values: of the fields that condition, message and key read; memory: of its verdict, None without a row.
+    Attributes:
+        time: The event time.
+        id: The id of the event.
+        values: The values of the fields that the condition, the message and the key read.
+        memory: The memory of its verdict; None if it has no row.
     """
 
     time: int
@@ -242,12 +249,12 @@ class _JudgedEvent:
 
     @classmethod
     def from_value(cls, value: Sequence[Any]) -> _JudgedEvent:
-        """Reads what `to_value` wrote."""
+        """Decodes the output of `to_value`."""
         time, event_id, values, memory = value
         return cls(time, event_id, values, None if memory is None else Memory(*memory))
 
     def to_value(self) -> list[Any]:
-        """Returns a list, as a keyed table stores it."""
+        """Encodes the event for a keyed table."""
         return [self.time, self.id, self.values, self.memory]
 
 
@@ -257,12 +264,12 @@ def _read_judged(value: Mapping[str, Any] | None) -> list[_JudgedEvent]:
 
 
 def _judged_value(events: Sequence[_JudgedEvent]) -> dict[str, Any]:
-    """Returns the value of a key that `_read_judged` reads."""
+    """Encodes the judged events of a key for `_read_judged`."""
     return {"rows": [event.to_value() for event in events]}
 
 
 def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -> None:
-    """Forgets the events that another version of a rule with `late: revise`, or another document of it, has judged."""
+    """Drops the judged events of other versions or documents of a rule with `late: revise`."""
     table, mark = state.table(rule.memory), {"version": entry.version, "document": rule.fingerprint}
     if table.notes != mark:
         state.drop_table(rule.memory)
@@ -273,7 +280,7 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
 def delete_judged(
     state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
 ) -> None:
-    """Forgets the selected deleted events, so that they are not judged again."""
+    """Drops the selected deleted events, so that they are not judged again."""
     if rule.spec.late != "revise":
         return
     table = state.table(rule.memory)
@@ -288,9 +295,14 @@ def delete_judged(
 
 @dataclass(frozen=True)
 class _Item:
-    """A judged event that is to be judged as of the arrival of another event (or its own).
+    """An event to judge as of the arrival of another event, or its own.
 
-    position: of the event that arrives; rank: of the judged event among those of the key; number: of the key.
+    Attributes:
+        position: The position of the arriving event.
+        rank: The rank of the judged event among those of its key.
+        key: The key.
+        number: The number of the key.
+        judged: The judged event.
     """
 
     position: int
@@ -301,7 +313,7 @@ class _Item:
 
 
 class _Revising:
-    """Judges a rule whose verdicts are revised when an event arrives in their windows."""
+    """Judges a rule that revises its verdicts when another event arrives in their windows."""
 
     def __init__(self, rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
         self._rule_run, self._taken = rule_run, taken
@@ -314,11 +326,11 @@ class _Revising:
         named = {*(rule.when.named if rule.when else ()), *rule.message_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
-        # Per key the judged events that may still be revised (see `_read_judged`).
+        # By key, the judged events that may still be revised (see `_read_judged`).
         self._table = rule_run.state.table(rule.memory)
 
     def run(self) -> None:
-        """Judges the events of the segment, and again the events whose windows they enter."""
+        """Judges the events of the segment, and re-judges the events whose windows they enter."""
         rule_run = self._rule_run
         items: list[_Item] = []
         values = [rule_run.events.columns[name].to_stored_list() for name in self._fields]
@@ -394,7 +406,7 @@ class _Revising:
     def _write(
         self, item: _Item, holds: bool, measures: dict[str, Any], is_complete: bool, values: dict[str, Any]
     ) -> None:
-        """Writes the row of an item, if its verdict or its measures have changed."""
+        """Writes the row of an item if its verdict or its measures have changed."""
         rule_run, window, judged = self._rule_run, self._rule_run.spec.window, item.judged
         assert isinstance(window, Lookback)
         first, last = window.bounds(judged.time)
@@ -405,7 +417,7 @@ class _Revising:
         judged.memory = rule_run.revise(order, judged.memory, subject, judgement, values) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
-        """Keeps the judged events whose windows an event that is in time can still enter."""
+        """Keeps the judged events whose windows a future event can still enter in time."""
         rule_run, delay = self._rule_run, min(window.delay for window in self._windows)
         earliest = rule_run.earliest_in_time(rule_run.timeline.end)
         for key, rows in touched:

@@ -19,19 +19,23 @@ from lookback.core.values.columns import Column, Mask, Values, from_values, is_n
 from lookback.core.values.keys import Int64s, TimeSearch
 from lookback.core.values.types import BIGINT, BOOLEAN, array
 
-# The time and the number of a row: rows and waits are sorted by it.
+# The time and number of a row; rows and waits are sorted by it.
 SortKey = tuple[int, int]
-# So many rows are offered at once at first; each time twice as many, since a step may end soon.
-_FIRST_ROWS, _MOST_ROWS = 16, 1024
-# Among so many values one is searched for; among more, its places are looked up.
-_MOST_SEARCHED = 64
+# How many rows to offer at first, because a step may end soon; doubles each time, up to the second number.
+_FIRST_ROWS, _MAX_ROWS = 16, 1024
+# Up to this many values are searched one by one; for more, an index of places is used.
+_MAX_SEARCHED = 64
 
 
 class Row(NamedTuple):
-    """An event that some condition may take.
+    """An event that may satisfy some condition.
 
-    bits: the conditions that it may satisfy; values: of the fields that are kept; number: counts the rows of a key as
-    they arrive.
+    Attributes:
+        time: The event time.
+        id: The id of the event.
+        bits: The conditions that it may satisfy.
+        values: The values of the fields that are kept.
+        number: The number of the row in its key, in order of arrival.
     """
 
     time: int
@@ -47,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Placed(Protocol):
-    """Anything with a place among the rows of a key, as a row has it and a wait that begins with one."""
+    """Anything with a place among the rows of a key: a row, or a wait that a row starts."""
 
     @property
     def time(self) -> int:
@@ -59,7 +63,7 @@ class Placed(Protocol):
 
 
 def sort_key(each: Placed) -> SortKey:
-    """Returns the sort key of a row, or of the row with which a wait begins."""
+    """Returns the sort key of a row, or of the row that starts a wait."""
     return each.time, each.number
 
 
@@ -71,7 +75,7 @@ class Array:
         # The places of each value among the first `_indexed` values.
         self._places: dict[Any, list[int]] = {}
         self._indexed = 0
-        # For each place the last one up to which all values are the same; empty until it is needed.
+        # For each place, the last place up to which all values are the same; empty until needed.
         self._same: list[int] = []
 
     def extend(self, values: Iterable[Any]) -> None:
@@ -89,7 +93,7 @@ class Array:
 
     def find_first(self, value: Any, begin: int, end: int) -> int | None:
         """Finds the first place of a value in [begin, end)."""
-        if end - begin <= _MOST_SEARCHED and not is_nan(value):
+        if end - begin <= _MAX_SEARCHED and not is_nan(value):
             part = self.values[begin:end]
             return begin + part.index(value) if value in part else None
         places = self._find_places(value)
@@ -103,7 +107,7 @@ class Array:
         return places[at] if at >= 0 and places[at] >= begin else None
 
     def find_same(self, place: int) -> int:
-        """Finds the last place up to which all values are the one at a place."""
+        """Finds the last place up to which all values equal the value at a place."""
         if not self._same:
             values, last = self.values, len(self.values) - 1
             self._same = [last] * len(values)
@@ -119,7 +123,7 @@ class Array:
 
 
 class Part(Sequence[Any]):
-    """The values of an array in [begin, end), without a copy; a value is found in it without a search."""
+    """A view of the values of an array in [begin, end), with a fast test for a value."""
 
     __slots__ = ("_array", "_begin", "_end")
 
@@ -143,14 +147,14 @@ class Part(Sequence[Any]):
 
 
 class TakenRows(list[Row]):
-    """Rows in order, and the arrays of their fields that conditions read."""
+    """Rows in order, with the arrays of their fields that conditions read."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
         self._arrays: dict[int, Array] = {}
 
     def array(self, at: int) -> Array:
-        """Returns the array of a field; at: its position among the values of a row."""
+        """Returns the array of a field; `at` is its position among the values of a row."""
         found = self._arrays.setdefault(at, Array())
         if len(found.values) < len(self):
             found.extend([row.values[at] for row in self[len(found.values) :]])
@@ -161,7 +165,7 @@ class TakenRows(list[Row]):
         return Part(self.array(at), 0, count)
 
     def put_in(self, at: int, row: Row) -> None:
-        """Adds a row at a place."""
+        """Inserts a row at a place."""
         self._arrays.clear()
         self.insert(at, row)
 
@@ -177,9 +181,13 @@ Taken: TypeAlias = "TakenRows | RowRange | LinkedRows"
 
 
 class Evaluation(NamedTuple):
-    """A condition that is to be evaluated on rows.
+    """A condition to evaluate on rows.
 
-    taken: the rows of the steps before. counts: for each row, how many rows of the step just before it sees; None: all.
+    Attributes:
+        step: The step with the condition.
+        rows: The rows.
+        taken: The rows of the earlier steps.
+        counts: How many rows of the previous step each row sees; None for all.
     """
 
     step: CompiledStep
@@ -188,10 +196,10 @@ class Evaluation(NamedTuple):
     counts: Sequence[int] | None = None
 
 
-# For each row, whether the condition holds, and whether it has an error; None: no row has one.
+# For each row, whether the condition holds, and whether it has an error; None if no row has one.
 Evaluated = tuple[list[bool], list[bool] | None]
 _Result = TypeVar("_Result")
-# A computation hands out conditions and is sent their values, so that those of many keys and matches are evaluated together.
+# A computation yields conditions and is sent their results, so that many keys and matches are evaluated together.
 Computation = Generator[list[Evaluation], list[Evaluated], _Result]
 
 
@@ -215,8 +223,12 @@ def _send(computation: Computation[None], values: list[Evaluated]) -> list[Evalu
 class KeyedRows:
     """Rows of many keys by (key, time, arrival); all arrays have shape (rows,).
 
-    keys: numbers of keys, dense; arrivals: the order in which they arrived. read: reads a field of the rows that arrived at
-    some places in that order.
+    Attributes:
+        keys: The number of each row's key, dense.
+        times: The time of each row.
+        bits: The conditions that each row may satisfy.
+        arrivals: The position of each row in order of arrival.
+        read: Reads a field of the rows at positions in order of arrival.
     """
 
     keys: Int64s
@@ -227,32 +239,35 @@ class KeyedRows:
 
     @cached_property
     def is_in_order(self) -> Mask:
-        """Marks the rows that arrived after all rows of their key that are before them."""
+        """Marks the rows that arrived after all earlier rows of their key."""
         arrived = self.keys * (int(self.arrivals.max(initial=0)) + 1) + self.arrivals
         is_in_order: Mask = np.maximum.accumulate(arrived) == arrived
         return is_in_order
 
     def take(self, index: Int64s) -> KeyedRows:
-        """Returns the rows at positions, ascending."""
+        """Returns the rows at ascending positions."""
         _, keys = np.unique(self.keys[index], return_inverse=True)
         return KeyedRows(keys, self.times[index], self.bits[index], self.arrivals[index], self.read)
 
     def number_stretches(self) -> Int64s:
-        """Numbers the stretches of each key, from 0: rows that arrived one after another in order of time."""
+        """Numbers the stretches of each key from 0; a stretch is a run of rows that arrived in order of time."""
         arrived = np.lexsort((self.arrivals, self.keys))
         begun = np.cumsum(np.diff(arrived, prepend=-1) < 0)
         stretches = np.empty(len(arrived), dtype=np.int64)
         stretches[arrived] = begun
-        # Keys come one after another, so the first row of the next key goes on with the last stretch of the one before.
+        # Keys ascend, so the first row of the next key continues the last stretch of the previous key.
         return stretches - begun[np.searchsorted(self.keys, self.keys)]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that may complete the steps; all arrays have shape (candidates,).
+    """Rows that may complete the steps; all arrays but `able` have shape (candidates,).
 
-    at: their positions; starts: that of the first row that may count for each. able: for each step the positions of the rows
-    that satisfy its gate; first: for each step the place among these of the row with which the step is reached.
+    Attributes:
+        at: The positions of the candidates.
+        starts: The position of the first row that may count for each.
+        able: For each step, the positions of the rows that satisfy its gate.
+        first: For each step, the place in `able` of the row with which the step is reached.
     """
 
     at: Int64s
@@ -266,12 +281,12 @@ class Candidates:
 
     @property
     def needed(self) -> Int64s:
-        """The positions of the rows that may count for one of them."""
+        """The positions of the rows that may count for a candidate."""
         return list_between(self.starts, self.at)
 
 
 def list_between(first: Int64s, last: Int64s) -> Int64s:
-    """Lists the positions that lie in some range, ascending; the last one of each is in it."""
+    """Lists the positions in any of the ranges, ascending; `last` is inclusive."""
     rows = int(last.max(initial=-1)) + 1
     edges = np.bincount(first, minlength=rows + 1) - np.bincount(last + 1, minlength=rows + 1)
     return np.flatnonzero(np.cumsum(edges) > 0)
@@ -280,8 +295,11 @@ def list_between(first: Int64s, last: Int64s) -> Int64s:
 class Steps:
     """The conditions of a sequence, evaluated on rows.
 
-    reads_event_alone: whether no condition reads the rows that earlier steps took. last, absent, until: the bits of the last
-    step, of the absence and of `until`; the others are those of the steps.
+    Attributes:
+        reads_event_alone: Whether no condition reads the rows that earlier steps took.
+        last: The bit of the last step; earlier steps have the lower bits.
+        absent: The bit of the absence.
+        until: The bit of `until`.
     """
 
     def __init__(self, rule_run: RuleRun) -> None:
@@ -297,7 +315,7 @@ class Steps:
         self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
 
     def find_bits(self, events: Events) -> tuple[Int64s, Mask]:
-        """Finds the conditions that each event may satisfy, and where one that reads the event alone has an error."""
+        """Finds the conditions that each event may satisfy, and marks events with an error in a gate."""
         bits = np.zeros(len(events), dtype=np.int64)
         errors = np.zeros(len(events), dtype=bool)
         gates: list[tuple[int, Expression | None]] = [(1 << at, step.gate) for at, step in enumerate(self.steps)]
@@ -318,9 +336,9 @@ class Steps:
     def find_taken(
         self, at: int, rows: Sequence[Row], taken: Sequence[Taken], counts: Sequence[int] | None = None
     ) -> Computation[Evaluated]:
-        """Finds the rows that a step takes, and those for which its condition has an error.
+        """Finds the rows that a step takes, and the rows for which its condition has an error.
 
-        taken, counts: as of `Evaluation`.
+        `taken` and `counts` are as in `Evaluation`.
         """
         step = self.steps[at]
         able = [bool(row.bits >> at & 1) for row in rows]
@@ -339,7 +357,7 @@ class Steps:
         return able, failed
 
     def find_ended(self, row: Row, waits: Sequence[Sequence[Taken]]) -> list[bool]:
-        """Finds the waits that a row ends, as the event that was to be absent, by what the steps of each took."""
+        """Marks the waits that a row ends as the awaited event, given the rows that the steps of each wait took."""
         absent = self.compiled.absent
         assert absent is not None
         if absent.own or not row.bits >> self.absent & 1 or not waits:
@@ -347,7 +365,7 @@ class Steps:
         return [holds for (holds,), _ in self.evaluate([Evaluation(absent, [row], taken) for taken in waits])]
 
     def run(self, computation: Computation[_Result]) -> _Result:
-        """Runs a computation. The conditions of one step that it hands out together are evaluated together."""
+        """Runs a computation; conditions of the same step that it yields together are evaluated together."""
         try:
             handed = next(computation)
             while True:
@@ -364,7 +382,7 @@ class Steps:
             return result
 
     def evaluate(self, evaluations: Sequence[Evaluation]) -> list[Evaluated]:
-        """Evaluates a condition of one step for several computations at once."""
+        """Evaluates the condition of one step for several computations at once."""
         condition = evaluations[0].step.condition
         rows = [row for each in evaluations for row in each.rows]
         columns = {}
@@ -382,7 +400,7 @@ class Steps:
             for each, listed in zip(evaluations, lengths, strict=True):
                 taken = each.taken[number]
                 if listed and listed[0] == listed[-1]:
-                    # Numbers of rows never fall from row to row.
+                    # The lengths never decrease from row to row.
                     parts += [taken.part(at, listed[0])] * len(listed)
                 else:
                     parts += [taken.part(at, n) for n in listed]
@@ -398,12 +416,12 @@ class Steps:
         return found
 
     def make_column(self, name: str, read: Callable[[str], list[Any]]) -> Column:
-        """Makes the column of a field of rows, or of a call of in_list, with its errors. read: reads what rows keep by a name."""
+        """Makes the column of a field or in_list call, with its errors; `read` returns what rows keep under a name."""
         column, error = from_values(self.fields[name], read(name)), self._errors.get(name)
         return column if error is None else replace(column, error=from_values(BOOLEAN, read(error)).values)
 
     def message_values(self, names: Sequence[str], row: Row, taken: Sequence[Sequence[Row]]) -> dict[str, Any]:
-        """Returns the values of names in a message: fields of the row, or arrays and numbers of the steps' rows."""
+        """Returns the values of names in a message: fields of the row, or arrays and counts of the steps' rows."""
         values: dict[str, Any] = {}
         for name in names:
             before, _, own = name.partition(".")
@@ -420,7 +438,7 @@ class Steps:
 
 def to_objects(parts: Sequence[Sequence[Any]]) -> Values:
     """Makes the values of a column of arrays."""
-    # Assigned as a list, numpy would ask each for its length.
+    # If a list were assigned, numpy would read the length of each part.
     return np.fromiter(parts, dtype=object, count=len(parts))
 
 
@@ -434,11 +452,18 @@ def _find_lengths(evaluation: Evaluation, number: int) -> Sequence[int]:
 def find_candidates(
     steps: Steps, rows: KeyedRows, judged: Int64s, within: int, floor: int | None, until_ends: bool
 ) -> Candidates:
-    """Finds the rows that may complete the steps, or for which the last condition may have an error; no other does.
+    """Finds all rows that may complete the steps or may have an error in the last condition.
 
-    Gates are taken for conditions, and every row of the window counts, whenever it arrived. So no step is reached later
-    than in truth, and no candidate is missed. judged: positions of rows that satisfy the last gate. until_ends: whether
-    no row before one that satisfies `until`, and has arrived, counts.
+    It uses the gates instead of the conditions, and counts every row of the window no matter when it arrived. So no
+    step is reached later than it really is, and no candidate is missed.
+
+    Args:
+        steps: The steps.
+        rows: The rows.
+        judged: The positions of the rows that satisfy the last gate.
+        within: The span in microseconds within which the steps must be completed.
+        floor: The time below which no row counts; None for no limit.
+        until_ends: Whether a row that satisfies `until` and has arrived excludes all rows before it.
     """
     first = rows.times[judged] - within if floor is None else np.maximum(rows.times[judged] - within, floor)
     lows = TimeSearch(rows.keys, rows.times).find_first(rows.keys[judged], first)
@@ -453,7 +478,7 @@ def find_candidates(
     for number, each in enumerate(steps.steps):
         able = np.flatnonzero(rows.bits >> number & 1)
         first = np.searchsorted(able, lows)
-        # An error of the last condition counts also where too few rows satisfy it.
+        # An error in the last condition counts even if too few rows satisfy it.
         least = each.step.at_least if each.own or number < steps.last else 1
         enough = np.append(able, len(rows.keys))[np.minimum(first + least - 1, len(able))]
         may = enough <= found.at
@@ -463,23 +488,29 @@ def find_candidates(
 
 
 class Match:
-    """The rows that the steps take, of the rows of a key from the first one of step one on.
+    """The rows that the steps take among the rows of a key, from a first row of step one.
 
-    begin: the sort key of that row; since: rows with a lower number do not count; rows: per step that is reached; next: rows
-    before this sort key were offered; offered: how many, and some again. Rows are offered in order, and before they are
-    judged if they are known already; one that arrives late takes the match back to its place.
+    Rows are offered in order, possibly before they are judged if they are already known. A row that arrives out of
+    order rewinds the match to its place.
+
+    Attributes:
+        begin: The sort key of the first row.
+        since: Rows with a lower number do not count.
+        rows: The rows that each step took, up to the last step that is reached.
+        next: All rows before this sort key have been offered.
+        offered: How many rows have been offered, with repetitions.
     """
 
     def __init__(self, steps: Steps, begin: SortKey, since: int) -> None:
         self._steps, self.begin, self.since = steps, begin, since
         self.rows = [TakenRows()]
         self.next, self.offered = begin, 0
-        # The sort key of the row with which a step took too many, and those of rows with an error in the last condition.
+        # The sort key of the row with which a step took too many, and of the rows with an error in the last condition.
         self._ended: SortKey | None = None
         self._failed: set[SortKey] = set()
 
     def rewind(self, key: SortKey) -> None:
-        """Takes the match back to where no row from this sort key on was offered."""
+        """Rewinds the match to the state before any row from this sort key on was offered."""
         if not self.begin <= key < self.next:
             return
         for rows in self.rows:
@@ -496,7 +527,7 @@ class Match:
         start, size = 0, _FIRST_ROWS
         while start < len(rows) and self._ended is None:
             start += yield from self._offer_some(rows[start : start + size])
-            size = min(2 * size, _MOST_ROWS)
+            size = min(2 * size, _MAX_ROWS)
         if rows:
             time, number = rows[-1].sort_key
             self.next = time, number + 1
@@ -508,7 +539,7 @@ class Match:
         return key in self._failed and (self._ended is None or key <= self._ended)
 
     def find_taken(self, row: Row) -> list[Taken] | None:
-        """Finds the rows that each step took up to one that was offered; None if that one does not complete the steps."""
+        """Finds the rows that each step took up to an offered row; None if this row does not complete the steps."""
         last, key = self.rows[-1], row.sort_key
         if len(self.rows) <= self._steps.last or (self._ended is not None and self._ended <= key):
             return None
@@ -518,7 +549,7 @@ class Match:
         return [*self.rows[:-1], RowRange(last, 0, at + 1)]
 
     def _offer_some(self, rows: Sequence[Row]) -> Computation[int]:
-        """Offers rows until one is taken by the next step. Returns how many."""
+        """Offers rows until the next step takes one. Returns how many were offered."""
         steps, at, listed = self._steps, len(self.rows) - 1, self.rows[-1]
         takes, errors = yield from steps.find_taken(at, rows, self.rows[:-1])
         counts, count = [], len(listed)
@@ -529,7 +560,7 @@ class Match:
         moved, spec, judged = None, steps.steps[at].step, rows
         if at < steps.last:
             enough = bisect_left(counts, spec.at_least)
-            # The step sees the rows that the one before it had taken when the row came.
+            # The step sees the rows that the previous step had taken when the row arrived.
             judged = rows[enough:]
             nexts, errors = yield from steps.find_taken(at + 1, judged, self.rows, counts[enough:])
             if True in nexts:
@@ -547,7 +578,7 @@ class Match:
 
 
 class Index:
-    """Rows in order, per condition that they may satisfy, so that finding a step's row takes one search."""
+    """Rows in order for each condition that they may satisfy, so that finding a step's row takes one search."""
 
     def __init__(self, steps: Steps, rows: Sequence[Row]) -> None:
         self._steps = steps
@@ -556,7 +587,7 @@ class Index:
         self._least = steps.steps[-1].step.at_least
         specs = [each.step for each in steps.steps]
         self._limits = [(number, step.at_most) for number, step in enumerate(specs) if step.at_most is not None]
-        # What `_find_spans` last found.
+        # The last result of `_find_spans`.
         self._spans: list[tuple[int, int]] | None = None
         for row in rows:
             for condition, listed in enumerate(self.rows):
@@ -594,10 +625,10 @@ class Index:
         return (rows[at] for at in range(bisect_left(sort_keys, low), bisect_left(sort_keys, high)))
 
     def find_taken(self, low: SortKey, last: SortKey, *, begins_first: bool = False) -> list[RowRange] | None:
-        """Finds what each step takes of the rows in [low, last], in the earliest match that the last row ends.
+        """Finds the rows in [low, last] that each step takes in the earliest match that the last row ends.
 
-        For steps whose conditions read the event alone. The last row may satisfy the last step. begins_first: whether the match
-        must begin with the first row of step one. Returns None if there is no such match.
+        This is for steps whose conditions only read the event. The last row must satisfy the gate of the last step.
+        With `begins_first`, the match must begin with the first row of step one. Returns None without such a match.
         """
         at, sort_keys, least = bisect_left(self.sort_keys[0], low), self.sort_keys[self._steps.last], self._least
         end = len(sort_keys) if sort_keys[-1] <= last else bisect_right(sort_keys, last)
@@ -620,9 +651,9 @@ class Index:
         return all(spans[number][1] - spans[number][0] <= most for number, most in self._limits)
 
     def _find_spans(self, at: int) -> list[tuple[int, int]] | None:
-        """Finds the places that each step but the last takes, and where the last begins; None if some step is not reached.
+        """Finds the places that each step but the last takes, and where the last begins; None if a step is not reached.
 
-        at: the place with which step one begins. Rows that come after all others change nothing about it.
+        `at` is the place where step one begins. Rows that are appended at the end do not change the result.
         """
         spans: list[tuple[int, int]] = []
         for number, each in enumerate(self._steps.steps[:-1]):
@@ -637,7 +668,7 @@ class Index:
 
 
 class RowRange(Sequence[Row]):
-    """The rows from `begin` to before `end` of a list, without a copy; valid until the list changes."""
+    """A view of the rows [begin, end) of a list; valid until the list changes."""
 
     def __init__(self, rows: TakenRows, begin: int, end: int) -> None:
         self._rows, self._begin, self._end = rows, begin, end
@@ -646,7 +677,7 @@ class RowRange(Sequence[Row]):
         return self._end - self._begin
 
     def part(self, at: int, count: int) -> Part:
-        """Returns the values of a field over the first `count` rows; at: its position among the values of a row."""
+        """Returns the values of a field over the first `count` rows; `at` is its position among the values of a row."""
         return Part(self._rows.array(at), self._begin, self._begin + count)
 
     def __getitem__(self, at: Any) -> Any:
@@ -666,22 +697,23 @@ class RowRange(Sequence[Row]):
 
 
 class LinkedStep:
-    """The events taken by a step whose condition reads earlier steps, as far as somebody reads them.
+    """The events that a step takes whose condition reads earlier steps, found lazily.
 
-    rows: those that the step may take, in order, of which those from `begin` on count; before: what the steps before took.
+    `rows` are those that the step may take, in order, and count from `begin` on. `before` are the rows that the earlier
+    steps took.
     """
 
     def __init__(self, steps: Steps, at: int, before: Sequence[Taken], rows: TakenRows, begin: int) -> None:
         self._steps, self._at, self._before = steps, at, before
         self._rows, self._next = rows, begin
         self.taken = TakenRows()
-        # The places of the rows that it took.
+        # The places of the rows that the step took.
         self._places: list[int] = []
 
     def count_taken(self, end: int, most: int | None = None) -> int:
         """Counts the rows before the place `end` that the step took, up to `most`."""
         while self._next < end and (most is None or len(self._places) < most):
-            some = self._rows[self._next : min(end, self._next + _MOST_ROWS if most is None else self._next + most)]
+            some = self._rows[self._next : min(end, self._next + _MAX_ROWS if most is None else self._next + most)]
             are_taken, _ = self._steps.run(self._steps.find_taken(self._at, some, self._before))
             self._places += [at for at, is_taken in enumerate(are_taken, self._next) if is_taken]
             self.taken.extend(row for row, is_taken in zip(some, are_taken, strict=True) if is_taken)
@@ -690,7 +722,7 @@ class LinkedStep:
 
 
 class LinkedRows(Sequence[Row]):
-    """The rows before the place `end` that a linked step took; as of `RowRange`."""
+    """A view, like `RowRange`, of the rows before the place `end` that a linked step took."""
 
     def __init__(self, step: LinkedStep, end: int) -> None:
         self._step, self._end = step, end
@@ -707,6 +739,6 @@ class LinkedRows(Sequence[Row]):
         return iter(self._step.taken[: len(self)])
 
     def part(self, at: int, count: int) -> Part:
-        """Returns the values of a field over the first `count` rows; at: its position among the values of a row."""
+        """Returns the values of a field over the first `count` rows; `at` is its position among the values of a row."""
         self._step.count_taken(self._end, count)
         return self._step.taken.part(at, count)

@@ -1,4 +1,4 @@
-"""Measures windows over the events of a segment and the rows that earlier ones left in state."""
+"""Measures windows over the events of a segment and the rows of earlier events in state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lookback.core.values.windows import Lookback, Window
 
 
 def select_kept(feature: Feature, events: Events) -> Mask:
-    """Marks the events of which a feature keeps a row: where and filter hold, and the argument has a value that counts."""
+    """Marks the events whose rows a feature keeps: where and filter hold, and the aggregate includes the argument."""
     selected = np.ones(len(events), dtype=bool)
     for condition in (feature.where, feature.filter):
         if condition is not None:
@@ -39,7 +39,7 @@ def select_kept(feature: Feature, events: Events) -> Mask:
 
 
 def select_values(feature: Feature, events: Events) -> Column | None:
-    """Returns what the feature keeps of the argument's values; None where it stores none."""
+    """Returns what the feature keeps of the argument's values; None if it stores none."""
     aggregate = feature.aggregate
     if feature.argument is None or not aggregate.stores_value:
         return None
@@ -48,11 +48,16 @@ def select_values(feature: Feature, events: Events) -> Column | None:
 
 
 class Ceiling:
-    """The most that a feature's aggregate is over the windows of the counted events, as far as windows around them tell.
+    """Upper bounds of a feature's aggregate over the windows of the counted events, known from larger windows.
 
-    counted, counted_as: these events (see `Measuring.find_lookbacks`). delay, size: of the windows; it holds for those of
-    this size, and for smaller ones. column: shape (counted,); None if nothing is known. widest: the column before windows of
-    another size lowered it, and their size.
+    Attributes:
+        feature: The feature.
+        delay: The delay of the windows.
+        counted: The counted events (see `Measuring.find_lookbacks`).
+        counted_as: What identifies them.
+        size: The size of the windows; the bounds also hold for smaller ones.
+        column: The bounds, shape (counted,); None if nothing is known.
+        widest: The size of the largest windows, and their column before smaller windows lowered it.
     """
 
     def __init__(self, feature: Feature, delay: int, counted: Int64s, counted_as: Hashable) -> None:
@@ -61,15 +66,15 @@ class Ceiling:
         self.column: Column | None = None
         self.widest: tuple[int, Column | None] = -1, None
         self._is_own = False
-        # The highest value, None where a value is an error; nothing until it is asked for.
+        # The highest value, or None if any value is an error; empty until needed.
         self._most: list[int | None] = []
 
     def covers(self, window: Lookback) -> bool:
-        """Returns whether it holds for windows as large as that."""
+        """Returns whether the bounds hold for windows of this size."""
         return self.column is not None and window.size <= self.size
 
     def is_below(self, limit: int) -> bool:
-        """Returns whether every value is below a number by one or more; no value, and no error, is beyond it either."""
+        """Returns whether every value is at most limit - 1; true without values, false if any value is an error."""
         column = self.column
         assert column is not None
         if not self._most:
@@ -79,12 +84,12 @@ class Ceiling:
         return most is not None and most <= (limit - 1) * 10**column.type.scale
 
     def begin(self, size: int, column: Column) -> None:
-        """Begins with what windows of all counted events have, or may have at most; callers must not change the column."""
+        """Starts with values or upper bounds of windows of all counted events; callers must not change the column."""
         self.size, self.column, self._is_own, self._most = size, column, False, []
         self.widest = size, column
 
     def lower(self, window: Lookback, at: Int64s, column: Column) -> None:
-        """Lowers it to what windows have that it covers. at: the positions of their events among the counted ones."""
+        """Lowers the bounds to the values of smaller windows; `at` are their events' positions in `counted`."""
         whole, is_widest = self.column, window.size == self.size
         assert whole is not None
         self.size, self._most = window.size, []
@@ -96,7 +101,7 @@ class Ceiling:
         if column.null is None and column.error is None:
             whole.values[at] = column.values
         else:
-            # Without rows in its window, an event keeps what was known of it.
+            # An event without rows in its window keeps its bound.
             is_known = column.is_known()
             whole.values[at[is_known]] = column.values[is_known]
         if is_widest:
@@ -104,7 +109,7 @@ class Ceiling:
 
 
 def _spread(at: Int64s, rows: Partial, window_of: Int64s) -> tuple[Int64s, Partial]:
-    """Returns the contributions to the queries of those to some windows; window_of: of each query, its window."""
+    """Copies the contributions to windows to the queries of these windows; `window_of` is the window of each query."""
     ranks = np.full(int(window_of.max()) + 1, -1, dtype=np.int64)
     ranks[at] = np.arange(len(at))
     rank = ranks[window_of]
@@ -115,7 +120,8 @@ def _spread(at: Int64s, rows: Partial, window_of: Int64s) -> tuple[Int64s, Parti
 class Measuring:
     """Measures windows for the events of one shard, in order of arrival.
 
-    watermarks: of each event, shape (rows,). uses_state False: rows of earlier batches do not count.
+    `watermarks` has the watermark of each event, shape (rows,). Rows of earlier batches count only if `uses_state` is
+    true.
     """
 
     def __init__(
@@ -126,8 +132,8 @@ class Measuring:
         self._groupings: dict[tuple[str, ...], Grouping] = {}
         self._in_time: dict[int, Mask] = {}
         self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
-        # These are as long as the batch. Rules that measure alike are judged one after another (see `CompiledRule.sharing_key`),
-        # and those of one grouping before those of the next.
+        # The arrays in these caches are as long as the batch. Small caches suffice: rules with the same grouping, and
+        # among them rules with the same measures, are judged one after another (see `CompiledRule.sharing_key`).
         self._rows: RecentCache[FeatureRows] = RecentCache(64)
         self._counted: RecentCache[tuple[Int64s, Int64s]] = RecentCache(2)
         self._queries: RecentCache[Queries] = RecentCache(4)
@@ -137,11 +143,11 @@ class Measuring:
         self._ceilings: RecentCache[Ceiling] = RecentCache(10)
         self._has_negative: dict[Hashable, bool] = {}
         self._window: Window | None = None
-        # Those of the last rule with a rising condition.
+        # The features of the last rule with a rising condition.
         self._features: set[str] | None = None
 
     def restrict_to(self, positions: Int64s) -> Measuring:
-        """Measures as if there were only these events, in ascending order, and no rows of earlier batches."""
+        """Makes a copy that measures only these events, at ascending positions, without rows of earlier batches."""
         events, watermarks = self.events.take(positions), self.watermarks[positions]
         return Measuring(self.state, events, watermarks, self._shard, self._shards, uses_state=False)
 
@@ -157,7 +163,7 @@ class Measuring:
         return self._groupings[group_by]
 
     def forget_searches(self) -> None:
-        """Forgets what was made to measure the windows of a grouping; its rows are still to be kept."""
+        """Drops the caches for measuring the windows of a grouping, except its rows, which must still be stored."""
         caches = (self._counted, self._queries, self._columns, self._distincts, self._run_numbers, self._ceilings)
         for cache in caches:
             cache.clear()
@@ -168,10 +174,10 @@ class Measuring:
             grouping.forget_searches()
 
     def forget_other_windows(self, rule: CompiledRule) -> None:
-        """Forgets the windows of other rules, if all events are to be measured over those of this one.
+        """Drops the cached windows of other rules before all events are measured over the windows of this rule.
 
-        Rules over the same windows come one after another (see `CompiledRule.sharing_key`), and so do those that count
-        the different values of a feature.
+        Rules with the same windows are judged one after another (see `CompiledRule.sharing_key`), and so are rules that
+        count the distinct values of the same feature.
         """
         counted = {feature.feature_id for feature in rule.features if feature.function == "count_distinct"}
         self._distincts.retain(lambda key: key[0] in counted)
@@ -181,7 +187,7 @@ class Measuring:
             self._columns.retain(lambda key: key[1] in windows)
 
     def _forget_other_features(self, rule: CompiledRule) -> None:
-        """Forgets what was made to measure the features of other rules, whose rows are still to be kept."""
+        """Drops the caches for measuring the features of other rules, except their rows, which must still be stored."""
         features = {feature.feature_id for feature in rule.features}
         if features != self._features:
             before, self._features = self._features, features
@@ -190,13 +196,13 @@ class Measuring:
                     rows.forget_searches()
 
     def find_in_time(self, allowed_lateness: int) -> Mask:
-        """Marks the events that are in time, whatever a rule counts; callers must not change the mask."""
+        """Marks all events that are in time, whether or not a rule counts them; callers must not change the mask."""
         if allowed_lateness not in self._in_time:
             self._in_time[allowed_lateness] = find_in_time(self.events.times, self.watermarks, allowed_lateness)
         return self._in_time[allowed_lateness]
 
     def list_in_time(self, group_by: tuple[str, ...], allowed_lateness: int) -> tuple[Mask, Int64s]:
-        """Returns what `find_in_time` does, and the events of this shard that are in time by (key, time, arrival)."""
+        """Returns the mask of `find_in_time`, and this shard's events that are in time by (key, time, arrival)."""
         known_as, in_time = (group_by, allowed_lateness), self.find_in_time(allowed_lateness)
         if known_as not in self._listed:
             ordered = self.group_events(group_by).sorted
@@ -222,8 +228,8 @@ class Measuring:
     ) -> Queries:
         """Returns the windows of the counted events.
 
-        counted_as: what tells these events from other ones; callers that pass the same get the same object. None: these are
-        events that no other caller asks for.
+        `counted_as` identifies this selection of events: callers that pass the same value get the same object. Pass
+        None if no other caller needs these events.
         """
 
         def list_counted() -> tuple[Int64s, Int64s]:
@@ -248,7 +254,8 @@ class Measuring:
     ) -> list[tuple[str, Lookback, Ceiling]]:
         """Returns name, window and ceiling of the measures that a rising condition reads; none if it may not be rising.
 
-        Rules with such a condition come feature by feature (see `CompiledRule.sharing_key`), so those of others are over.
+        Rules with such conditions are judged feature by feature (see `CompiledRule.sharing_key`), so the caches of
+        other features are no longer needed.
         """
         self._forget_other_features(rule)
         found = []
@@ -264,14 +271,14 @@ class Measuring:
     def _find_ceiling(
         self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable
     ) -> Ceiling | None:
-        """Returns the ceiling of a rising feature over such windows of the counted events; None if some value is negative."""
+        """Returns the ceiling of a rising feature for windows of the counted events; None if any value is negative."""
         if feature.function == "sum" and self._has_negative_value(feature):
             return None
         known_as = (feature.feature_id, window.delay, counted_as)
         return self._ceilings.get(known_as, lambda: self._begin_ceiling(feature, window, counted, counted_as))
 
     def _begin_ceiling(self, feature: Feature, window: Lookback, counted: Int64s, counted_as: Hashable) -> Ceiling:
-        """Makes a ceiling. It begins with that of a feature whose rows include all rows of this one, if there is any."""
+        """Makes a ceiling, starting from that of a feature whose rows include all rows of this one, if there is any."""
         made = Ceiling(feature, window.delay, counted, counted_as)
         for known in reversed([*self._ceilings.values()]):
             size, column = known.widest
@@ -285,7 +292,7 @@ class Measuring:
         return made
 
     def _move_column(self, column: Column, known: Ceiling, counted: Int64s, counted_as: Hashable) -> Column | None:
-        """Returns what a ceiling's column has of other counted events; None if some of these are not among its own."""
+        """Returns a ceiling's column for other counted events; None if it lacks any of these events."""
         if known.counted_as == counted_as:
             return column
         places = np.full(len(self.events), -1, dtype=np.int64)
@@ -294,7 +301,7 @@ class Measuring:
         return None if (at < 0).any() else column.take(at)
 
     def _is_within(self, feature: Feature, other: Feature) -> bool:
-        """Returns whether no window of a rising feature has more than the same window of another one."""
+        """Returns whether a rising feature never exceeds another feature over the same window."""
         is_counted = feature.function in ("count", "count_distinct")
         is_same = (feature.function, feature.argument) == (other.function, other.argument)
         if feature.group_by != other.group_by or not (is_same or (is_counted and other.function == "count")):
@@ -314,7 +321,7 @@ class Measuring:
         return True
 
     def _has_negative_value(self, feature: Feature) -> bool:
-        """Returns whether a value of the feature's rows, or of a row that shares their pages, is negative."""
+        """Returns whether any value of the feature's rows, or of rows in the same pages, is negative."""
         known = self._has_negative
         if feature.feature_id not in known:
             runs = self._find_runs(feature, -NEVER_DUE, NEVER_DUE)
@@ -328,8 +335,12 @@ class Measuring:
     ) -> Column:
         """Computes the feature's aggregate over each window.
 
-        keys: of the queries; None if all have events in the batch. known_as: the window that the queries have in common,
-        and what else tells them from other ones; the result is kept for callers that pass the same.
+        Args:
+            feature: The feature.
+            keys: The keys of the queries; None if all have events in the batch.
+            queries: The windows.
+            known_as: The window that the queries have in common, and what else identifies them. The result is cached
+                for callers that pass the same value.
         """
         if known_as is None:
             return self._measure(feature, keys, queries, None)
@@ -362,9 +373,10 @@ class Measuring:
         return aggregate.finish(partial, feature.argument_type)
 
     def has_same_rows(self, feature: Feature, windows: Queries) -> Mask:
-        """Marks the windows that hold the same rows of the feature, of this batch and of earlier ones, as the one before.
+        """Marks each window with the same rows of the feature as the preceding window, in this batch and earlier ones.
 
-        windows: of keys with events in the batch. Windows of different keys may be marked too.
+        The keys of the windows must have events in the batch. A window may also be marked if the preceding one has
+        another key.
         """
         positions, grouping = self.select_rows(feature).positions, self.group_events(feature.group_by)
         search = TimeSearch(grouping.numbers[positions], self.events.times[positions])
@@ -381,7 +393,7 @@ class Measuring:
     def _find_windows(
         self, stored: StoredRun, run: FeatureColumn, feature: Feature, keys: Keys | None, queries: Queries
     ) -> tuple[Int64s, Int64s, Int64s]:
-        """Finds the rows in each window, once for all features that share the run (see `Run.find_windows`)."""
+        """Finds the rows in each window, only once for all features that share the run (see `Run.find_windows`)."""
         if stored.run_id not in queries.stored:
             groups = self._find_numbers(stored, run, feature, keys, queries)
             queries.stored[stored.run_id] = run.find_windows(groups, queries)
@@ -390,7 +402,7 @@ class Measuring:
     def _find_numbers(
         self, stored: StoredRun, run: Run | FeatureColumn, feature: Feature, keys: Keys | None, queries: Queries
     ) -> Int64s:
-        """Returns the number of each query's key in a run; -1 where the run has no such key, or it was emptied since."""
+        """Returns the number of each query's key in a run; -1 if the run lacks it or the key was reset since."""
         if keys is not None:
             return self._find_groups(stored, run, feature, keys)
         groups = self._run_numbers.get(
@@ -400,7 +412,7 @@ class Measuring:
         return groups[queries.numbers]
 
     def _find_groups(self, stored: StoredRun, run: Run | FeatureColumn, feature: Feature, keys: Keys) -> Int64s:
-        """Returns the number of each key in a run; -1 where it has no rows there that still count."""
+        """Returns the number of each key in a run; -1 if it has no rows there that still count."""
         groups, state = find_keys(keys, run.keys), self.state.features[feature.feature_id]
         if state.last_reset > stored.segment:
             groups[state.find_resets(keys) > stored.segment] = -1
@@ -409,24 +421,24 @@ class Measuring:
     def _find_runs(
         self, feature: Feature, earliest: int, latest: int
     ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
-        """Yields the runs of earlier batches with rows in these times."""
+        """Yields the runs of earlier batches with rows from `earliest` to `latest`."""
         if self._uses_state:
             yield from self.state.find_rows(feature.feature_id, feature.row_set, earliest, latest)
 
     def _find_distinct(
         self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None
     ) -> DistinctCounter:
-        """Finds the different values in windows.
+        """Returns a counter of the distinct values in windows.
 
-        They cannot be added up over runs, so the rows of all runs are gathered. shared: what windows that differ only in
-        their size have in common; these share the rows.
+        Counts of distinct values cannot be added over runs, so the counter gathers the rows of all runs. `shared`
+        identifies windows that differ only in their size and share one counter.
         """
         if shared is None:
             return self._gather_rows(feature, keys, queries, queries.earliest)
         return self._distincts.get(shared, lambda: self._gather_rows(feature, keys, queries, -NEVER_DUE))
 
     def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries, earliest: int) -> DistinctCounter:
-        """Gathers the rows of the keys from the events, and from all runs those from a time on."""
+        """Gathers the rows of the keys from the events, and from all runs those from `earliest` on."""
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
         assert rows.all_values is not None
         if keys is None:
@@ -454,7 +466,7 @@ class Measuring:
             parts.append((stored_numbers, run.times[at], run.values[at], np.full(len(at), STORED)))
         parts.append((numbers, self.events.times[positions], rows.all_values[positions], positions))
         gathered = GroupedRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        # Copies of the rows take as much memory as anything in a batch.
+        # The copies of the rows are among the largest objects of a batch.
         parts.clear()
         gathered = gathered.take(order_by_group(gathered.groups, gathered.times))
         return DistinctCounter(gathered, groups, queries.positions, queries.last)

@@ -1,4 +1,4 @@
-"""Finds the next row that compares with a value as it must, for many values at once and without a look at the rows between."""
+"""Finds the next row that satisfies comparisons, for many matches at once and without visiting the rows in between."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
 
-# Below all ranks and above them; nothing is above the last.
+# A number below all ranks, one above them, and one above everything.
 _LOW, _HIGH, _NOTHING = -(2**62), 2**62, 2**62 + 1
-# A comparison as alternatives: a rank, or its negative, that is above the other one less some number.
+# Each comparison as alternatives (sign, less): sign * own rank > sign * other rank - less.
 _ABOVE = {"<": [(-1, 0)], "<=": [(-1, 1)], ">": [(1, 0)], ">=": [(1, 1)], "!=": [(1, 0), (-1, 0)]}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison `own symbol others` of a value of each row with one of each match; the values have one order."""
+    """A comparison of the values of rows (`own`) with the values of matches (`others`), which have a common order."""
 
     symbol: str
     own: Column
     others: Column
 
     def find_ranks(self) -> Int64s:
-        """Finds the ranks of the values of the rows, then of those of the matches; -1 for NULL and errors."""
+        """Returns the ranks of the rows' values, then of the matches' values; -1 for NULL and errors."""
         known = np.append(self.own.is_known(), self.others.is_known())
         ranks = np.full(len(known), -1)
         values = np.concatenate([self.own.values, self.others.values])[known]
@@ -34,10 +34,12 @@ class Compared:
 
 
 class NextRows:
-    """Rows, sorted so that those which equalities leave for a match are neighbours, and then as they were.
+    """Rows in an order in which all rows with the values that a match requires are adjacent.
 
-    order: the positions of the rows in this order, shape (rows,). compared: the comparisons that must all be true. The places
-    of this class are those in this order.
+    Rows with equal values keep their order. A place is an index into this order, a position one into the original rows.
+
+    Attributes:
+        order: The positions of the rows in this order, shape (rows,).
     """
 
     def __init__(self, compared: Sequence[Compared], rows: int, matches: int) -> None:
@@ -63,30 +65,30 @@ class NextRows:
         return Peaks(np.where(own >= 0, sign * own, _LOW)), np.where(others >= 0, sign * others - less, _HIGH)
 
     def find_ranges(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Finds for each match the first and the last place of the rows at positions from `first` to `last`.
+        """Finds for each match the first and last place of its rows at positions from `first` to `last`, inclusive.
 
-        Only those that the equalities leave; the last place is below the first if there are none.
+        These are the rows that satisfy its equalities. If there are none, the last place is below the first.
         """
         low = np.searchsorted(self._sorted, self._groups * self._span + first)
         high = np.searchsorted(self._sorted, self._groups * self._span + last, "right") - 1
         return low, np.where(self._groups >= 0, high, low - 1)
 
     def find_places(self, matches: Int64s, positions: Int64s) -> Int64s:
-        """Finds for matches the place of the first row at a position or after it that the equalities leave."""
+        """Finds for matches the place of the first row from a position on that satisfies the equalities."""
         return np.searchsorted(self._sorted, self._groups[matches] * self._span + positions)
 
     def find_next(self, matches: Int64s, places: Int64s) -> Int64s:
-        """Finds for matches the place, from one on, before which no row satisfies all comparisons; beyond all if none does."""
+        """Advances places to a lower bound of the next row that satisfies all comparisons; beyond all if none does."""
         for alternatives in self._alternatives:
             places = np.minimum.reduce([peaks.find_next(places, bounds[matches]) for peaks, bounds in alternatives])
         return places
 
 
 class Peaks:
-    """Numbers by their places, and the highest of each two, four, eight, ... neighbours."""
+    """Numbers by place, with the maxima of aligned blocks of 2, 4, 8, ... numbers."""
 
     def __init__(self, numbers: Int64s) -> None:
-        # What is above everything follows them, so that each search ends.
+        # A number above everything follows them, so that each search ends.
         level = np.full(1 << len(numbers).bit_length(), _LOW)
         level[: len(numbers)], level[len(numbers)] = numbers, _NOTHING
         self._levels = [level]
@@ -95,14 +97,14 @@ class Peaks:
             self._levels.append(level)
 
     def find_next(self, places: Int64s, bounds: Int64s) -> Int64s:
-        """Finds the first places, from some on, of numbers above bounds; the number of numbers if none is."""
+        """Finds the first place, from each place on, with a number above its bound; the count of numbers if none is."""
         at, height, is_open = places.copy(), np.zeros(len(places), dtype=np.int64), np.ones(len(places), dtype=bool)
         for up, level in enumerate(self._levels):
-            # All from `at` on is open; a node that begins a pair is as far as that pair.
-            asked = np.flatnonzero(is_open & ((at & 1 > 0) | (up == len(self._levels) - 1)))
-            is_above = level[at[asked]] > bounds[asked]
-            is_open[asked[is_above]] = False
-            at[asked[~is_above]] += 1
+            # All numbers from node `at` on are still open. The first node of a pair is left to the level above.
+            checked = np.flatnonzero(is_open & ((at & 1 > 0) | (up == len(self._levels) - 1)))
+            is_above = level[at[checked]] > bounds[checked]
+            is_open[checked[is_above]] = False
+            at[checked[~is_above]] += 1
             at[is_open] >>= 1
             height[is_open] += 1
         for down in range(len(self._levels) - 2, -1, -1):

@@ -1,4 +1,4 @@
-"""A segment: the events between two deletions or commands, with their watermarks, and the results of judging them."""
+"""A segment: the events between two deletes or commands, with their watermarks, and the results of judging them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,13 @@ from lookback.core.values.types import BOOLEAN, DataType
 
 
 class Order(NamedTuple):
-    """The order of a rule's results within a segment; orders compare as the results are written.
+    """The place of a result among a rule's results in a segment; results are written in ascending order.
 
-    commit_index: of its commit in the timeline. phase: BY_EVENT or BY_WATERMARK. cause: the position of the event, or the
-    watermark, that brings the result. rank: among those of the rule and key that the same event or watermark brings.
+    Attributes:
+        commit_index: The index of its commit in the timeline.
+        phase: BY_EVENT or BY_WATERMARK.
+        cause: The position of the event, or the watermark, that causes the result.
+        rank: Its rank among the results of the rule and key with the same cause.
     """
 
     commit_index: int
@@ -60,7 +63,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The commits of a segment, ascending, and the watermark that each is judged against (before) and leaves (after)."""
+    """The commits of a segment, ascending, with the watermarks before and after each; `before` decides what is late."""
 
     commits: Int64s
     before: Int64s
@@ -77,11 +80,14 @@ class Timeline:
         return int(self.after[-1])
 
     def find_passing(self, times: Int64s) -> Int64s:
-        """Returns per time the index of the first commit that leaves a watermark of at least that; their number if none."""
+        """Returns for each time the index of the first commit with a watermark at or above it after the commit.
+
+        The index is the number of commits if no commit reaches the time.
+        """
         return np.searchsorted(self.after, times).astype(np.int64)
 
     def find_passing_one(self, time: int) -> int:
-        """Returns what `find_passing` does, of one time."""
+        """Does the same as `find_passing` for one time."""
         return bisect_left(self._after, time)
 
     @cached_property
@@ -92,11 +98,17 @@ class Timeline:
 
 @dataclass
 class Gathered:
-    """The results of judging: rows of alerts with their places, rows of late_events, failures and notes.
+    """The results of judging.
 
-    evaluated: how many events each rule judged, by `Entry.role`. flags: the events that rules which write no alerts have
-    noted; flagged: the same once judging is finished, once for all rules of a group. taken: how many events of this shard each
-    rule wants.
+    Attributes:
+        alerts: The rows of alerts with their places.
+        late: The rows of late_events.
+        failures: The failures.
+        notes: The rows for rule_log.
+        evaluated: How many events each rule judged, by `Entry.role`.
+        flags: The events that rules that write no alerts have flagged.
+        flagged: The same after judging, merged for all rules of a group.
+        taken: How many events of this shard each rule wants.
     """
 
     alerts: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
@@ -111,7 +123,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Flags:
-    """The events of a segment, by their positions, that a rule grouped by these fields has noted (see `Evaluator`)."""
+    """The positions of the events of a segment that a rule with this group_by has flagged (see `Evaluator`)."""
 
     place: FlagPlace
     group_by: tuple[str, ...]
@@ -120,9 +132,9 @@ class Flags:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The numbers of results gathered before a rule was judged. evaluated: of that rule; actions: of the late events.
+    """How many results of each kind had been gathered before a rule was judged.
 
-    role: see `Entry.role`.
+    `role` is the `Entry.role` of the rule, `evaluated` its count, and `actions` are those on late events.
     """
 
     role: str
@@ -135,16 +147,24 @@ class Snapshot:
 
 
 class Segment:
-    """The events of a segment in order of arrival, with all that judges need.
+    """The events of a segment in order of arrival, with everything that judges need.
 
-    watermarks, commit_indexes: per event, the watermark that it is judged against and its commit's index in the timeline.
-    measuring: measures windows. late_events: which events are late. gathered: the results so far. flagging, max_evidence:
-    see `Evaluator`. lists: as they are in force, for conditions; events have columns of what they were looked up for.
+    Attributes:
+        events: The events, with a column for each list lookup.
+        watermarks: The watermark that each event is judged against.
+        commit_indexes: The index of each event's commit in the timeline.
+        measuring: Measures windows.
+        late_events: Which events are late.
+        gathered: The results so far.
+        flagging: See `Evaluator`.
+        max_evidence: See `Evaluator`.
+        lists: The lists in force, for conditions.
     """
 
     def __init__(
         self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS, lists: Lists | None = None,
+        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS,
+        lists: Lists | None = None,
     ) -> None:  # fmt: skip
         self.stream, self.state, self.timeline = stream, state, timeline
         self.flagging, self.max_evidence = flagging or {}, max_evidence
@@ -155,9 +175,9 @@ class Segment:
         self.measuring = Measuring(state, self.events, self.watermarks, shard, shards)
         self.late_events = LateEvents(self.events, self.watermarks)
         self.gathered = Gathered()
-        # Per feature, a mask of the events that an alert has emptied.
+        # By feature, a mask of the events that an alert has removed from its windows.
         self._emptied: dict[str, Mask] = {}
-        # By grouping, what features that share their rows keep of the events.
+        # By grouping, the rows to keep of the features that share rows.
         self._kept: dict[tuple[str, ...], list[Kept]] = {}
 
     def start_run(self, entry: Entry, rule: CompiledRule) -> RuleRun:
@@ -169,7 +189,7 @@ class Segment:
         return rule_run
 
     def finish(self) -> Gathered:
-        """Returns all results, in an order that does not depend on how commits are cut into batches.
+        """Returns all results, in an order that does not depend on how commits are divided into batches.
 
         Alerts are ordered by `AlertOrder`, late events by arrival, notes by arrival, rule and text.
         """
@@ -183,7 +203,7 @@ class Segment:
         return gathered
 
     def _list_flagged(self) -> list[FlaggedEvents]:
-        """Lists the events that rules which write no alerts have noted, once for all rules of a group."""
+        """Lists the events that rules that write no alerts have flagged, merged for all rules of a group."""
         groups: dict[int, list[Flags]] = {}
         for flags in self.gathered.flags:
             groups.setdefault(flags.place.group, []).append(flags)
@@ -198,19 +218,19 @@ class Segment:
         return FlaggedEvents(group, keys, ids, events.times[at], events.commits[at], bits)
 
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
-        """Lets no rows of earlier segments count for these keys, nor these events for later segments."""
+        """Resets the windows of these keys, and keeps these events out of the windows of later segments."""
         self._emptied[feature_id] = is_emptied
         self.state.reset(feature_id, keys)
 
     def keep_rows(self, feature: Feature) -> None:
-        """Adds the rows that a feature keeps of the events to the state; those that it shares, `store_shared_rows` adds."""
+        """Adds the rows that a feature keeps to the state; `store_shared_rows` adds rows that features share."""
         rows, state = self.measuring.select_rows(feature), self.state.features[feature.feature_id]
         if feature.row_set:
             selected = rows.selected if state.floor is None else rows.selected & (self.events.times >= state.floor)
             if selected.any():
                 argument = None
                 if feature.argument is not None:
-                    # What is kept of the values of an aggregate that goes by order is something else.
+                    # Aggregates that depend on order keep their values in another form.
                     argument = feature.argument.sql, str(feature.argument.type), feature.aggregate.is_ordered
                 kept = Kept(feature.feature_id, selected, rows.all_values, argument)
                 self._kept.setdefault(feature.group_by, []).append(kept)
@@ -227,7 +247,7 @@ class Segment:
             self.state.add_rows(state, numbers, grouping.distinct, times, values)
 
     def _note_discarded(self, feature: Feature, state: FeatureState) -> None:
-        """Notes the events that came too late for a feature with buckets."""
+        """Records the events that arrived too late for a feature with buckets."""
         too_late = ~self.measuring.find_in_time(feature.allowed_lateness)
         if state.floor is not None:
             too_late &= self.events.times >= state.floor
@@ -242,7 +262,7 @@ class Segment:
             self.state.note_discarded(feature.feature_id, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
-        """Adds the rows that these features share to the state. features: of one grouping; others were left out since."""
+        """Adds the rows that these features of one grouping share to the state; drops those of features that failed."""
         group_by, row_set = features[0].group_by, features[0].row_set
         wanted = {feature.feature_id for feature in features}
         kept = [each for each in self._kept.pop(group_by, ()) if each.feature_id in wanted]
@@ -263,7 +283,7 @@ class Segment:
         self.state.add_shared_rows(row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows)
 
     def take_snapshot(self, role: str) -> Snapshot:
-        """Notes how much has been gathered so far, before the rule is judged."""
+        """Records how much has been gathered so far, before the rule is judged."""
         gathered = self.gathered
         return Snapshot(
             role, len(gathered.alerts), len(gathered.notes), len(gathered.failures), len(gathered.flags),
@@ -285,10 +305,13 @@ class Segment:
 
 
 class RuleRun:
-    """One rule over one segment: the questions that judges of every kind ask, and the results that they hand in.
+    """One rule over one segment: what judges of all kinds need to know, and the methods that take their results.
 
-    wanted: mask of the events of this shard for which the rule's `where` holds. failed: mask of those with an error.
-    is_late: mask of the events below their watermark. is_evaluated: whether the rule's status lets it alert.
+    Attributes:
+        wanted: Marks the events of this shard for which the rule's `where` holds.
+        failed: Marks the events with an error.
+        is_late: Marks the events below their watermark.
+        is_evaluated: Whether the status of the rule allows alerts.
     """
 
     def __init__(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
@@ -311,7 +334,7 @@ class RuleRun:
                 self.failed |= self.grouping.mine & where.error & self.find_in_time()
 
     def find_in_time(self) -> Mask:
-        """Marks the events that are in time for the rule, whatever its windows; callers must not change the mask."""
+        """Marks events that are in time for the rule, regardless of its windows; callers must not change the mask."""
         return self.measuring.find_in_time(self.rule.allowed_lateness)
 
     def earliest_in_time(self, watermark: int) -> int:
@@ -319,11 +342,11 @@ class RuleRun:
         return earliest_in_time(watermark, self.rule.allowed_lateness)
 
     def order_by_event(self, at: int, rank: int = 0) -> Order:
-        """Returns the order of a result that an event brings."""
+        """Returns the order of a result that an event causes."""
         return Order(self.commit_indexes.item(at), BY_EVENT, at, rank)
 
     def order_by_watermark(self, watermark: int, rank: int) -> Order:
-        """Returns the order of a result that waits for a watermark; the first commit that reaches it brings the result."""
+        """Returns the order of a result that a watermark causes, at the first commit that reaches it."""
         return Order(self.timeline.find_passing_one(watermark), BY_WATERMARK, watermark, rank)
 
     def arrival_of(self, order: Order) -> int:
@@ -335,16 +358,16 @@ class RuleRun:
         return int(self.timeline.before[order.commit_index])
 
     def record_judged(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
-        """Counts the events that the rule judged, and notes what it did with each late one."""
+        """Counts the events that the rule judged, and records what it did with each late event."""
         evaluated = self._gathered.evaluated
         evaluated[self.entry.role] = evaluated.get(self.entry.role, 0) + int(np.count_nonzero(judged))
         if not self.entry.is_unseen:
             self._late_events.record(wanted, taken, judged)
 
     def count_taken(self, taken: Mask) -> None:
-        """Records the events that the rule's windows take, and counts those of them that have an error.
+        """Records the events that the rule's windows take, and counts those with an error.
 
-        A rule that writes no alerts notes those that some measure counts.
+        A rule that writes no alerts flags the events that any of its measures counts.
         """
         if not self.writes_alerts:
             kept = [select_kept(measure.feature, self.events) for measure in self.rule.measures]
@@ -359,7 +382,7 @@ class RuleRun:
     def find_effective(self, times: Int64s, until: Int64s | None = None) -> Mask:
         """Marks the times that may trigger: those in [effective_from, effective_until).
 
-        until: a time counts as well if one after it may trigger, up to this one.
+        With `until`, also marks a time if any time from it up to `until` may trigger.
         """
         rule = self.spec
         mask = np.ones(len(times), dtype=bool)
@@ -370,9 +393,9 @@ class RuleRun:
         return mask
 
     def find_errors(self, events: Events) -> Mask | None:
-        """Marks the events with an error in a FILTER of the rule's measures, or in an argument where its FILTER is true.
+        """Marks the events with an error in a FILTER of the rule's measures, or in an argument whose FILTER is true.
 
-        Returns None if there are none.
+        Returns None if no event has one.
         """
         has_error: Mask | None = None
         for measure in self.rule.measures:
@@ -380,20 +403,20 @@ class RuleRun:
             error = None if argument is None else events.value(argument).error
             if measure.feature.filter is not None:
                 filtered = events.value(measure.feature.filter)
-                # Where the FILTER is false or NULL, the argument is not evaluated.
+                # If the FILTER is false or NULL, the argument is not evaluated.
                 error = either_mask(filtered.error, None if error is None else error & filtered.is_true())
             has_error = either_mask(has_error, error)
         return has_error
 
     def check_condition(self, columns: Mapping[str, Column], complete: Mask, times: Int64s) -> tuple[Mask, Mask]:
-        """Marks where the rule's condition holds, and where a measure or the condition has an error.
+        """Marks the rows for which the rule's condition holds, and those with an error in a measure or the condition.
 
-        times: the event times that alerts about the rows would have, at which in_list looks up in the lists of now. A time or
-        a date outside the years 1 to 9999 is an error of its measure.
+        `times` are the event times that alerts about the rows would have; in_list looks them up in the lists in force.
+        A time or date outside the years 1 to 9999 is an error of its measure.
         """
         errors = np.zeros(len(complete), dtype=bool)
         for measure in self.rule.measures:
-            # A time that moved out of the calendar is exact in a condition, and cannot be written into an alert.
+            # A condition can compare times outside the calendar exactly, but an alert cannot show them.
             column = columns[measure.name]
             error = either_mask(column.error, find_beyond_calendar(column))
             if error is not None:
@@ -410,17 +433,17 @@ class RuleRun:
 
     @cached_property
     def kept_types(self) -> Mapping[str, DataType]:
-        """The types of all that a sequence may keep of an event: its fields, what it was looked up for, and if with an error."""
+        """The types of what a sequence may keep of an event: its fields, and the results and errors of list lookups."""
         names = [*(membership.name for membership in self.rule.memberships), *self.kept_errors.values()]
         return {**self.stream.fields, **dict.fromkeys(names, BOOLEAN)} if names else self.stream.fields
 
     @cached_property
     def kept_errors(self) -> Mapping[str, str]:
-        """The names under which a sequence keeps the errors of calls of in_list, by those of the calls."""
+        """By name of an in_list call, the name under which a sequence keeps its errors."""
         return {membership.name: membership.error_name for membership in self.rule.memberships if membership.error_name}
 
     def read_kept(self, name: str) -> Column:
-        """Reads what a sequence keeps of the events by a name of `kept_types`."""
+        """Returns the events' values for a name of `kept_types`."""
         call = self._calls.get(name)
         if call is None:
             return self.events.columns[name]
@@ -433,21 +456,21 @@ class RuleRun:
 
     @cached_property
     def complete_from(self) -> int | None:
-        """The earliest start of a window that has all its events in all states that the rule needs; None for any."""
+        """The earliest start of a window with all its events in all states that the rule needs; None for any start."""
         each = (self.state.features[name].complete_from for name in self.rule.needs)
         return max((bound for bound in each if bound is not None), default=None)
 
     def find_complete_from(self, feature: Feature) -> int | None:
-        """Returns the earliest start of a window that has all its rows of a feature; None for any."""
+        """Returns the earliest start of a window with all its rows of a feature; None for any start."""
         return self.state.features[feature.feature_id].complete_from
 
     def find_complete(self, starts: Int64s) -> Mask:
-        """Marks the starts of windows that have all their events."""
+        """Marks the starts of windows with all their events."""
         bound = self.complete_from
         return np.ones(len(starts), dtype=bool) if bound is None else np.asarray(starts >= bound)
 
     def key_at(self, at: int) -> Key:
-        """Returns an event's key, as tables know it."""
+        """Returns an event's key as in keyed tables."""
         return self.grouping.distinct.pair(int(self.grouping.numbers[at]))
 
     def key_texts(self, at: int) -> dict[str, str | None]:
@@ -455,27 +478,27 @@ class RuleRun:
         return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
     def list_keys(self, positions: Int64s) -> list[Key]:
-        """Returns the keys of events, as tables know them."""
+        """Returns the keys of events as in keyed tables."""
         return self.grouping.distinct.take(self.grouping.numbers[positions]).list_pairs()
 
     def list_key_texts(self, positions: Int64s) -> list[dict[str, str | None]]:
-        """Returns the texts of the keys of events; events of one key have one dictionary."""
+        """Returns the texts of the keys of events; events with the same key share one dictionary."""
         numbers, of_key = np.unique(self.grouping.numbers[positions], return_inverse=True)
         texts = list_key_texts(self.events, self.rule.group_by, self.grouping.first_positions[numbers])
         return [texts[at] for at in of_key.tolist()]
 
     def stored_key(self, at: int) -> list[Any]:
-        """Returns the stored values of an event's key, for a table to keep."""
+        """Returns the values of an event's key in the form that tables store."""
         return self.list_stored_keys(slice(at, at + 1))[0]
 
     def list_stored_keys(self, positions: Int64s | slice) -> list[list[Any]]:
-        """Returns what `stored_key` does, of many events."""
+        """Does the same as `stored_key` for many events."""
         columns = [self.events.columns[name].to_stored_list(positions) for name in self.rule.group_by]
         count = len(self.events.times[positions])
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[] for _ in range(count)]
 
     def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
-        """Returns the values, as a message shows them, of a key that `stored_key` returned."""
+        """Returns the values of a key from `stored_key`, as a message shows them."""
         fields = self.stream.fields
         return {
             name: from_values(fields[name], [value]).item(0)
@@ -483,9 +506,9 @@ class RuleRun:
         }
 
     def key_columns(self, keys: Iterable[Sequence[Any]]) -> dict[str, Column]:
-        """Returns the group_by fields that the rule's condition reads, of keys that `stored_key` returned.
+        """Returns the group_by fields that the rule's condition reads, for keys from `stored_key`.
 
-        keys: read only if there are such fields.
+        Reads `keys` only if the condition reads any such field.
         """
         when, fields = self.rule.when, self.stream.fields
         named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.named]
@@ -493,23 +516,23 @@ class RuleRun:
         return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
 
     def type_measures(self, texts: Mapping[str, str | None]) -> dict[str, object]:
-        """Returns the values of measures from their texts; the text itself where the rule no longer has such a measure."""
+        """Parses the texts of measures; returns the text itself if the rule no longer has such a measure."""
         types = {measure.name: measure.type for measure in self.rule.measures}
         return {name: _parse_measure(types.get(name), text) for name, text in texts.items()}
 
     def empty_windows(self, is_emptied: Mask, keys: Iterable[Key]) -> None:
-        """Empties the rule's windows after alerts: of these keys nothing of earlier segments counts, nor these events."""
+        """Resets the rule's windows of these keys after alerts, and keeps these events out of later windows."""
         listed = list(keys)
         for feature in self.rule.features:
             self._segment.empty_feature(feature.feature_id, is_emptied, listed)
 
     @property
     def writes_alerts(self) -> bool:
-        """True if the rule writes alerts, and does not only flag the events for which it would."""
+        """True if the rule writes alerts instead of only flagging events."""
         return self.entry.rule_id not in self._segment.flagging
 
     def note_flagged(self, positions: Int64s) -> None:
-        """Notes events of a rule that writes no alerts (see `Evaluator`)."""
+        """Flags events for a rule that writes no alerts (see `Evaluator`)."""
         place = self._segment.flagging[self.entry.rule_id]
         self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
 
@@ -523,7 +546,10 @@ class RuleRun:
         is_complete: bool,
         values: Mapping[str, Any],
     ) -> None:
-        """Writes the first row of an alert, or its retraction. measures: typed values; values: what else the message may name."""
+        """Writes the first row of an alert, or its retraction.
+
+        `measures` are typed, and `values` are further values that the message may name.
+        """
         arrival, key = self.arrival_of(order), self._encode_key(subject)
         make, begin, change = self.writer.make_alert, key.id_begin, CEASES if verdict == "retracted" else BEGINS
         alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin, change)
@@ -532,9 +558,10 @@ class RuleRun:
     def revise(
         self, order: Order, memory: Memory | None, subject: Subject, judgement: Judgement, values: Mapping[str, Any]
     ) -> Memory | None:
-        """Judges a subject, perhaps again, and writes its row if the verdict or the measures have changed.
+        """Decides the verdict on a subject, and writes its row if the verdict or the measures have changed.
 
-        memory: of the row before; values: what else the message may name. Returns the memory of the row; None if no row is written.
+        `memory` is that of the previous row, and `values` are further values that the message may name. Returns the
+        memory of the new row; None if no row is written.
         """
         arrival, key = self.arrival_of(order), self._encode_key(subject)
         memory, alert = self.writer.revise(memory, subject, judgement, arrival, values, key.id_begin)
@@ -544,7 +571,7 @@ class RuleRun:
         return memory
 
     def _encode_key(self, subject: Subject) -> EncodedKey:
-        """Encodes the key of a subject, once for all its alerts."""
+        """Encodes the key of a subject, only once for all its alerts."""
         encoded = self._encoded.get(subject.key)
         if encoded is None:
             encoded = encode_key(self.entry.rule_id, self.entry.version, tuple(subject.key_texts.items()))
@@ -561,12 +588,16 @@ class RuleRun:
         self._gathered.alerts.append((place, alert))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
-        """Adds a row for rule_log that only this shard knows of."""
+        """Adds a row of this shard for rule_log."""
         row = LogRow(self.stream.name, self.entry.rule_id, self.entry.version, action, message, arrival)
         self._gathered.notes.append(row)
 
     def count_failure(self, commit: int, time: int, name: str, count: int = 1, event: str = "") -> None:
-        """Counts errors while judging. All else is of the first one: a name is an event's id, for example; event: see `Failure`."""
+        """Counts errors while judging.
+
+        The other arguments describe the first one; `name` may be the id of an event, for example. For `event` see
+        `Failure`.
+        """
         if self.is_evaluated:
             entry = self.entry
             failure = Failure(entry.rule_id, entry.version, count, name, (commit, time, event), mode=entry.status)
@@ -610,12 +641,12 @@ def _parse_measure(type_: DataType | None, text: str | None) -> object:
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[Failure]:
-    """Merges failures to one per rule and version: the sum of the counts, the first event by arrival, the first reason."""
+    """Merges failures into one per rule and version: total count, first event by arrival, and first reason."""
     merged: dict[tuple[str, int], Failure] = {}
     for failure in failures:
         slot = (failure.rule_id, failure.version)
         known = merged.get(slot, replace(failure, count=0))
-        # One that has no event has a reason.
+        # A failure without an event has a reason.
         first = min(
             known, failure, key=lambda f: (bool(f.reason and not f.first_event_id), f.first_arrival, f.first_event_id)
         )

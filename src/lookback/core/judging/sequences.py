@@ -1,7 +1,7 @@
 """Judges sequences: steps in order within a span of time, and the absence of an event that should have followed.
 
-State: a keyed table. Of most keys it has the rows that some step may take, in columns; of a key with more, such as waits for
-absent events, a `KeyState`.
+State is a keyed table. For most keys it only has the rows that steps may take, in columns. For keys with more state,
+such as waits for absent events, it has a `KeyState`.
 """
 
 from __future__ import annotations
@@ -48,26 +48,31 @@ from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
 
-# The conditions of so many keys are evaluated together.
+# The number of keys whose conditions are evaluated together.
 _KEYS_AT_ONCE = 1_000
-# The columns of rows in state; those of the fields that are kept follow.
+# The columns of rows in state, before those of the fields that are kept.
 _TIME, _NUMBER, _BITS, _ID, _FIELDS = range(5)
-# Of so many matches it is remembered what a step took whose condition reads earlier ones.
-_MOST_LINKED = 64
-# After an alert has emptied rows, so few beginnings are sooner gone through one by one.
-_LEAST_SETTLED = 16
-# A match is offered at least so many rows that are yet to come, if they are known.
-_LEAST_AHEAD = 16
+# How many results of linked steps, whose conditions read earlier steps, are cached for a key.
+_MAX_LINKED = 64
+# After an alert has reset a key, it is faster to judge fewer beginnings than this one by one.
+_MIN_SETTLED = 16
+# A match may be offered at least this many rows before they are judged.
+_MIN_AHEAD = 16
 
 
 @dataclass(eq=False)
 class Wait:
-    """A wait for an absent event, begun when an event completed the steps before it.
+    """A wait for an absent event, which starts when an event completes the steps before it.
 
-    It names the rows that the steps took by their sort keys and keeps none of them, so that state grows with the rows
-    alone. time, number: of the row that began it. since: rows with a lower number did not count for it. begins: the sort
-    key of the first row that each step took. version: of the alert that was raised; None before the wait is over.
-    is_complete: whether the steps could see all their events.
+    It refers to the rows that the steps took by sort key and keeps no copies, so that state only grows with the rows.
+
+    Attributes:
+        time: The time of the row that started it.
+        number: The number of that row.
+        since: Rows with a lower number did not count for it.
+        begins: The sort key of the first row that each step took.
+        version: The version that raised the alert; None until the wait is over.
+        is_complete: Whether the steps could see all their events.
     """
 
     time: int
@@ -85,17 +90,17 @@ class Wait:
 
     @classmethod
     def from_value(cls, value: Sequence[Any]) -> Wait:
-        """Reads what `to_value` wrote."""
+        """Decodes the output of `to_value`."""
         time, number, since, begins, version, is_complete = value
         return cls(time, number, since, [(at, each) for at, each in begins], version, is_complete)
 
     def to_value(self) -> list[Any]:
-        """Returns lists and numbers, as a keyed table stores them."""
+        """Encodes the wait for a keyed table."""
         return [self.time, self.number, self.since, self.begins, self.version, self.is_complete]
 
 
 class FixedMatch(NamedTuple):
-    """A match with fixed expiry: the time at which it begins, and the number from which on rows belong to it."""
+    """A match with fixed expiry: its start time, and the number of the first row that can belong to it."""
 
     begin: int
     since: int
@@ -105,9 +110,15 @@ class FixedMatch(NamedTuple):
 class KeyState:
     """The state of one key.
 
-    stored_key: the values of the group_by fields. rows: those that count, sorted. held: those that an alert has emptied and
-    that waits name, sorted. next: the number of the next row; since: that of the first row that counts. match: with fixed
-    expiry, the one that has begun. pending, raised: waits that are not over, and those that are, sorted.
+    Attributes:
+        stored_key: The values of the group_by fields.
+        rows: The rows that count, sorted.
+        held: The rows that an alert has removed but waits still refer to, sorted.
+        next: The number of the next row.
+        since: The number of the first row that counts.
+        match: The current match, with fixed expiry.
+        pending: The waits that are not over, sorted.
+        raised: The waits that are over, sorted.
     """
 
     stored_key: list[Any]
@@ -121,7 +132,7 @@ class KeyState:
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> KeyState:
-        """Reads what `to_value` wrote, or the rows of a key in columns."""
+        """Decodes the output of `to_value`, or the rows of a key in columns."""
         if "waits" not in value:
             rows = [Row(time, str(each), bits, values, number) for time, number, bits, each, *values in value["rows"]]
             return cls([], rows, next=max(row.number for row in rows) + 1)
@@ -132,7 +143,7 @@ class KeyState:
         return state
 
     def to_value(self) -> dict[str, Any]:
-        """Returns lists and numbers, as a keyed table stores them."""
+        """Encodes the state for a keyed table."""
         return {
             "key": self.stored_key, "rows": self.rows, "held": self.held, "next": self.next, "since": self.since,
             "match": self.match, "waits": [wait.to_value() for wait in (*self.pending, *self.raised)],
@@ -140,7 +151,7 @@ class KeyState:
 
     @property
     def has_only_rows(self) -> bool:
-        """True if nothing has to be kept but the rows that count."""
+        """True if only the rows that count must be kept."""
         return not (self.held or self.match or self.pending or self.raised)
 
     def match_rows(self, within: int) -> list[Row]:
@@ -152,13 +163,13 @@ class KeyState:
         return [row for row in self.rows[low:high] if row.number >= self.match.since]
 
     def empty(self) -> None:
-        """Lets only rows count that arrive later."""
+        """Resets the key, so that only rows that arrive later count."""
         if self.pending or self.raised:
             self.held = sorted([*self.held, *self.rows], key=sort_key)
         self.rows, self.since, self.match = [], self.next, None
 
     def delete(self, time: int, event_id: str, within: int) -> None:
-        """Removes an event: from now on it counts for no step, begins no wait and ends none."""
+        """Removes an event, so that it no longer counts for a step and no longer starts or ends a wait."""
 
         def without_event(rows: list[Row]) -> list[Row]:
             return [row for row in rows if (row.time, row.id) != (time, event_id)]
@@ -170,17 +181,17 @@ class KeyState:
         for waits in (self.pending, self.raised):
             waits[:] = [wait for wait in waits if wait.time != time or wait.number not in own]
         if self.match is not None:
-            # The match goes on from the first row of step one that is left.
+            # The match continues from the first remaining row of step one.
             begin = next((row.time for row in members if row.bits & 1), None)
             self.match = None if begin is None else FixedMatch(begin, self.match.since)
 
     def forget(self, oldest: int, within: int, lateness: int, wait: int) -> int | None:
-        """Forgets everything that no event from `oldest` on needs.
+        """Drops everything that no event from `oldest` on needs.
 
-        Returns the watermark at which there is more to do; None if nothing is left.
+        Returns the watermark at which the key must be processed again; None if no state remains.
         """
         self.raised = [each for each in self.raised if each.time + wait >= oldest]
-        # Rows that waits name are kept as long as these.
+        # Rows are kept as long as the waits that refer to them.
         counted, emptied = [oldest - within], list[int]()
         for each in (*self.pending, *self.raised):
             (counted if each.since >= self.since else emptied).append(each.first_time)
@@ -206,12 +217,12 @@ def _time(each: Row | Wait) -> int:
 
 
 def judge_sequences(rule_run: RuleRun) -> None:
-    """Judges the events of a segment by a sequence."""
+    """Judges the events of a segment by a sequence rule."""
     _Judge(rule_run).run()
 
 
 def select_taken(rule_run: RuleRun) -> Mask:
-    """Marks the events that a sequence takes, for a version that judges them later, and notes what it does with late ones."""
+    """Marks the events that a sequence takes, for a version that judges them later; records actions on late ones."""
     bits, _ = Steps(rule_run).find_bits(rule_run.events)
     wanted, in_time = rule_run.wanted & (bits != 0), rule_run.find_in_time()
     rule_run.record_judged(wanted, in_time, np.zeros(len(wanted), dtype=bool))
@@ -222,7 +233,7 @@ def select_taken(rule_run: RuleRun) -> Mask:
 def delete_from_sequences(
     state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, _lists: Lists
 ) -> None:
-    """Removes the selected deleted events: from now on they count for no step, begin no wait and end none."""
+    """Removes the selected deleted events, so that they no longer count for steps and no longer start or end waits."""
     assert rule.spec.sequence is not None
     table = state.table(rule.store)
     for at in np.flatnonzero(selected).tolist():
@@ -235,11 +246,13 @@ def delete_from_sequences(
 
 
 class _Settled(NamedTuple):
-    """The facts of a row, unless an alert has emptied rows of its window.
+    """The result for a row, valid unless an alert has removed rows of its window.
 
-    begins: the sort key of the first row that each step took; None if the row does not complete the steps. has_failed:
-    whether the last condition has an error for it. again: finds the facts if only rows after a time count; None if the row
-    then completes no steps either.
+    Attributes:
+        begins: The sort key of the first row that each step took; None if the row does not complete the steps.
+        has_failed: Whether the last condition has an error for the row.
+        again: Finds the result if only rows after a given time count; None if the row does not complete the steps then
+            either.
     """
 
     begins: list[SortKey] | None
@@ -247,17 +260,21 @@ class _Settled(NamedTuple):
     again: Callable[[int], _Settled] | None = None
 
 
-# A row as its event arrives: the row, the position of the event, whether it may complete the steps, and what is known of it;
-# None if it has still to be judged. A plain tuple, since there are as many as events.
+# An arriving row, the position of its event, whether it may complete the steps, and its result; None if it must still
+# be judged. A plain tuple for speed: there is one per event.
 _Arrival = tuple[Row, int, bool, _Settled | None]
 
 
 class _Found(NamedTuple):
-    """The findings about the rows of a batch, without making them: masks, then by the positions of rows.
+    """The results for the rows of a batch before `Row` objects are made.
 
-    is_candidate: those that may complete the steps; is_needed: those that may count for one of them; is_settled: those that
-    complete no steps unless an alert has emptied their key; has_failed: those with an error in the last condition. begins:
-    the first row that each step took, of rows that complete them. again: settles a row where only rows after a time count.
+    Attributes:
+        is_candidate: Marks the rows that may complete the steps.
+        is_needed: Marks the rows that may count for a candidate.
+        is_settled: Marks the rows that do not complete the steps unless an alert has reset their key.
+        has_failed: Marks the rows with an error in the last condition.
+        begins: For each row that completes the steps, by position, the first row that each step took.
+        again: By position, settles a row if only rows after a given time count.
     """
 
     is_candidate: Mask
@@ -269,11 +286,17 @@ class _Found(NamedTuple):
 
 
 class _KeyedBatch:
-    """The rows that the state has of the keys at hand, then those of the batch; all arrays have shape (rows,).
+    """The rows of the keys to process: those in state, then those of the batch in order of arrival.
 
-    Rows of the batch are in order of arrival. keys: first those of the grouping, by their numbers, then others that are due;
-    numbers: of the rows' keys; states: by number of key, of keys that have more than rows; fields: those whose values rows
-    keep; order: of the rows by (key, time, arrival).
+    All arrays of rows have shape (rows,).
+
+    Attributes:
+        keys: The keys of the grouping, by number, then further keys that are due.
+        numbers: The number of each row's key.
+        times: The time of each row.
+        bits: The conditions that each row may satisfy.
+        order: The order of the rows by (key, time, arrival).
+        states: The states of keys that have more than rows, by number.
     """
 
     def __init__(self, rule_run: RuleRun, positions: Int64s, bits: Int64s, fields: Sequence[str]) -> None:
@@ -287,7 +310,7 @@ class _KeyedBatch:
         self.keys = Keys(np.append(distinct.low, due.low[others]), np.append(distinct.high, due.high[others]))
         wanted = np.unique(np.append(own, numbers_due))
         self._found = self._table.find_rows(self.keys.take(wanted))
-        # The keys with rows in columns, those with a value of another kind, and the rows of both.
+        # The keys with rows in columns, the keys with another kind of value, and the rows of both.
         self._in_columns, self._by_value = wanted[self._found.places], wanted[self._found.others]
         self._stored, numbers = self._read_state()
         self._count = len(numbers)
@@ -297,11 +320,11 @@ class _KeyedBatch:
         self.order = order_by_group(self.numbers, self.times)
         self._rows: list[Any] = []
         self._followed: dict[int, KeyState] = {}
-        # The numbers of the rows of the batch that are made or kept; others have none.
+        # The numbers of the rows of the batch that are made or kept; 0 for all other rows.
         self._row_numbers: Int64s = np.zeros(len(positions), dtype=np.int64)
 
     def _read_state(self) -> tuple[KeyColumns, Int64s]:
-        """Reads the states of the keys. Returns their rows, and the numbers of these rows' keys."""
+        """Reads the states of the keys. Returns their rows, and the number of each row's key."""
         self.states: dict[int, KeyState] = {}
         rows, numbers = list[Row](), list[int]()
         for number in self._by_value.tolist():
@@ -320,7 +343,7 @@ class _KeyedBatch:
         return KeyColumns.join([part for part in parts if len(part)] or parts[:1]), np.concatenate(of_parts)
 
     def _to_columns(self, rows: Sequence[Row]) -> KeyColumns:
-        """Returns rows in columns."""
+        """Converts rows to columns."""
         types, id_type = self._rule_run.kept_types, self._rule_run.events.id_column.type
         columns = [from_values(BIGINT, [row[at] for row in rows]) for at in (0, 4, 2)]
         columns.append(from_values(id_type, [int(row.id) if id_type.is_integer else row.id for row in rows]))
@@ -328,17 +351,17 @@ class _KeyedBatch:
         return KeyColumns.from_columns(columns)
 
     def mark_events(self, mask: Mask) -> Mask:
-        """Marks the rows of events that a mask marks."""
+        """Marks the rows of the marked events."""
         return np.append(np.zeros(self._count, dtype=bool), mask[self._positions])
 
     def mark_keys(self, mask: Mask) -> Mask:
-        """Marks the keys of rows that a mask marks, shape (keys,)."""
+        """Marks the keys of the marked rows, shape (keys,)."""
         marked = np.zeros(len(self.keys), dtype=bool)
         marked[self.numbers[mask]] = True
         return marked
 
     def read_field(self, name: str, at: Int64s) -> list[Any]:
-        """Reads the stored values of a field that is kept."""
+        """Reads the values of a kept field for the rows at these positions."""
         is_stored, column = at < self._count, self._rule_run.read_kept(name)
         values = column.to_stored_list(self._positions[at[~is_stored] - self._count])
         if is_stored.any():
@@ -348,7 +371,7 @@ class _KeyedBatch:
         return values
 
     def make_rows(self, is_needed: Mask, is_kept: Mask) -> None:
-        """Makes the rows that are needed, and numbers them and those that are kept, for each key from its next number on."""
+        """Makes the needed rows, and numbers needed and kept rows, from the next number of each key."""
         nexts = np.zeros(len(self.keys), dtype=np.int64)
         np.maximum.at(nexts, self.numbers[: self._count], self._stored.values[_NUMBER] + 1)
         nexts[list(self.states)] = [state.next for state in self.states.values()]
@@ -359,7 +382,7 @@ class _KeyedBatch:
             grouped = numbers[order]
             self._row_numbers[at[order]] = np.arange(len(order)) - np.searchsorted(grouped, grouped) + nexts[grouped]
         self._rows = [None] * len(is_needed)
-        # A key with more than rows has them in its state.
+        # The states of keys with more than rows already have their rows.
         is_other = np.ones(len(self.keys), dtype=bool)
         is_other[list(self.states)] = False
         stored = np.flatnonzero(is_needed[: self._count] & is_other[self.numbers[: self._count]])
@@ -375,40 +398,41 @@ class _KeyedBatch:
             self._rows[place] = row
 
     def _select_events(self, at: Int64s) -> KeyColumns:
-        """Returns the rows of the batch at some places in columns."""
+        """Returns the rows of the batch at these places, as columns."""
         events, positions = self._rule_run.events, self._positions[at]
         fields = KeyColumns.from_columns([events.id_column, *map(self._rule_run.read_kept, self._fields)], positions)
         times, bits = self.times[self._count + at], self.bits[self._count + at]
         return KeyColumns([times, self._row_numbers[at], bits, *fields.values], [None, None, None, *fields.nulls])
 
     def find_positions(self, at: Int64s) -> Int64s:
-        """Returns the positions of the events of some rows of the batch."""
+        """Returns the positions of the events of these rows of the batch."""
         return self._positions[at - self._count]
 
     def list_judged(self, found: _Found, is_followed: Mask) -> Iterator[tuple[Key, KeyState, list[_Arrival]]]:
-        """Yields the keys that are followed or have rows of the batch that are needed, with their state and these rows.
+        """Yields each key to judge with its state and its needed rows of the batch.
 
-        Of keys that are not followed the state has the rows that are needed.
+        These are the keys that are followed or have needed rows in the batch. If a key is not followed, its state only
+        has the rows that are needed.
         """
         at = np.flatnonzero(found.is_needed)
         if len(at):
             at = at[order_by_number(self.numbers[at])]
         parts = {number: (start, end) for number, start, end in _find_parts(self.numbers[at])}
         rows, places = [self._rows[place] for place in at.tolist()], at.tolist()
-        # Rows of the state have no position among the events.
+        # Rows in state have no position among the events.
         positions = np.append(np.full(self._count, -1), self._positions)[at].tolist()
         may_complete = (found.is_candidate | found.is_settled)[at].tolist()
         settled = self._list_settled(found, places)
         followed = np.flatnonzero(is_followed)
         grouping = self._rule_run.grouping
         own = followed[followed < len(grouping.distinct)]
-        # Keys that are due without an event wait for nothing yet, or their state has the values of their fields.
+        # A key that is due without an event either has no waits, or its state has the values of its fields.
         stored_keys = self._rule_run.list_stored_keys(grouping.first_positions[own])
         fields: dict[int, list[Any]] = {number: [] for number in followed.tolist()}
         fields |= zip(own.tolist(), stored_keys, strict=True)
         for number in {**parts, **fields}:
             start, end = parts.get(number, (0, 0))
-            # The rows of the state come first.
+            # Rows in state come first.
             split = bisect_left(places, self._count, start, end)
             if split == end and number not in fields:
                 continue
@@ -427,7 +451,7 @@ class _KeyedBatch:
             )
 
     def _list_settled(self, found: _Found, places: Sequence[int]) -> list[_Settled | None]:
-        """Lists what is known of the rows at places."""
+        """Lists the results of the rows at these places; None where a row must be judged."""
         settled: dict[int, _Settled] = {}
         for place in np.flatnonzero(found.is_settled).tolist():
             settled[place] = _Settled(None, bool(found.has_failed[place]))
@@ -439,7 +463,7 @@ class _KeyedBatch:
         return list(map(settled.get, places))
 
     def _find_sort_keys(self, at: Int64s) -> list[list[SortKey]]:
-        """Finds the sort keys of rows; at: shape (rows, steps)."""
+        """Returns the sort keys of rows at positions of shape (rows, steps)."""
         numbers = np.append(self._stored.values[_NUMBER], self._row_numbers)
         keys = zip(self.times[at].tolist(), numbers[at].tolist(), strict=True)
         return [list(zip(*each, strict=True)) for each in keys]
@@ -453,12 +477,15 @@ class _KeyedBatch:
     ) -> None:
         """Saves the state of all keys.
 
-        Keys that are not followed have the rows of a mask, and wake so long after the last of them. forget: forgets what a
-        followed key no longer needs, and returns its wake, None if nothing is left.
+        Args:
+            is_kept: Marks the rows to keep for keys that are not followed.
+            is_followed: Marks the keys that are followed.
+            rows_wake_after: How long after its last row a key that is not followed wakes.
+            forget: Drops what a followed key no longer needs, and returns its wake; None if no state remains.
         """
         at = self.order[(is_kept & ~is_followed[self.numbers])[self.order]]
         arrived = at[at >= self._count] - self._count
-        # Positions among the rows of the state and, after them, those that arrived.
+        # Positions among the rows in state followed by those that arrived.
         at[at >= self._count] = self._count + np.arange(len(arrived))
         numbers = np.append(self.numbers[: self._count], self.numbers[self._count + arrived])[at]
         columns = KeyColumns.join(
@@ -494,17 +521,17 @@ class _KeyedBatch:
 
 
 def _find_parts(numbers: Int64s) -> Iterator[tuple[int, int, int]]:
-    """Yields each of some sorted numbers, with the positions at which it starts and ends."""
+    """Yields each distinct one of sorted numbers, with its first position and the position after its last."""
     edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
     return zip(numbers[edges[:-1]].tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
 
 class _Judge:
-    """Judges the events of a segment by a sequence.
+    """Judges the events of a segment by a sequence rule.
 
-    Events that cannot complete the steps are found for all keys at once. A key is followed event by event where more than
-    its rows may change: where an alert resets it, where it waits for absent events, where a match has fixed expiry. In all
-    other keys only the events that may complete the steps are judged, each with the rows that may count for it.
+    Events that cannot complete the steps are found for all keys at once. A key is followed event by event if more than
+    its rows may change: an alert may reset it, it waits for absent events, or matches have fixed expiry. For all other
+    keys, only events that may complete the steps are judged, each with the rows that may count for it.
     """
 
     def __init__(self, rule_run: RuleRun) -> None:
@@ -513,15 +540,16 @@ class _Judge:
         self.absent, self.is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
         # With fixed expiry only waits look for rows other than those of the match.
         self.reads_all_rows = self.absent is not None or not self.is_fixed
-        # How long an absence is waited for.
+        # How long to wait for an absent event.
         self.wait = 0 if self.absent is None else self.absent.step.within
         self.floor = rule_run.state.features[rule_run.rule.store].floor
         self.complete_from = rule_run.complete_from
         self._resets = rule_run.spec.reset_on_alert
-        # Without linked steps and limits the earliest beginning reaches the last step first, so rows are judged fast one by one.
+        # Without linked steps and limits, the earliest beginning reaches the last step first, so judging rows one by
+        # one is fast.
         self._settles = any(not step.own or step.step.at_most is not None for step in self.steps.steps)
         self._oldest = rule_run.earliest_in_time(rule_run.timeline.end)
-        # The names in the message that are of earlier steps, and those of the event itself.
+        # The names in the message that refer to earlier steps, and those that refer to the event itself.
         self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
         self.field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
 
@@ -531,8 +559,8 @@ class _Judge:
         bits, errors = self.steps.find_bits(rule_run.events)
         taken = rule_run.wanted & rule_run.find_in_time()
         judgeable = taken & ~rule_run.is_late if rule_run.spec.late == "record" else taken
-        # An absence triggers when its wait is over: an event is judged if the wait that it may begin, or one that it may
-        # end, is over in the effective range.
+        # An absence triggers when its wait is over. So an event is judged if a wait that it may start or end is over
+        # within the effective range.
         times, dues = rule_run.events.times, rule_run.events.times + self.wait
         self.alerting = judged = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
         if self.absent is not None:
@@ -540,20 +568,21 @@ class _Judge:
             judged = judged | (judgeable & is_ending & rule_run.find_effective(times, dues) & rule_run.is_evaluated)
         rule_run.record_judged(rule_run.wanted & (bits != 0), taken, judged)
         rule_run.failed |= taken & errors
-        # A wait begins also where the rule may not alert: it may be over where the rule may.
+        # A wait may start outside the effective range, because it may be over inside it.
         may_complete = (self.alerting if self.absent is None else judgeable) & (bits >> self.steps.last & 1 > 0)
         self._judge_rows(np.flatnonzero(taken & (bits != 0)), bits, may_complete)
         rule_run.count_failed_events(rule_run.failed)
 
     def _judge_rows(self, positions: Int64s, bits: Int64s, may_complete: Mask) -> None:
-        """Takes events into the state. may_complete: marks those that may complete the steps, by themselves."""
+        """Judges events and saves the state; `may_complete` marks those that satisfy the gate of the last step."""
         batch = _KeyedBatch(self.rule_run, positions, bits, self.steps.compiled.kept)
         is_kept = batch.times >= self._oldest - self.spec.within
         found = self._find_candidates(batch, batch.mark_events(may_complete))
         is_followed = self._find_followed(batch, found.is_candidate, is_kept)
         of_followed = is_followed[batch.numbers]
         found.is_needed[of_followed] = True
-        # In a key that is followed an error counts when its row arrives: an alert may have emptied the rows before.
+        # If a key is followed, an error counts only when its row arrives, because an alert may have reset the key
+        # before.
         found.is_settled[~of_followed] = False
         failed = batch.find_positions(np.flatnonzero(found.has_failed & ~found.is_settled))
         self.rule_run.failed[failed] |= self.alerting[failed]
@@ -570,12 +599,12 @@ class _Judge:
         )  # fmt: skip
 
     def _find_candidates(self, batch: _KeyedBatch, may_complete: Mask) -> _Found:
-        """Finds the rows that may complete the steps, and counts the errors of others."""
+        """Finds the rows that may complete the steps, and the rows with an error in the last condition."""
         order = batch.order
         rows = KeyedRows(batch.numbers[order], batch.times[order], batch.bits[order], order, batch.read_field)
         judged, resets = np.flatnonzero(may_complete[order]), self._resets
         if self.is_fixed or not self._settles:
-            # With fixed expiry, or after a reset, a row that came before `until` may lie in a match that began since.
+            # With fixed expiry, or after a reset, a row before `until` in time may belong to a match that began later.
             found = leave_open(self._find(rows, judged, until_ends=not (self.is_fixed or resets)))
         else:
             found = settle_candidates(self.steps, rows, judged, partial(self._find, until_ends=True))
@@ -612,22 +641,22 @@ class _Judge:
 
 
 class _KeyJudge:
-    """Takes one key through the segment: its events in order of arrival, then the watermark that they leave."""
+    """Judges one key in a segment: its events in order of arrival, then the watermark after them."""
 
     def __init__(self, judge: _Judge, key: Key, state: KeyState) -> None:
         self._judge, self._rule_run, self._spec, self._steps = judge, judge.rule_run, judge.spec, judge.steps
         self._key, self._state, self._rank = key, state, 0
         self._absent, self._wait = judge.absent, judge.wait
         self._key_texts: dict[str, str | None] | None = None
-        # The latest time of a row that an alert has emptied.
+        # The latest time of a row that an alert has removed.
         self._emptied = NEVER
-        # The rows of the batch in order of arrival, and how many of them have come.
+        # The rows of the batch in order of arrival, and how many of them have arrived.
         self._arrivals: Sequence[_Arrival] = ()
         self._coming = 0
         # The evidence of the last alert, and the first rows that its steps took.
         self._evidence: list[str] = []
         self._evidence_begins: list[list[Row]] = []
-        # What steps took whose conditions read earlier ones, by the first rows of the steps up to each.
+        # What linked steps took, by the first rows of the steps up to each.
         self._linked: dict[tuple[SortKey, ...], LinkedStep] = {}
         self._index_rows()
 
@@ -653,16 +682,16 @@ class _KeyJudge:
             self._pass_time(rule_run.timeline.end)
 
     def _can_settle_again(self, row: Row) -> bool:
-        """Returns whether all rows that count came after those that an alert has emptied; False if they are few."""
+        """Returns whether all rows that count are later than those that an alert has removed; False if they are few."""
         first = row.time - self._spec.within
         begins = self._members.sort_keys[0]
-        if len(begins) - bisect_left(begins, (first, -1)) < _LEAST_SETTLED:
+        if len(begins) - bisect_left(begins, (first, -1)) < _MIN_SETTLED:
             return False
         rows = self._state.rows
         return rows[bisect_left(rows, first, key=_time)].time > self._emptied
 
     def _conclude(self, row: Row, at: int, settled: _Settled) -> None:
-        """Concludes about an event what is known of it."""
+        """Applies the known result of an event."""
         if settled.has_failed and self._judge.alerting[at]:
             self._rule_run.failed[at] = True
         if settled.begins is not None:
@@ -684,19 +713,19 @@ class _KeyJudge:
             match.rewind(row.sort_key)
 
     def _index_rows(self) -> None:
-        """Indexes the rows that count and, with fixed expiry, those of the match."""
-        # The matches by their beginnings.
+        """Indexes the rows that count and, with fixed expiry, the rows of the match."""
+        # The matches, by their first rows.
         self._matches: dict[SortKey, Match] = {}
         self._evidence = []
         self._linked = {}
-        # The sort keys of rows that arrived after one that is later in time; None until they are needed.
+        # The sort keys of rows that arrived after a row with a later time; None until needed.
         self._late: list[SortKey] | None = None
         rows, is_fixed = self._state.rows, self._judge.is_fixed
         self._members = Index(self._steps, self._state.match_rows(self._spec.within) if is_fixed else rows)
         self._live = Index(self._steps, rows) if is_fixed and self._judge.reads_all_rows else self._members
 
     def _judge_sliding(self, row: Row, at: int) -> Computation[None]:
-        """Judges an event with the rows of the time before it, after the last one that satisfies `until`."""
+        """Judges an event with the rows within the span before it, after the last row that satisfies `until`."""
         first, floor = row.time - self._spec.within, self._judge.floor
         low = (first if floor is None else max(first, floor), -1)
         untils = self._live.sort_keys[self._steps.until]
@@ -707,7 +736,7 @@ class _KeyJudge:
         yield from self._judge_row(row, at, low, self._state.since)
 
     def _judge_fixed(self, row: Row, at: int, may_complete: bool) -> Computation[None]:
-        """Judges an event with the rows before it in the match that has begun when it arrives."""
+        """Judges an event with the earlier rows of the match that is open when it arrives."""
         state, is_until = self._state, row.bits >> self._steps.until & 1
         if state.match is not None and row.time < state.match.begin:
             return
@@ -724,9 +753,9 @@ class _KeyJudge:
             state.match = None
 
     def _judge_row(self, row: Row, at: int, low: SortKey, since: int) -> Computation[None]:
-        """Judges whether an event completes the steps, with the rows from `low` up to itself, of numbers from `since` on.
+        """Judges whether an event completes the steps, with the rows from `low` to itself and numbers from `since` on.
 
-        The event may satisfy the last step.
+        The event must satisfy the gate of the last step.
         """
         found: Sequence[Taken] | None
         if self._steps.reads_event_alone:
@@ -737,9 +766,10 @@ class _KeyJudge:
             self._complete_steps(row, at, since, found)
 
     def _find_match(self, row: Row, at: int, low: SortKey, since: int) -> Computation[list[Taken] | None]:
-        """Finds what the steps took in the earliest match that an event ends; notes an error of the earliest one of all.
+        """Finds what the steps took in the earliest match that an event ends.
 
-        Every beginning has a match that goes on from event to event, so that each is offered every row once.
+        Counts an error in the match with the earliest beginning. Each beginning has a match that continues from event
+        to event, so that each match is offered every row once.
         """
         begins = self._members.sort_keys[0]
         first, end = bisect_left(begins, low), bisect_right(begins, row.sort_key)
@@ -762,9 +792,10 @@ class _KeyJudge:
         return None
 
     def _list_next(self, match: Match, row: Row) -> list[Row]:
-        """Lists the rows that a match has still to be offered for a row, up to it, and some that are yet to come.
+        """Lists the rows up to a row that a match has not been offered yet, and some rows ahead.
 
-        Those are of the same match, unless an alert resets the key, so no more of them are taken than were offered before.
+        The rows ahead belong to the same match unless an alert resets the key, which wastes the work on them. So there
+        are at most as many as were offered before, but up to `_MIN_AHEAD` in any case.
         """
         rows = self._state.rows
         high = bisect_right(rows, row.sort_key, key=sort_key)
@@ -774,7 +805,7 @@ class _KeyJudge:
         if high < len(rows) or row.bits >> self._steps.until & 1:
             return listed
         time, limit = row.time, match.begin[0] + self._spec.within
-        most = max(_LEAST_AHEAD, match.offered + len(listed))
+        most = max(_MIN_AHEAD, match.offered + len(listed))
         for coming, _, _, _ in islice(self._arrivals, self._coming, self._coming + most):
             if not time <= coming.time <= limit:
                 break
@@ -785,7 +816,7 @@ class _KeyJudge:
         return listed
 
     def _complete_steps(self, row: Row, at: int, since: int, taken: Sequence[Taken]) -> None:
-        """Writes the alert of an event that completes the steps, or begins a wait. taken: the rows that each step took."""
+        """Writes the alert of an event that completes the steps, or starts a wait; `taken` has each step's rows."""
         bound = self._judge.complete_from
         is_complete = bound is None or row.time - self._spec.within >= bound
         if self._absent is not None:
@@ -806,35 +837,36 @@ class _KeyJudge:
         rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, is_complete, values)
 
     def _find_evidence(self, taken: Sequence[Taken]) -> list[str]:
-        """Finds the evidence of rows that steps took up to the last one of the match.
+        """Finds the evidence in the rows that steps took, up to the last one of the match.
 
-        If there is as much as an alert may have, the next alert with the same first rows has the same, unless a row came late.
+        If the evidence has its maximum length, the next alert with the same first rows has the same evidence, unless a
+        row arrived late.
         """
-        # Of a wait, the events that a step took may have been deleted since.
+        # The events that a step of a wait took may have been deleted since.
         begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
         if len(self._evidence) < most or begins != self._evidence_begins:
             self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence
 
     def _reset_rows(self) -> None:
-        """After an alert of a rule that resets, lets nothing count that has arrived."""
+        """Resets the key after an alert if the rule has reset_on_alert, so that nothing that has arrived counts."""
         if self._rule_run.spec.reset_on_alert:
             self._emptied = max([self._emptied, *(row.time for row in self._state.rows[-1:])])
             self._state.empty()
             self._index_rows()
 
     def _begin_wait(self, wait: Wait, at: int) -> None:
-        """Begins a wait, unless an event that ends it has come already."""
+        """Starts a wait, unless an event that ends it has already arrived."""
         if self._has_ended(wait):
             return
         if wait.time + self._wait < self._rule_run.watermarks[at]:
-            # It begins so late that it is over at once.
+            # The wait starts so late that it is over at once.
             self._raise_absence(wait, self._rule_run.order_by_event(at, self._rank))
         else:
             insort(self._state.pending, wait, key=sort_key)
 
     def _has_ended(self, wait: Wait) -> bool:
-        """Returns whether an event that ends the wait has come already."""
+        """Returns whether an event that ends the wait has already arrived."""
         absent = self._absent
         assert absent is not None
         ending = self._live.iterate(self._steps.absent, (wait.time, wait.number + 1), (wait.time + self._wait + 1, -1))
@@ -845,7 +877,7 @@ class _KeyJudge:
         return any(self._steps.find_ended(row, [taken])[0] for row in (first, *ending))
 
     def _end_waits(self, row: Row, at: int) -> None:
-        """Ends the waits for this event, and retracts the alerts of those that were over."""
+        """Ends the waits for this event, and retracts the alerts of waits that were over."""
         absent, rule_run = self._absent, self._rule_run
         if absent is None or not row.bits >> self._steps.absent & 1:
             return
@@ -866,12 +898,12 @@ class _KeyJudge:
         waits = self._state.pending[:count]
         del self._state.pending[:count]
         for wait in waits:
-            # The watermark that raises it is the first beyond the time up to which it waits.
+            # The first watermark above the end of the wait raises the alert.
             order = self._rule_run.order_by_watermark(wait.time + self._wait + 1, self._rank)
             self._raise_absence(wait, order)
 
     def _raise_absence(self, wait: Wait, order: Order) -> None:
-        """Writes the alert of a wait that is over: the event did not come."""
+        """Writes the alert of a wait that is over without the event."""
         rule_run = self._rule_run
         if rule_run.is_evaluated and rule_run.find_effective(np.array([wait.time + self._wait]))[0]:
             wait.version = rule_run.entry.version
@@ -880,7 +912,7 @@ class _KeyJudge:
             self._reset_rows()
 
     def _write_absence(self, wait: Wait, verdict: str | None, revision: int, order: Order) -> None:
-        """Writes a row of an absence. verdict None: the first one, raised or suppressed."""
+        """Writes a row of an absence; if `verdict` is None, this is the first row, raised or suppressed."""
         rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
         ranges = self._find_ranges(wait)
         taken = ranges or self._find_taken(wait)
@@ -894,16 +926,16 @@ class _KeyJudge:
         rule_run.write_alert(order, subject, verdict, revision, {}, wait.is_complete, values)
 
     def _find_row(self, wait: Wait) -> Row:
-        """Finds the row that began a wait."""
+        """Finds the row that started a wait."""
         rows = self._find_rows(wait)
         return rows[bisect_left(rows, sort_key(wait), key=sort_key)]
 
     def _read_taken(self, wait: Wait) -> Sequence[Taken]:
-        """Finds the rows that each step took."""
+        """Finds the rows that each step took, without a list if possible."""
         return self._find_ranges(wait) or self._find_taken(wait)
 
     def _find_taken(self, wait: Wait) -> list[TakenRows]:
-        """Finds the rows that each step took; no more than evidence needs where nothing else reads them."""
+        """Lists the rows that each step took; only as many as the evidence needs if nothing else reads them."""
         absent = self._absent
         only_evidence = not self._judge.step_names and (absent is None or absent.own)
         ends = [*wait.begins[1:], (wait.time, wait.number + 1)]
@@ -921,13 +953,13 @@ class _KeyJudge:
         return taken
 
     def _find_ranges(self, wait: Wait) -> list[Taken] | None:
-        """Finds what `_find_taken` does, without a list of it; None where only a list can be had."""
+        """Does the same as `_find_taken` without copying rows; returns None if that is not possible."""
         if wait.since < self._state.since or self._has_late(wait):
             return None
         return self._list_taken(wait.begins, wait)
 
     def _list_taken(self, begins: Sequence[SortKey], last: Row | Wait) -> list[Taken]:
-        """Lists what the steps took, whose first rows are known, up to the row with which they are complete."""
+        """Lists the rows that the steps took, given the first row of each and the row that completes them."""
         ends, taken = [*begins[1:], (last.time, last.number + 1)], list[Taken]()
         for step, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             places, rows = self._live.find_places(step, begin, end), self._live.rows[step]
@@ -936,14 +968,14 @@ class _KeyJudge:
                 continue
             key = tuple(begins[: step + 1])
             if key not in self._linked:
-                if len(self._linked) >= _MOST_LINKED:
+                if len(self._linked) >= _MAX_LINKED:
                     del self._linked[next(iter(self._linked))]
                 self._linked[key] = LinkedStep(self._steps, step, list(taken), rows, places[0])
             taken.append(LinkedRows(self._linked[key], places[1]))
         return taken
 
     def _has_late(self, wait: Wait) -> bool:
-        """Returns whether some row from the first to the last one of a wait arrived after one that is later in time."""
+        """Returns whether any row from the first to the last one of a wait arrived after a row with a later time."""
         if self._late is None:
             self._late, least = [], self._state.next
             for row in reversed(self._state.rows):
@@ -955,7 +987,7 @@ class _KeyJudge:
         return at < len(self._late) and self._late[at] <= (wait.time, wait.number)
 
     def _iterate_rows(self, wait: Wait, step: int, begin: SortKey, end: SortKey) -> Iterator[Row]:
-        """Yields the rows in [begin, end) that counted for a wait when it began and that a step may have taken."""
+        """Yields the rows in [begin, end) that counted for a wait when it started and that a step may have taken."""
         if wait.since >= self._state.since:
             rows = self._live.iterate(step, begin, end)
         else:
@@ -965,12 +997,12 @@ class _KeyJudge:
         return (row for row in rows if wait.since <= row.number <= wait.number)
 
     def _find_rows(self, wait: Wait) -> list[Row]:
-        """Finds the rows among which are those that a wait names."""
+        """Returns the rows that include those of a wait."""
         return self._state.rows if wait.since >= self._state.since else self._state.held
 
 
 def _list_evidence(taken: Sequence[Taken], most: int) -> list[str]:
-    """Returns the ids of the first rows that the steps took, at most so many."""
+    """Returns the ids of the first rows that the steps took, at most `most`."""
     ids: list[str] = []
     for rows in taken:
         ids += [row.id for row in rows[: most - len(ids)]]

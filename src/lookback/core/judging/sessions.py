@@ -1,7 +1,7 @@
-"""Judges session windows: events of a key that lie a gap or less apart belong together.
+"""Judges session windows: consecutive events of a key at most one gap apart belong to the same session.
 
-State: a keyed table with the rows of each key (`SessionRows`), from which its sessions are cut (`Sessions`), and one with
-the last verdict on each session (`SessionMemory`).
+State is two keyed tables: the rows of each key (`SessionRows`), which are cut into sessions (`Sessions`), and the last
+verdict on each session (`SessionMemory`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lookback.core.values.windows import Session
 
 
 class SessionRow(list[Any]):
-    """An event of a session, as a list that tables store as it is: its time, then a value per slot.
+    """An event of a session, as a list that tables can store: its time, then one value per slot.
 
-    A value is None where the slot's measure leaves the event out. Rows written before a slot was added lack its value.
+    A value is None if the slot's measure leaves the event out. Rows written before a slot was added lack its value.
     """
 
     __slots__ = ()
@@ -45,7 +45,7 @@ class SessionRow(list[Any]):
 
     @staticmethod
     def values_of(rows: Iterable[SessionRow], slot: int) -> list[Any]:
-        """Returns the value of each row in a slot; None where it lacks one."""
+        """Returns the value of each row in a slot; None if the row lacks it."""
         at = slot + 1
         return [row[at] if at < len(row) else None for row in rows]
 
@@ -55,27 +55,29 @@ _time = attrgetter("time")
 
 @dataclass
 class SessionRows:
-    """The state of one key. stored_key: the values of the group_by fields; rows: by (time, arrival)."""
+    """The state of one key: the values of its group_by fields, and its rows by (time, arrival)."""
 
     stored_key: list[Any]
     rows: list[SessionRow]
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> SessionRows:
-        """Reads what `to_value` wrote."""
+        """Decodes the output of `to_value`."""
         rows = [row if type(row) is SessionRow else SessionRow(row) for row in value["rows"]]
         return cls(value["key"], rows)
 
     def to_value(self) -> dict[str, Any]:
-        """Returns lists, as a keyed table stores them."""
+        """Encodes the state for a keyed table."""
         return {"key": self.stored_key, "rows": self.rows}
 
 
 class Slot(NamedTuple):
     """A measure's place among the values of rows.
 
-    feature_id: of the measure; None once it is no longer used. since: the highest event time when the measure came, before
-    which it has no rows; None if the stream was empty.
+    Attributes:
+        feature_id: The feature of the measure; None once it is no longer used.
+        since: The highest event time when the measure was added, before which it has no rows; None if the stream was
+            empty.
     """
 
     feature_id: str | None
@@ -83,9 +85,9 @@ class Slot(NamedTuple):
 
 
 class SessionMemory(NamedTuple):
-    """The last row that was written about a session, as `Memory`; whether it had all its events, and when it ended.
+    """The last row that was written about a session: a `Memory`, whether the session was complete, and its end.
 
-    texts: its measures, which a retraction repeats once the session is merged into another.
+    `texts` are its measures, which the retraction repeats when the session is merged into another.
     """
 
     version: int
@@ -99,7 +101,7 @@ class SessionMemory(NamedTuple):
 
     @property
     def last(self) -> Memory:
-        """The part that every kind of rule remembers."""
+        """The part that all kinds of rules remember."""
         return Memory(self.version, self.revision, self.holds, self.verdict, self.measures)
 
 
@@ -109,7 +111,7 @@ def judge_sessions(rule_run: RuleRun) -> None:
 
 
 def forget_measures(table: KeyedTable, used: Iterable[str]) -> None:
-    """Forgets the values of measures that are no longer used; one that comes back starts anew."""
+    """Frees the slots of measures that are no longer used; a measure that is used again later starts without rows."""
     known = set(used)
     if "slots" in table.notes:
         slots = _read_slots(table)
@@ -126,9 +128,9 @@ def _number_slots(slots: Sequence[Slot]) -> dict[str, int]:
 
 
 def open_measures(table: KeyedTable, rule: CompiledRule, high: int | None) -> list[Slot]:
-    """Gives each measure of a rule a slot in its table; one that is new starts without rows. high: the highest event time so far.
+    """Gives each measure of a rule a slot in its table, and returns all slots.
 
-    Returns all slots.
+    A new measure starts without rows at `high`, the highest event time so far.
     """
     slots = _read_slots(table)
     known = {slot.feature_id for slot in slots}
@@ -138,9 +140,9 @@ def open_measures(table: KeyedTable, rule: CompiledRule, high: int | None) -> li
 
 
 def adopt_measures(table: KeyedTable, rule: CompiledRule, notes: Mapping[str, Any]) -> None:
-    """Gives a table, which gets the rows of another one, the slots of that one, for a rule with the same measures.
+    """Gives a table the slots of another table whose rows it takes over, for a rule with the same measures.
 
-    notes: those of the other table, in which the measures may have other ids.
+    `notes` are those of the other table, where the measures may have other ids.
     """
     if "slots" in notes:
         slots = [Slot(*slot) for slot in notes["slots"]]
@@ -150,7 +152,7 @@ def adopt_measures(table: KeyedTable, rule: CompiledRule, notes: Mapping[str, An
 
 
 def has_measures(table: KeyedTable | None, rule: CompiledRule, earliest: int) -> bool:
-    """Returns whether the rows of a table have the values of all measures of a rule from a time on."""
+    """Returns whether the rows of a table from `earliest` on have the values of all measures of a rule."""
     slots = [] if table is None else _read_slots(table)
     full = {slot.feature_id for slot in slots if slot.since is None or slot.since <= earliest}
     return all(feature_id in full for feature_id in rule.measured)
@@ -159,9 +161,9 @@ def has_measures(table: KeyedTable | None, rule: CompiledRule, earliest: int) ->
 def delete_from_sessions(
     state: ShardState, rule: CompiledRule, keys: Keys, deleted: Events, selected: Mask, lists: Lists
 ) -> None:
-    """Removes one row of equal key, time and values for each selected event; a session may fall apart by it.
+    """Removes one row with equal key, time and values for each selected event, which may split a session.
 
-    The values are those that the event had, whatever is in the lists now.
+    The values are those that the event had, regardless of what the lists now contain.
     """
     table = state.table(rule.store)
     slots = _number_slots(_read_slots(table))
@@ -179,14 +181,14 @@ def delete_from_sessions(
         if rank is not None:
             known = SessionRows(known.stored_key, [*known.rows[:rank], *known.rows[rank + 1 :]])
             if known.rows:
-                # These sessions may end earlier, and are looked at once the watermark reaches the first row.
+                # These sessions may end earlier now, so check them once the watermark reaches the first row.
                 table.put(key, known.to_value(), known.rows[0].time)
             else:
                 table.put(key, None)
 
 
 def _find_row(rows: Sequence[SessionRow], time: int, values: Mapping[int, Any]) -> int | None:
-    """Finds a row with that time and those values, by slot; a value that the row lacks counts as equal. None if none."""
+    """Finds a row by its time and its values by slot, or returns None; a missing value counts as equal."""
     for rank, row in enumerate(rows):
         if row.time == time and all(
             slot + 1 >= len(row) or replace_nan(row[slot + 1]) == replace_nan(value) for slot, value in values.items()
@@ -196,7 +198,7 @@ def _find_row(rows: Sequence[SessionRow], time: int, values: Mapping[int, Any]) 
 
 
 def _measured_values(rule: CompiledRule, events: Events, at: int, slots: Mapping[str, int]) -> dict[int, Any]:
-    """Returns the values that the row of an event has, by slot."""
+    """Returns the values of an event's row, by slot."""
     event, values = events.take(np.array([at])), {}
     for measure in rule.measures:
         feature = measure.feature
@@ -209,9 +211,9 @@ def _measured_values(rule: CompiledRule, events: Events, at: int, slots: Mapping
 
 @dataclass(eq=False)
 class OpenSession:
-    """One session. rows: by (time, arrival), never empty; log: the same rows in the order in which they joined it.
+    """One session: its rows by (time, arrival), at least one, and a log of the same rows in the order of joining.
 
-    A session that grows only adds to its log, so the length of the log at some moment tells what the session was then.
+    A growing session only appends to its log, so that a length of the log identifies the session at some moment.
     """
 
     rows: list[SessionRow]
@@ -234,7 +236,7 @@ class OpenSession:
 class Sessions:
     """The sessions of one key, by time.
 
-    A session takes the rows that follow its first one with gaps of `gap` or less, up to `longest` after it.
+    A session includes the rows that follow its first one with gaps of at most `gap`, up to `longest` after it.
     """
 
     gap: int
@@ -255,24 +257,24 @@ class Sessions:
         return end
 
     def is_cut(self, session: OpenSession) -> bool:
-        """Returns whether the session ends because it became too long."""
+        """Returns whether the session ends because it reached its maximum length."""
         return session.start + self.longest < session.last + self.gap + 1
 
     def forget(self, until: int) -> None:
-        """Forgets the sessions whose end is `until` or earlier."""
+        """Drops the sessions that end at or before `until`."""
         while self.listed and self.end(self.listed[0]) <= until:
             del self.listed[0]
 
     def add(self, row: SessionRow, closed_until: int) -> tuple[list[OpenSession], list[int]] | None:
-        """Adds a row if the session that it then belongs to ends after `closed_until`.
+        """Adds a row, if the session that it would belong to ends after `closed_until`.
 
-        Returns the sessions that are new or changed, and the starts that no session has any more; None if it was not
+        Returns the new and changed sessions, and the starts that no session has any longer; None if the row was not
         added.
         """
         time = int(row.time)
         first, last = self._find_region(time)
         if first < last and time >= self.listed[first].start + self.longest:
-            # That session was closed before the row; it begins another, or the next one begins with it.
+            # That session ended before the row, so the row begins a new session or becomes the first of the next one.
             first += 1
         before = self.listed[first:last]
         start = min(time, before[0].start) if before else time
@@ -294,7 +296,7 @@ class Sessions:
     def _cut_anew(
         self, row: SessionRow, closed_until: int, first: int, last: int
     ) -> tuple[list[OpenSession], list[int]] | None:
-        """Adds a row that makes some session of listed[first:last] too long: cuts all their rows into sessions again."""
+        """Adds a row that makes a session of listed[first:last] too long: cuts all their rows into new sessions."""
         before = self.listed[first:last]
         rows = [each for session in before for each in session.rows]
         rows.insert(bisect_right(rows, row.time, key=_time), row)
@@ -314,7 +316,7 @@ class Sessions:
         return changed, [session.start for session in before if session.start not in starts]
 
     def _find_region(self, time: int) -> tuple[int, int]:
-        """Finds the sessions, as listed[first:last], that a row at `time` may change: those a gap or less from each other."""
+        """Finds the sessions listed[first:last] that a row at `time` may change, each at most a gap from the next."""
         first = bisect_right(self.listed, time, key=_start) - 1
         if first < 0 or self.listed[first].last + self.gap < time:
             first += 1
@@ -325,7 +327,7 @@ class Sessions:
         return first, last
 
     def _cut(self, rows: list[SessionRow]) -> list[list[SessionRow]]:
-        """Cuts rows, sorted by time, into those of each session."""
+        """Cuts rows, sorted by time, into the rows of each session."""
         sessions: list[list[SessionRow]] = []
         end = -NEVER_DUE
         for row in rows:
@@ -339,9 +341,9 @@ class Sessions:
 
 
 def _merge(parts: list[OpenSession], row: SessionRow) -> OpenSession:
-    """Merges sessions that follow each other and a row that joins them.
+    """Merges consecutive sessions and a row that joins them.
 
-    The largest of them takes the rows of the others, so that rows seldom move.
+    The rows of the smaller sessions move into the largest one, so that few rows move.
     """
     if not parts:
         return OpenSession([row], [row])
@@ -362,7 +364,7 @@ def _start(session: OpenSession) -> int:
 
 @dataclass(frozen=True)
 class _Result:
-    """A session as of some moment: the first `rows` of its log. log None: it was merged into another session."""
+    """A session at some moment: the first `rows` of its log; `log` is None if it was merged into another session."""
 
     order: Order
     key: Key
@@ -373,7 +375,7 @@ class _Result:
 
     @classmethod
     def of(cls, order: Order, key: Key, session: OpenSession, end: int) -> _Result:
-        """Returns the session as it is now."""
+        """Returns the current state of a session."""
         return cls(order, key, session.start, end, session.log, len(session.log))
 
 
@@ -384,7 +386,7 @@ class _Judge:
         self._longest, self._lateness = rule_run.stream.max_session, rule_run.rule.allowed_lateness
         # A `SessionRows` per key.
         self._table = rule_run.state.table(rule_run.rule.store)
-        # Per key the `SessionMemory` of each session that has a row, by start.
+        # By key, the `SessionMemory` of each session with a row of alerts, by start.
         self._memories = rule_run.state.table(rule_run.rule.memory)
         self._slots = open_measures(self._table, rule_run.rule, rule_run.state.high)
         self._slot_numbers = _number_slots(self._slots)
@@ -406,7 +408,7 @@ class _Judge:
         self._memories.forget_due(rule_run.timeline.end)
 
     def _slot_values(self) -> list[list[Any]]:
-        """Returns per slot the values of the events, None where the measure leaves an event out."""
+        """Returns the values of the events in each slot; None where the measure leaves an event out."""
         events = self._rule_run.events
         columns: list[list[Any]] = [[None] * len(events)] * len(self._slots)
         for measure in self._measures:
@@ -419,7 +421,7 @@ class _Judge:
         return columns
 
     def _process_key(self, key: Key, positions: Int64s, values: list[list[Any]], taken: Mask) -> Iterator[_Result]:
-        """Takes one key through the segment: its sessions grow, merge, end and are forgotten. Marks the events taken."""
+        """Moves the sessions of one key through the segment, yields their results, and marks the events they take."""
         rule_run, timeline = self._rule_run, self._rule_run.timeline
         value = self._table.get(key)
         known = (
@@ -454,7 +456,7 @@ class _Judge:
         self._table.put(key, value, self._find_wake(sessions, timeline.end))
 
     def _end_sessions(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
-        """Yields the results of the sessions that the watermark ends on its way from `before` to `after`."""
+        """Yields the results of the sessions that end as the watermark moves from `before` to `after`."""
         rule_run = self._rule_run
         for session in sessions.listed:
             end = sessions.end(session)
@@ -469,7 +471,7 @@ class _Judge:
                     rule_run.add_note("session_closed", message, rule_run.arrival_of(order))
 
     def _find_wake(self, sessions: Sessions, watermark: int) -> int:
-        """Finds the watermark at which the first session ends or is forgotten."""
+        """Finds the watermark at which the first session ends or can be dropped."""
         ends = [sessions.end(session) for session in sessions.listed]
         return min((end if end > watermark else end + self._lateness for end in ends), default=NEVER_DUE)
 
@@ -504,13 +506,13 @@ class _Judge:
             row += 1
 
     def _measure(self, feature: Feature, shown: list[_Result]) -> Column:
-        """Computes a measure of each session, from the values of its rows: those that the measure does not leave out."""
+        """Computes a measure of each session from the values of its rows, without those that the measure leaves out."""
         slot, aggregate = self._slot_numbers[feature.feature_id], feature.aggregate
         logs = {id(result.log): result.log or [] for result in shown}
         listed: list[Any] = []
-        # Of an aggregate that goes by order, which row counts of those up to each one.
+        # For an aggregate that depends on order, the row that decides the result, up to each row.
         running: list[Values] = [np.empty(0, dtype=np.int64)]
-        # Where the values of each log begin, and per number of its rows where theirs end.
+        # Where the values of each log begin, and where those of its first n rows end, for each n.
         begins: dict[int, int] = {}
         ends: dict[int, Int64s] = {}
         for name, log in logs.items():
@@ -538,7 +540,7 @@ class _Judge:
         return aggregate.finish(aggregate.aggregate_ranges(aggregate.build_index(stored), low, high), type_)
 
     def _write_verdict(self, result: _Result, holds: bool, measures: dict[str, Any], is_complete: bool) -> None:
-        """Writes the row of a session, if its verdict or its measures have changed."""
+        """Writes the row of a session if its verdict or its measures have changed."""
         memories, values = self._read_memories(result), self._key_values(result)
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
@@ -567,7 +569,7 @@ class _Judge:
         return Subject(to_texts(key_values), result.key, None, end, result.start, end)
 
     def _read_memories(self, result: _Result) -> dict[int, SessionMemory]:
-        """Reads the memories of the key by session start, without those of starts that no session can have any more."""
+        """Reads the memories of the key by session start, without starts that no session can have any longer."""
         after = self._rule_run.watermark_before(result.order) - self._longest - self._lateness
         return read_memories(SessionMemory, self._memories.get(result.key), after)
 

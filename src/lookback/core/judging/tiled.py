@@ -1,11 +1,13 @@
 """Judges tumbling and sliding windows: when the watermark passes their end, and again for each late event.
 
-A window is judged as of the watermark that passes its end, and as of each event that arrives in it later, with `early` also
-before. Neighbouring windows that hold the same events are judged once (`_Results`). Only those that can get a row of alerts
-are looked at one by one (`_Writer`). Rules with the same windows share all that measures and conditions do not change.
+A window is judged when the watermark passes its end and whenever a later event arrives in it; with `early`, earlier
+events count as well. Adjacent windows with the same events are judged once (`_Results`). Only windows that can get a
+row of alerts are processed one by one (`_Writer`). Rules with the same windows share everything but their measures and
+conditions.
 
-State: the rows of each measure and of the rule's `presence` feature (which tells which windows have events) are runs. Keyed
-tables hold the keys of a grouping with open windows (`_OpenKeys`) and the last verdict on each window (`verdicts.Memory`).
+State: runs hold the rows of each measure and of the rule's `presence` feature, which shows which windows have events.
+Keyed tables hold the keys of a grouping with open windows (`_OpenKeys`) and the last verdict on each window
+(`verdicts.Memory`).
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, list_
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.windows import TiledWindow
 
-# So many windows of events are judged at once, which bounds memory.
+# The number of windows to judge at once, to bound memory.
 _MAX_WINDOWS = 2**18
-# A key with open windows is kept longer by this part of the time, so that it is written seldom.
+# A key with open windows is kept for a quarter longer than needed, so that it is written less often.
 _SPARE = 4
 
 
 @dataclass(eq=False)
 class TiledJudge:
-    """Judges the rules of a segment that have tumbling or sliding windows; rules with the same windows share them."""
+    """Judges the rules of a segment with tumbling or sliding windows; rules with the same windows share them."""
 
     _open_keys: dict[str, _OpenKeys] = field(default_factory=dict)
-    # The windows that were judged last, by the id of their presence feature: the rules that share them are neighbours.
+    # The windows judged last, by the id of their presence feature. Rules that share them are judged one after another.
     _windows: dict[str, _Windows] = field(default_factory=dict)
 
     def judge(self, rule_run: RuleRun) -> None:
@@ -55,15 +57,15 @@ class TiledJudge:
         _RuleJudge(rule_run, self._windows[presence_id]).run()
 
     def finish(self) -> None:
-        """Keeps the keys with open windows and forgets the others, once all rules of the segment are judged."""
+        """Keeps the keys with open windows and drops closed ones; call it when all rules of the segment are judged."""
         for _, open_keys in sorted(self._open_keys.items()):
             open_keys.finish()
 
 
 class _OpenKeys:
-    """The keys of a grouping with open windows, of all rules over the grouping.
+    """The keys of a grouping with open windows of any rule.
 
-    The table has for each key the values of its fields, and a watermark that closes all its windows, which is its wake.
+    For each key the table has the values of its fields, and as its wake a watermark that closes all its windows.
     """
 
     def __init__(self, rule_run: RuleRun) -> None:
@@ -72,11 +74,11 @@ class _OpenKeys:
         self._untils = np.full(len(self._grouping.distinct), -NEVER_DUE)
 
     def keep_until(self, watermarks: Int64s) -> None:
-        """Has each key of the grouping kept until a watermark, unless it is kept longer already."""
+        """Extends how long each key of the grouping is kept, up to these watermarks."""
         self._untils = np.maximum(self._untils, watermarks)
 
     def find_stored_key(self, key: Key, number: int) -> list[Any]:
-        """Returns the stored values of a key's fields. number: of the key in the grouping, -1 for none."""
+        """Returns the stored values of a key's fields; `number` is the key's in the grouping, -1 if it has none."""
         if number >= 0:
             return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
         value = self._table.get(key)
@@ -85,7 +87,7 @@ class _OpenKeys:
         return stored
 
     def finish(self) -> None:
-        """Keeps the keys that have open windows when the segment is over, and forgets the others."""
+        """Keeps the keys with open windows at the end of the segment, and drops closed ones."""
         rule_run, grouping = self._rule_run, self._grouping
         end, events = rule_run.timeline.end, rule_run.events
         numbers = np.flatnonzero(self._untils > end)
@@ -94,7 +96,7 @@ class _OpenKeys:
         pairs = keys.list_pairs()
         for row, (key, until) in enumerate(zip(pairs, self._untils[numbers].tolist(), strict=True)):
             if self._table.find_wake(key) < until:
-                # Kept longer than it needs to be, it is not written again for every event.
+                # Keeping the key longer than needed avoids writing it again for every event.
                 wake = until + (until - end) // _SPARE
                 self._table.put(key, {"key": [column[row] for column in columns], "until": wake}, wake)
         self._table.forget_due(end)
@@ -102,12 +104,21 @@ class _OpenKeys:
 
 @dataclass(frozen=True)
 class _Results:
-    """Windows to be judged, each as of an event or of a watermark.
+    """Windows to judge, each as of an event or a watermark.
 
-    keys: distinct; numbers: of each, its number in the grouping, -1 without events in the batch. groups, starts: of each
-    window, the position of its key in `keys`, and its start; the windows are sorted by both. The other columns have a row for
-    each result, which is that of `counts` windows from the position `firsts` on. queries: the first of them;
-    commit_indexes, phases, causes: the order of the result (see segment.Order).
+    A result covers `counts` adjacent windows from the position `firsts`. Windows are sorted by group and start.
+
+    Attributes:
+        keys: The distinct keys.
+        numbers: The number of each key in the grouping; -1 without events in the batch.
+        groups: The position of each window's key in `keys`.
+        starts: The start of each window.
+        firsts: The position of the first window of each result.
+        counts: The number of windows of each result.
+        queries: The first window of each result.
+        commit_indexes: See `segment.Order`.
+        phases: See `segment.Order`.
+        causes: See `segment.Order`.
     """
 
     keys: Keys
@@ -141,7 +152,7 @@ class _Results:
 
     @cached_property
     def used_groups(self) -> Int64s:
-        """The positions of the keys that have windows."""
+        """The positions of the keys with windows."""
         is_used = np.zeros(len(self.keys), dtype=bool)
         is_used[self.groups] = True
         return np.flatnonzero(is_used)
@@ -151,7 +162,7 @@ class _Results:
         return TimeSearch(self.groups, self.starts)
 
     def mark_windows(self, keys: Keys, starts: Int64s) -> Mask:
-        """Marks those of the windows that have one of these keys and start with it."""
+        """Marks the windows with one of these pairs of key and start."""
         groups = find_keys(keys, self.keys)
         groups, starts = groups[groups >= 0], starts[groups >= 0]
         at = np.minimum(self._search.find_first(groups, starts), len(self.starts) - 1)
@@ -161,10 +172,7 @@ class _Results:
 
 
 class _Windows:
-    """Finds the windows of a segment that are to be judged. Rules with the same windows have one object.
-
-    taken: mask of the events that the windows take.
-    """
+    """Finds the windows of a segment to judge, for all rules with the same windows; `taken` marks their events."""
 
     def __init__(self, rule_run: RuleRun, tiles: TiledWindow, presence: Feature, open_keys: _OpenKeys) -> None:
         self.tiles, self.presence, self.open_keys = tiles, presence, open_keys
@@ -173,25 +181,25 @@ class _Windows:
         self.taken = self._measuring.select_rows(presence).selected
         open_keys.keep_until(self._find_last_ends())
         self._arrivals: dict[bool, _Arrivals] = {}
-        # The last results of events, by their name.
+        # The last results of events, with their name.
         self._updated: tuple[Hashable, _Results | None] = None, None
 
     def _find_last_ends(self) -> Int64s:
-        """Returns per key of the grouping the watermark that closes its last window."""
+        """Returns for each key of the grouping the watermark that closes its last window."""
         grouping, taken = self._grouping, self.taken
         last = np.full(len(grouping.distinct), -NEVER_DUE)
         np.maximum.at(last, grouping.numbers[taken], self._rule_run.events.times[taken])
         return self.tiles.last_start(last) + self.tiles.size + self._lateness
 
     def list_results(self, rule_run: RuleRun) -> Iterator[tuple[Hashable, _Results]]:
-        """Yields the results of the watermark, then those of events, each with a name that other rules may share."""
+        """Yields the results caused by the watermark, then those caused by events, with names that rules may share."""
         if self.ended is not None:
             yield self.ended
         is_early = rule_run.spec.early
         if is_early not in self._arrivals:
             self._arrivals[is_early] = self._find_arrivals(is_early)
         arrivals, when = self._arrivals[is_early], rule_run.rule.when
-        # What is in a list depends on when a window ends.
+        # The contents of a list depend on the end of the window.
         is_apart = when is not None and bool(when.memberships)
         for part in range(arrivals.parts):
             name = (is_early, part, rule_run.complete_from, is_apart)
@@ -203,7 +211,7 @@ class _Windows:
 
     @cached_property
     def ended(self) -> tuple[str, _Results] | None:
-        """The windows with events whose ends the watermark passes, with their name; None if there are none."""
+        """The windows with events whose ends the watermark passes, with their name; None without such windows."""
         rule_run, tiles, timeline = self._rule_run, self.tiles, self._rule_run.timeline
         passed = tiles.find_ends(timeline.start, timeline.end)
         parts = list(self._list_ended(passed)) if passed else []
@@ -214,10 +222,10 @@ class _Windows:
         groups, starts = _find_distinct(groups, starts)
         ends, numbers = starts + tiles.size, find_keys(keys, self._grouping.distinct)
         commit_indexes = timeline.find_passing(ends)
-        # All events of the commit count, and of those before it.
+        # All events up to the end of the commit count.
         last = np.searchsorted(rule_run.events.commits, timeline.commits[commit_indexes], side="right") - 1
         queries = Queries(numbers[groups], last.astype(np.int64), starts, ends - 1)
-        # They mostly have; what is counted here then serves the rules that count events.
+        # Nearly all windows have events. Then rules that count events can reuse these counts.
         known_as = (tiles, (self.presence.feature_id, "passed"))
         has_events = self._measuring.measure(self.presence, keys.take(groups), queries, known_as).values > 0
         firsts, ones = np.arange(len(starts), dtype=np.int64), np.ones(len(starts), dtype=np.int64)
@@ -228,7 +236,7 @@ class _Windows:
         return ("ended", results.take(np.flatnonzero(has_events))) if has_events.any() else None
 
     def _list_ended(self, passed: range) -> Iterator[tuple[Keys, Int64s]]:
-        """Yields keys and starts of windows with one of these ends: of those that have events or stored rows."""
+        """Yields the keys and starts of the windows with events or stored rows and one of these ends."""
         rule_run, grouping, size = self._rule_run, self._grouping, self.tiles.size
         first, last = passed[0] - size, passed[-1] - 1
         positions = grouping.sorted[self.taken[grouping.sorted]]
@@ -260,11 +268,11 @@ class _Windows:
         return self.tiles.last_start(times - self.tiles.size) + self.tiles.slide
 
     def _find_arrivals(self, is_early: bool) -> _Arrivals:
-        """Finds the windows that each event updates: those that have ended, and with `early` those that have not."""
+        """Finds the windows that each event updates: those that have ended, and with `early` also open ones."""
         rule_run, tiles = self._rule_run, self.tiles
         positions = np.flatnonzero(self.taken if is_early else self.taken & rule_run.is_late)
         times, watermarks = rule_run.events.times[positions], rule_run.watermarks[positions]
-        # A window is closed when its end is not above the watermark less the allowed lateness.
+        # A window is closed once its end is at or below the watermark minus the allowed lateness.
         first = np.maximum(self._find_first_starts(times), self._find_first_starts(watermarks - self._lateness))
         last = tiles.last_start(times)
         if not is_early:
@@ -273,15 +281,15 @@ class _Windows:
         order = np.flatnonzero(counts)
         order = order[np.argsort(self._grouping.numbers[positions[order]], kind="stable")]
         full = (np.cumsum(counts[order]) - 1) // _MAX_WINDOWS
-        # An event of many windows may fill several parts, which are then one.
+        # An event with more windows than fit into a part gets a part with all its windows.
         part_of = np.cumsum(np.diff(full, prepend=full[:1]) > 0, dtype=np.int64)
         return _Arrivals(positions[order], first[order], last[order], part_of)
 
     def _find_updated(self, arrivals: _Arrivals, complete_from: int | None, *, is_apart: bool) -> _Results:
-        """Finds the results that events bring.
+        """Finds the results that events cause.
 
-        complete_from: windows that start before it are not complete. is_apart: each window has results of its own; otherwise
-        windows with the same rows share them.
+        Windows that start before `complete_from` are not complete. With `is_apart`, each window has its own results;
+        otherwise windows with the same rows share them.
         """
         rule_run, slide, grouping = self._rule_run, self.tiles.slide, self._grouping
         numbers = grouping.numbers[arrivals.positions]
@@ -319,8 +327,11 @@ class _Windows:
 class _Arrivals:
     """Events that update windows, sorted by key and arrival.
 
-    positions: of the events; first, last: the starts of the first and the last window of each; part_of: the part of each
-    event: the events of a part have a bounded number of windows.
+    Attributes:
+        positions: The positions of the events.
+        first: The start of the first window of each event.
+        last: The start of the last window of each event.
+        part_of: The part of each event; the events of a part have a bounded number of windows.
     """
 
     positions: Int64s
@@ -356,7 +367,7 @@ class _RuleJudge:
         self._writer.finish()
 
     def _judge(self, name: Hashable, results: _Results) -> None:
-        """Measures results and hands those that can get a row to the writer."""
+        """Measures results and passes them to the writer."""
         rule_run, windows, keys = self._rule_run, self._windows, results.result_keys
         known_as = (windows.tiles, (windows.presence.feature_id, name))
         columns = {
@@ -369,7 +380,7 @@ class _RuleJudge:
         self._writer.add(results, Verdicts(columns, is_complete, holds, errors))
 
     def _key_columns(self, results: _Results) -> dict[str, Column]:
-        """Returns the group_by fields that the condition reads, of each result."""
+        """Returns the group_by fields that the condition reads, for each result."""
         rule = self._rule_run.rule
         if rule.when is None or rule.when.named.isdisjoint(rule.group_by):
             return {}
@@ -392,12 +403,12 @@ class _Row:
 
 
 class _Writer:
-    """Writes the rows of the windows whose verdict or measures have changed, once all results of a segment are known."""
+    """Writes the rows of windows whose verdict or measures have changed, once all results of a segment are known."""
 
     def __init__(self, rule_run: RuleRun, tiles: TiledWindow, open_keys: _OpenKeys) -> None:
         self._rule_run, self._tiles, self._open_keys = rule_run, tiles, open_keys
         self._span, self._end = tiles.size + rule_run.rule.allowed_lateness, rule_run.timeline.end
-        # Per key the memories of its windows, by start (see `verdicts.read_memories`).
+        # By key, the memories of its windows, by start (see `verdicts.read_memories`).
         self._table = rule_run.state.table(rule_run.rule.memory)
         self._memories: dict[Key, dict[int, Memory]] = {}
         self._changed: set[Key] = set()
@@ -407,9 +418,9 @@ class _Writer:
         self._held: list[tuple[Keys, Int64s]] = []
 
     def add(self, results: _Results, verdicts: Verdicts) -> None:
-        """Adds the results that can get a row: where the condition holds, and where it did when it was judged before.
+        """Adds the results that can get a row: the condition holds now, or it held the last time the window was judged.
 
-        Results of the watermark come first: an event changes what they tell, and they tell the same as the event before.
+        Add the results of the watermark first, because later events revise them.
         """
         is_watched = self._find_watched(results)
         if not (verdicts.holds.any() or verdicts.errors.any() or is_watched.any()):
@@ -422,7 +433,7 @@ class _Writer:
         order = np.lexsort((results.causes[at], results.phases[at], results.commit_indexes[at], windows))
         at, windows = at[order], windows[order]
         holds = verdicts.holds[at]
-        # Where the condition holds no more. Where it did not hold before either, there is nothing to retract.
+        # If the condition did not hold before, there is nothing to retract.
         before = is_watched[windows]
         before[1:] = np.where(windows[1:] == windows[:-1], holds[:-1], before[1:])
         self._list_rows(results, verdicts, at[holds | before], windows[holds | before])
@@ -430,7 +441,7 @@ class _Writer:
         self._held.append((results.keys.take(results.groups[held]), results.starts[held]))
 
     def _find_watched(self, results: _Results) -> Mask:
-        """Marks the windows for which the condition held when they were judged before."""
+        """Marks the windows whose condition held the last time they were judged."""
         mask = np.zeros(len(results.starts), dtype=bool)
         if not self._table.is_empty:
             keys = results.keys.take(results.used_groups)
@@ -463,7 +474,7 @@ class _Writer:
             rule_run.count_failure(commit, start, f"the window of {to_text(to_utc(start))}", len(at))
 
     def _list_rows(self, results: _Results, verdicts: Verdicts, at: Int64s, windows: Int64s) -> None:
-        """Lists rows of these results and windows. Columns are converted as a whole, each result once."""
+        """Lists the rows of these results and windows, converting whole columns and each result only once."""
         distinct, ranks = np.unique(at, return_inverse=True)
         columns = {name: column.take(distinct).to_list() for name, column in verdicts.columns.items()}
         measures = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -482,7 +493,7 @@ class _Writer:
         for row in sorted(self._rows, key=lambda row: row.order):
             self._write(row)
         for key in self._changed:
-            # Windows that are closed by now are forgotten.
+            # Drop the memories of windows that are closed by now.
             memories = {
                 start: memory for start, memory in self._memories[key].items() if start + self._span > self._end
             }
@@ -490,7 +501,7 @@ class _Writer:
         self._table.forget_due(self._end)
 
     def _write(self, row: _Row) -> None:
-        """Writes the row of a window, if its verdict or its measures have changed."""
+        """Writes the row of a window if its verdict or its measures have changed."""
         rule_run, start, memories = self._rule_run, row.order.rank, self._open_memories(row.key)
         if row.key not in self._values:
             values = rule_run.key_values(self._open_keys.find_stored_key(row.key, row.number))
@@ -521,7 +532,7 @@ def _find_distinct(numbers: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
 def _list_windows(groups: Int64s, first: Int64s, last: Int64s, slide: int) -> tuple[Int64s, Int64s]:
     """Lists the windows that start from `first` to `last`, each once, as groups and starts in ascending order.
 
-    groups, first, last: of the ranges, sorted by group and first; a range with first > last is empty.
+    The ranges must be sorted by group and first; a range with first > last is empty.
     """
     if not len(groups):
         return groups, first
@@ -537,14 +548,14 @@ def _list_windows(groups: Int64s, first: Int64s, last: Int64s, slide: int) -> tu
 
 
 def _mark_ranges(firsts: Int64s, counts: Int64s, at: Int64s, size: int) -> Mask:
-    """Marks the elements of some of the ranges, which begin at `firsts`. at: the positions of these ranges."""
+    """Marks the elements of the ranges at positions `at`; each range has `counts` elements from `firsts` on."""
     change = np.bincount(firsts[at], minlength=size + 1) - np.bincount((firsts + counts)[at], minlength=size + 1)
     mask: Mask = np.cumsum(change[:size]) > 0
     return mask
 
 
 def _list_marked(results: _Results, at: Int64s, is_marked: Mask) -> tuple[Int64s, Int64s]:
-    """Lists the marked windows of the results at these positions: the position of the result, and that of the window."""
+    """Lists the marked windows of the results at these positions, as positions of results and of windows."""
     before, marked = np.concatenate(([0], np.cumsum(is_marked))), np.flatnonzero(is_marked)
     first, beyond = before[results.firsts[at]], before[(results.firsts + results.counts)[at]]
     return np.repeat(at, beyond - first), marked[list_ranges(first, beyond - first)]

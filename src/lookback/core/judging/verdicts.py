@@ -1,4 +1,4 @@
-"""Verdicts of a rule: raises, revises, retracts or suppresses them, and makes their alerts."""
+"""Decides the verdicts of a rule: raises, suppresses, revises or retracts alerts, and makes their rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from lookback.core.values.times import to_utc
 
 
 class Memory(NamedTuple):
-    """The last row that was written about a subject; a keyed table stores it as a list.
+    """The last row that was written about a subject; keyed tables store it as a list.
 
-    version: of the rule; revision: of that row; holds: whether the condition held; verdict: that of the first row;
-    measures: a digest of their texts, so that state keeps no value of an event that is deleted later.
+    Attributes:
+        version: The version of the rule.
+        revision: The revision of the row.
+        holds: Whether the condition held.
+        verdict: The verdict of the first row.
+        measures: A digest of the measures' texts, so that state keeps no values of an event that is deleted later.
     """
 
     version: int
@@ -32,9 +36,16 @@ class Memory(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """The subject of a verdict: an event, a window, or the wait that an event began. Times in microseconds.
+    """The subject of a verdict: an event, a window, or the wait that an event began. Times are in microseconds.
 
-    key_texts: of the group_by fields; key: as tables know it. event_id: None for a window. evidence: event ids.
+    Attributes:
+        key_texts: The texts of the group_by fields.
+        key: The key in keyed tables.
+        event_id: The id of the event; None for a window.
+        event_time: The event time of the alert.
+        window_start: The start of the window.
+        window_end: The end of the window.
+        evidence: The ids of the events that prove the verdict.
     """
 
     key_texts: Mapping[str, str | None]
@@ -47,7 +58,7 @@ class Subject(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The judgement on a window: whether the condition holds, its measures, typed and as texts, and whether it is complete."""
+    """The result for one window: whether the condition holds, typed measures and their texts, and completeness."""
 
     holds: bool
     measures: Mapping[str, Any]
@@ -57,7 +68,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The measures of some windows, and masks: which are complete, where the condition holds, where there is an error."""
+    """The measures of windows, and masks of those that are complete, meet the condition, or have an error."""
 
     columns: Mapping[str, Column]
     is_complete: Mask
@@ -69,29 +80,29 @@ _Memory = TypeVar("_Memory", bound=NamedTuple)
 
 
 def read_memories(kind: type[_Memory], value: Any | None, after: int) -> dict[int, _Memory]:
-    """Reads the memories of a key's windows, by start: those that `memories_value` wrote, of starts above `after`."""
+    """Decodes the output of `memories_value`: the memories of a key's windows with starts above `after`, by start."""
     return {start: kind(*memory) for start, memory in value or () if start > after}
 
 
 def memories_value(memories: Mapping[int, NamedTuple]) -> list[list[Any]]:
-    """Returns the value of a key's windows, as a keyed table stores it: [start, memory] by start."""
+    """Encodes the memories of a key's windows for a keyed table: [start, memory] by start."""
     return [[start, memories[start]] for start in sorted(memories)]
 
 
 def _digest(texts: Mapping[str, str | None]) -> str:
-    """Returns 128 bits, as hex digits, that tell the measures of two rows apart."""
+    """Returns a 128-bit hex digest of the measures of a row."""
     return hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()[:32]
 
 
 class AlertWriter:
-    """Decides the verdicts of one version of a rule, in order of arrival: a raised alert can suppress later ones."""
+    """Decides the verdicts of one version of a rule, in order of arrival because an alert can suppress later ones."""
 
     def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
         self._entry, self._rule, self._stream = entry, rule, stream
-        # The document may write the field with other capitals than the stream.
+        # The document may capitalize the field differently than the stream does.
         entity = rule.spec.entity.lower()
         self._entity = next((name for name in rule.group_by if name.lower() == entity), None)
-        # By key the time of its last raised alert.
+        # By key, the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
         self._raised = None if keep is None else state.raised(entry.role, rule.group_by, keep)
@@ -109,7 +120,7 @@ class AlertWriter:
         return "raised"
 
     def keep_own(self, memory: Memory | None) -> Memory | None:
-        """Returns the memory if the version in force wrote it, else None."""
+        """Returns the memory if the version in force wrote it; None otherwise."""
         return memory if memory is not None and memory.version == self._entry.version else None
 
     def revise(
@@ -121,9 +132,18 @@ class AlertWriter:
         values: Mapping[str, Any],
         id_begin: str,
     ) -> tuple[Memory | None, Alert | None]:
-        """Judges a subject, perhaps again. Returns its memory, and the row to write; None for no row.
+        """Decides the verdict on a subject, for the first time or again.
 
-        memory: of the row before; values: what else the message may name; id_begin: see `EncodedKey`.
+        Args:
+            memory: The memory of the previous row; None if there is none.
+            subject: The subject.
+            judgement: The judgement on it.
+            arrival: The commit of the result.
+            values: Further values that the message may name.
+            id_begin: See `EncodedKey`.
+
+        Returns:
+            The new memory, and the row to write; None for no row.
         """
         before = self.keep_own(memory)
         memory, verdict = self._decide(before, subject, judgement)
@@ -138,7 +158,7 @@ class AlertWriter:
     def _decide(
         self, memory: Memory | None, subject: Subject, judgement: Judgement
     ) -> tuple[Memory | None, str | None]:
-        """Decides the verdict of the row to write, None for no row, and what is remembered after it."""
+        """Returns the new memory, and the verdict of the row to write; None for no row."""
         holds, measures = judgement.holds, _digest(judgement.texts)
         if memory is None:
             if not holds:
@@ -164,9 +184,10 @@ class AlertWriter:
         id_begin: str,
         change: int,
     ) -> Alert:
-        """Makes the row of a verdict. measures: typed values; values: what else the message may name; id_begin: see `EncodedKey`.
+        """Makes the row of a verdict.
 
-        change: BEGINS, GOES_ON or CEASES.
+        `measures` are typed, `values` are further values that the message may name, and `change` is BEGINS, GOES_ON or
+        CEASES. For `id_begin` see `EncodedKey`.
         """
         entry, rule, entity = self._entry, self._rule, self._entity
         event_time, window_end = to_utc(subject.event_time), subject.window_end
@@ -174,7 +195,7 @@ class AlertWriter:
         message = rule.spec.message
         if rule.message_names:
             message = rule.message({**values, **measures, WINDOW_COMPLETE: is_complete})
-        # By position: a call with so many names takes twice as long, and a rule may alert on every event.
+        # Positional arguments: keywords make this call twice as slow, and a rule may alert on every event.
         return Alert(
             complete_alert_id(id_begin, named),
             revision,

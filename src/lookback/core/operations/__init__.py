@@ -1,4 +1,4 @@
-"""Decides whether a stream is healthy and to whom an alert is sent.
+"""Decides whether a stream is healthy, and who receives an alert.
 
 It must not know how rules are judged.
 """

@@ -1,4 +1,4 @@
-"""Decides from a stream's figures whether it is healthy, and says what is wrong and what to do about it."""
+"""Decides from a stream's figures whether it is healthy, what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,66 +17,69 @@ LEVELS = (PROBLEM, WARNING, NOTE)
 
 
 class Threshold(NamedTuple):
-    """A value from which on a check reports a finding, its unit, and the reason for it."""
+    """The value from which on a check reports a finding, its unit, and the reason for this value."""
 
     value: float
     unit: str
     why: str
 
 
-# How far back recent figures go; the thresholds below count over this time.
+# How far back recent figures go. The thresholds below apply to this period.
 RECENT = dt.timedelta(hours=1)
 THRESHOLDS: dict[str, Threshold] = {
     "silent": Threshold(
-        120, "seconds", "an evaluation that has something to do says so every 30 seconds; four times that is silence"
+        120, "seconds", "a working evaluation writes metrics every 30 seconds; four times that is silence"
     ),
     "unjudged": Threshold(
         300,
         "seconds",
-        "a start of Spark, a first batch and a re-plan together take less, so a commit should not wait longer",
+        "starting Spark, a first batch and a new plan together take less, so a commit should not wait longer",
     ),
     "behind": Threshold(
-        60, "seconds", "events are to be judged within seconds; a batch of a backlog takes up to a minute"
+        60, "seconds", "events should be judged within seconds; a batch of a backlog takes up to a minute"
     ),
     "behind_growing": Threshold(
         60,
         "seconds",
-        "more than a batch takes, so a lag that is longer by this than 10 minutes ago will not go by itself",
+        "longer than a batch takes, so a lag that grew by this within 10 minutes will not go away by itself",
     ),
-    "rejected_share": Threshold(0.1, "of the events", "a single bad file is less; more is a source that has changed"),
+    "rejected_share": Threshold(0.1, "of the events", "a single bad file is less; more means that the source changed"),
     "discarded_share": Threshold(
-        0.01, "of the events", "rules miss each of them; stragglers of a sound source are fewer"
+        0.01, "of the events", "rules miss all discarded events; a sound source has fewer stragglers"
     ),
     "late_share": Threshold(
-        0.1, "of the events", "late events are judged, but for windows and absences they come after the result"
+        0.1, "of the events", "late events are judged, but windows and absences have given their results by then"
     ),
-    "late_least": Threshold(100, "events", "a share of fewer says nothing"),
+    "late_least": Threshold(100, "events", "a share of fewer events is not significant"),
     "watermark_stuck": Threshold(
         600,
         "seconds",
-        "event time goes on with the clock, so a watermark that does not move while events come is one event's doing",
+        "event time follows the clock, so if events arrive and the watermark does not move, one event holds it",
     ),
     "watermark_ahead": Threshold(
         600,
         "seconds",
-        "clocks differ by seconds; events up to a watermark so far ahead are late until the clock has caught up",
+        "clocks differ by seconds; with a watermark further ahead, all events are late until the clock catches up",
     ),
     "watermark_behind": Threshold(
-        3_600, "seconds", "windows and absences end by the watermark, so their alerts are as old as it is"
+        3_600, "seconds", "windows and absences end with the watermark, so their alerts are delayed by as much"
     ),
-    "state_growth": Threshold(2, "times", "windows that fill for the first time do so too, but only once"),
-    "state_least": Threshold(1_000_000, "rows", "a few megabytes; what grows below that costs nothing yet"),
-    "warming_stuck": Threshold(600, "seconds", "the history of twenty million events is there in half of that"),
-    "storm": Threshold(1_000, "alerts", "nobody reviews so many of one rule in an hour"),
+    "state_growth": Threshold(2, "times", "windows that fill for the first time also grow, but only once"),
+    "state_least": Threshold(1_000_000, "rows", "a few megabytes; growth below that costs little"),
+    "warming_stuck": Threshold(600, "seconds", "the history of twenty million events takes half of that"),
+    "storm": Threshold(1_000, "alerts", "nobody can review this many alerts of one rule in an hour"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know about a stream.
+    """One finding about a stream.
 
-    level: problem (events are not judged, or not correctly), warning (somebody should look), note (good to know).
-    check: the name of the check; what: a sentence with the figures; remedy: what to do.
+    Attributes:
+        level: problem (events are not judged, or not correctly), warning (needs attention) or note (good to know).
+        check: The name of the check.
+        what: A sentence with the figures.
+        remedy: What to do.
     """
 
     level: str
@@ -90,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sample:
-    """The columns of the table `metrics` that health uses. lag: seconds; rules: counts by rule_id."""
+    """The columns of the table `metrics` that health uses. `lag` is in seconds; `rules` has counts by rule_id."""
 
     at: dt.datetime
     events: int
@@ -104,7 +107,15 @@ class Sample:
 
 
 class WarmUp(NamedTuple):
-    """A version that waits for the history of its windows. since: when that began; named, pieces: how many of its pieces are published."""
+    """A version that waits for the history of its windows.
+
+    Attributes:
+        rule_id: The rule.
+        version: The number of the version.
+        since: When it began to wait.
+        named: How many pieces of its history are published.
+        pieces: How many pieces its history has; 0 if not known yet.
+    """
 
     rule_id: str
     version: int
@@ -114,9 +125,11 @@ class WarmUp(NamedTuple):
 
 
 def describe_warm_up(each: WarmUp) -> str:
-    """Says in words how far a version is that waits for its history."""
+    """Describes how far the history of a waiting version is."""
     how_far = (
-        f"{each.named} of {each.pieces} pieces of its history are published" if each.pieces else "its history is made"
+        f"{each.named} of {each.pieces} pieces of its history are published"
+        if each.pieces
+        else "its history is being built"
     )
     return f"version {each.version} of rule {each.rule_id} since {each.since:%Y-%m-%dT%H:%M:%SZ}: {how_far}"
 
@@ -125,15 +138,27 @@ def describe_warm_up(each: WarmUp) -> str:
 class Figures:
     """The figures of a stream at the time `now` (aware).
 
-    rules: the number of active and shadow rules in the rules table; quarantined: ids of rules that the engine took out of
-    service. committed, judged: the last commit of the events table and the last one judged; waiting: the number of commits
-    that bring rows and are not judged; lag: seconds that the oldest of them has waited; newest: the time of the last
-    commit. samples: rows of the table `metrics` of the last hour, oldest first; last_sample: when its newest row was
-    written. failing: rule_id -> the message of its last failure in the last hour; refused: rule_id -> why its last row was
-    rejected. rejected: rows that ingest rejected in the last hour; reason: that of the newest; ingested: rows it accepted.
-    warming: the versions that wait for the history of their windows. leader: the event that brought the watermark furthest
-    ahead in the last hour, in words; empty if that is not known. other_tables: how tables differ from those that the
-    evaluation has read, a sentence each. account: the sums of the last rounds of ingest, by name; None if they are not known.
+    Attributes:
+        stream: The name of the stream.
+        now: The time of the figures.
+        rules: The number of active and shadow rules in the rules table.
+        quarantined: Ids of the rules that the engine took out of service.
+        committed: The last commit of the events table.
+        judged: The last commit judged.
+        waiting: The number of commits that add rows and are not judged.
+        lag: How many seconds the oldest waiting commit has waited.
+        newest: The time of the last commit.
+        samples: Rows of the table `metrics` of the last hour, oldest first.
+        last_sample: When the newest row of `metrics` was written.
+        failing: rule_id -> the message of its last failure in the last hour.
+        refused: rule_id -> why its last row was rejected.
+        rejected: The number of rows that ingest rejected in the last hour.
+        reason: Why the newest of these rows was rejected.
+        ingested: The number of rows that ingest accepted in the last hour.
+        warming: The versions that wait for the history of their windows.
+        leader: A description of the event that moved the watermark furthest ahead in the last hour; empty if not known.
+        other_tables: How tables differ from those that the evaluation has read, one sentence each.
+        account: The sums of the last rounds of ingest, by name; None if not known.
     """
 
     stream: str
@@ -165,7 +190,7 @@ class Figures:
 
     @property
     def is_silent(self) -> bool:
-        """True if no evaluation has written metrics lately."""
+        """True if no evaluation has written metrics recently."""
         return self.last_sample is None or _seconds(self.now - self.last_sample) > THRESHOLDS["silent"].value
 
     @property
@@ -185,17 +210,17 @@ def check_health(figures: Figures) -> list[Finding]:
 
 
 def needs_leader(findings: Sequence[Finding]) -> bool:
-    """Returns whether a finding names the event that brought the watermark ahead."""
+    """Returns whether a finding names the event that moved the watermark ahead."""
     return any(finding.check in _NAMING_LEADER for finding in findings)
 
 
 def make_misfit(what: str) -> Finding:
-    """Makes the finding about a table of events that lacks declared fields. what: which, and what to do."""
-    return Finding(PROBLEM, "fields", f"The {what}.", "Until then nothing can read its events.")
+    """Makes the finding about an events table that lacks declared fields. `what` says which, and what to do."""
+    return Finding(PROBLEM, "fields", f"The {what}.", "Until then its events cannot be read.")
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Returns whether nothing needs to be done: there are notes at most."""
+    """Returns whether nothing needs to be done, because all findings are notes."""
     return all(finding.level == NOTE for finding in findings)
 
 
@@ -212,7 +237,7 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
     last = (
         ""
         if figures.last_sample is None
-        else f", last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
+        else f", last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
     )
     return f"{figures.stream} {state}: {judged}, {waiting}{last}."
 
@@ -220,8 +245,8 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
 def _check_tables(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "other_tables", f"The evaluation has read other tables than those that are there: {what}.",
-            "Bring back the tables that were read, or judge what is there now as a new evaluation: lookback evaluate "
+            PROBLEM, "other_tables", f"The evaluation has read other tables than the current ones: {what}.",
+            "Restore the tables that were read, or judge the current ones as a new evaluation: lookback evaluate "
             f"{figures.stream} --fresh.",
         )
         for what in figures.other_tables
@@ -229,10 +254,10 @@ def _check_tables(figures: Figures) -> list[Finding]:
     account = figures.account
     if account is not None and not account["closes"]:
         what = (
-            f"The account of the last {account['rounds']:,} rounds of ingest does not add up: rows that ingest wrote are not in "
-            "the table of events, or late_events has rows about events that are not."
+            f"The account of the last {account['rounds']:,} rounds of ingest does not add up: rows that ingest wrote "
+            "are not in the table of events, or late_events has rows about events that are not."
         )
-        remedy = "Find out whether tables were restored from a backup, or others deleted rows or wrote to them."
+        remedy = "Find out whether tables were restored from a backup, or another program deleted or wrote rows."
         findings.append(Finding(PROBLEM, "account", what, remedy))
     return findings
 
@@ -246,13 +271,13 @@ def _check_running(figures: Figures) -> list[Finding]:
             )
         ] if figures.waiting or figures.judged is not None else []  # fmt: skip
     waits = f"{count_noun(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
-    start = f"Start it: lookback evaluate {figures.stream}; if it is started by a schedule, look at its last run."
+    start = f"Start it: lookback evaluate {figures.stream}; if a schedule starts it, check its last run."
     if figures.waiting and figures.judged is None and figures.is_silent:
         return [Finding(PROBLEM, "not_running", f"No evaluation has judged this stream yet, and {waits}.", start)]
     if figures.waiting and figures.is_silent and figures.lag > THRESHOLDS["unjudged"].value:
         last = (
             "never wrote metrics" if figures.last_sample is None
-            else f"was last heard of {_format_span(_seconds(figures.now - figures.last_sample))} ago"
+            else f"was last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
         )  # fmt: skip
         what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_format_span(figures.lag)}."
         return [Finding(PROBLEM, "not_running", what, start)]
@@ -273,29 +298,29 @@ def _check_lag(figures: Figures) -> list[Finding]:
 
 
 def _suggest_speedup(figures: Figures) -> str:
-    """Returns the remedy for a slow evaluation, by where its time goes."""
+    """Returns the remedy for a slow evaluation, which depends on where its time goes."""
     stages: Counter[str] = Counter()
     for sample in figures.samples:
         stages.update(sample.stages)
     run, judging, writing = stages["run"], stages["evaluate"], stages["write"]
     if writing > run:
-        return "Most of the time goes into writing alerts: see which rule raises so many, and run lookback maintain."
+        return "Most of the time goes into writing alerts: see which rule raises the most, and run lookback maintain."
     if judging > run - judging:
         return (
-            "Most of the time goes into judging: give it more cores (lookback repartition), or see which rules have windows "
-            "of their own; rules that share grouping, conditions and windows cost little."
+            "Most of the time goes into judging: give it more cores (lookback repartition), or see which rules share "
+            "no windows with other rules; rules that share grouping, conditions and windows cost little."
         )
     return (
-        "Most of the time goes into reading and moving events: take more at once (lookback evaluate --profile throughput) "
-        "or give it more cores."
+        "Most of the time goes into reading and moving events: use larger batches (lookback evaluate --profile "
+        "throughput) or give it more cores."
     )
 
 
 def _check_rules(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and judges nothing.",
-            "See rule_log for the error, mend the rule and publish it again: lookback rules push FILE.",
+            PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and is no longer evaluated.",
+            "See rule_log for the error, fix the rule and publish it again: lookback rules push FILE.",
         )
         for rule_id in sorted(figures.quarantined)
     ]  # fmt: skip
@@ -306,13 +331,14 @@ def _check_rules(figures: Figures) -> list[Finding]:
         reason = figures.failing.get(rule_id, "")
         what = f"Rule {rule_id} failed{times} within the last hour{f': {reason}' if reason else ''}."
         remedy = (
-            "Guard what fails, such as nullif(x, 0) where it divides or a wider type where it casts; publish it again."
+            "Guard the part that fails, such as nullif(x, 0) for a division or a wider type for a cast, and publish it "
+            "again."
         )
         findings.append(Finding(WARNING, "failing", what, remedy))
     findings += [
         Finding(
             WARNING, "refused", f"A row of the rules table for {rule_id} was rejected: {why}.",
-            "What was in force before still is; publish a mended version.",
+            "The previous version, if any, is still in force; publish a corrected one.",
         )
         for rule_id, why in sorted(figures.refused.items())
     ]  # fmt: skip
@@ -320,15 +346,15 @@ def _check_rules(figures: Figures) -> list[Finding]:
 
 
 def _check_warming(figures: Figures) -> list[Finding]:
-    """Names the versions that have waited for their history for long."""
+    """Reports the versions that have waited too long for their history."""
     most = THRESHOLDS["warming_stuck"].value
     return [
         Finding(
             WARNING, "warming_stuck",
-            f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} of "
-            f"{each.pieces or 'no'} pieces of its history published; the version before it is in force.",
-            "Is the evaluation running? Its log says why a history could not be made. To start without it: lookback rules "
-            "push FILE --cold.",
+            f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} "
+            f"of {each.pieces or 'no'} pieces of its history published; the previous version is in force.",
+            "Is the evaluation running? Its log says why a history could not be built. To start without it: lookback "
+            "rules push FILE --cold.",
         )
         for each in figures.warming
         if (waited := _seconds(figures.now - each.since)) > most
@@ -342,7 +368,7 @@ def _check_storms(figures: Figures) -> list[Finding]:
         Finding(
             WARNING, "storm",
             f"Rule {rule_id} raised {count:,} alerts within the last hour, {count / total:.0%} of all.",
-            "Raise its limit, or give it `suppress`; nobody's queue has the alerts of a version in shadow."
+            "Raise its limit, or give it `suppress`; alerts of a version in shadow are in no review queue."
             if rule_id.endswith(name_role("", SHADOW))
             else f"Raise its limit, give it `suppress`, or pause it: lookback rules pause {rule_id}.",
         )
@@ -358,7 +384,7 @@ def _check_rejected(figures: Figures) -> list[Finding]:
     what = f"{count_noun(figures.rejected, 'row')} ({share:.1%}) could not be ingested within the last hour"
     what += f"; the newest: {figures.reason}." if figures.reason else "."
     level = PROBLEM if share >= THRESHOLDS["rejected_share"].value else WARNING
-    remedy = "See rejected_events; mend the source, or the stream's fields and columns in its declaration."
+    remedy = "See rejected_events; fix the source, or the stream's fields and columns in its declaration."
     return [Finding(level, "rejected", what, remedy)]
 
 
@@ -369,35 +395,39 @@ def _check_late(figures: Figures) -> list[Finding]:
     if late < THRESHOLDS["late_least"].value or not events:
         return []
     if discarded >= THRESHOLDS["discarded_share"].value * events:
-        what = f"{discarded:,} of {events:,} events ({discarded / events:.1%}) were discarded within the last hour, as too late."
+        what = (
+            f"{discarded:,} of {events:,} events ({discarded / events:.1%}) were discarded as too late within the last "
+            "hour."
+        )
         what += _name_leader(figures)
         remedy = (
-            "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness or allowed_lateness "
-            "above it; negative values are clocks that are ahead."
+            "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness or "
+            "allowed_lateness above it; negative values mean clocks that are ahead."
         )
         return [Finding(PROBLEM, "discarded", what, remedy)]
     if late >= THRESHOLDS["late_share"].value * events:
         what = f"{late:,} of {events:,} events ({late / events:.1%}) were late within the last hour."
         what += _name_leader(figures)
         remedy = (
-            "Set the stream's max_out_of_orderness above the usual late_events.late_by_us; results wait so much longer."
+            "Set the stream's max_out_of_orderness above the usual late_events.late_by_us; this delays results "
+            "accordingly."
         )
         return [Finding(WARNING, "late", what, remedy)]
     return []
 
 
-# The checks that name the event that brought the watermark ahead.
+# The checks that name the event that moved the watermark ahead.
 _NAMING_LEADER = ("discarded", "late", "watermark_ahead", "watermark_stuck")
 
 
 def _name_leader(figures: Figures) -> str:
-    return f" The watermark was brought furthest by {figures.leader}." if figures.leader else ""
+    return f" The watermark was moved furthest by {figures.leader}." if figures.leader else ""
 
 
 def describe_leader(event_id: str, time: dt.datetime, taken_in: dt.datetime | None) -> str:
-    """Describes an event that moved the watermark. taken_in: when ingest stored it, if that is known."""
+    """Describes an event that moved the watermark. `taken_in` is when ingest stored it; None if not known."""
     ahead = 0.0 if taken_in is None else _seconds(time - taken_in)
-    when = f", {_format_span(ahead)} ahead of the clock when it was taken in" if ahead > 0 else ""
+    when = f", {_format_span(ahead)} ahead of the clock when it was ingested" if ahead > 0 else ""
     return f"event {event_id!r} of {time:%Y-%m-%dT%H:%M:%SZ}{when}"
 
 
@@ -409,31 +439,34 @@ def _check_watermark(figures: Figures) -> list[Finding]:
     assert watermark is not None
     ahead = _seconds(watermark - figures.now)
     if ahead > THRESHOLDS["watermark_ahead"].value:
-        what = f"The watermark is {_format_span(ahead)} ahead of the clock, so events of now count as late."
+        what = f"The watermark is {_format_span(ahead)} ahead of the clock, so current events count as late."
         what += _name_leader(figures)
         remedy = (
-            "One event or an advance has set it and it never goes back: see the newest events of the table and the stream's "
-            "max_future; to start over, judge the events again with a new checkpoint."
+            "An event or an advance has set it, and it never goes back: see the newest events of the table and the "
+            "stream's max_future; to start over, judge the events again with a new checkpoint."
         )
         return [Finding(PROBLEM, "watermark_ahead", what, remedy)]
     standing = [sample for sample in known if sample.watermark == watermark]
     stood = _seconds(standing[-1].at - standing[0].at)
     came = sum(sample.events for sample in standing[1:])
     if stood > THRESHOLDS["watermark_stuck"].value and came:
-        what = f"The watermark has stood still for {_format_span(stood)} while {count_noun(came, 'event')} came."
+        what = f"The watermark has not moved for {_format_span(stood)} while {count_noun(came, 'event')} came."
         what += _name_leader(figures)
         remedy = (
-            "An event with a time ahead of the others holds it, and they are judged as late; see the stream's max_future and "
-            "the source's clocks."
+            "An event with a time ahead of all other events holds it, and these are judged as late; see the stream's "
+            "max_future and the source's clocks."
         )
         return [Finding(WARNING, "watermark_stuck", what, remedy)]
     if -ahead > THRESHOLDS["watermark_behind"].value and not figures.waiting:
         quiet = (
             figures.newest is not None and _seconds(figures.now - figures.newest) > THRESHOLDS["watermark_behind"].value
         )
-        what = f"The watermark is {_format_span(-ahead)} behind the clock, {'since no events come' if quiet else 'as the events are'}."
+        what = (
+            f"The watermark is {_format_span(-ahead)} behind the clock, "
+            f"{'because no events come' if quiet else 'as are the events'}."
+        )
         remedy = (
-            "Windows and absences wait for it; where that matters: lookback evaluate --idle-after, or lookback advance."
+            "Windows and absences wait for it; if that matters: lookback evaluate --idle-after, or lookback advance."
         )
         return [Finding(NOTE, "watermark_behind", what, remedy)]
     return []
@@ -447,8 +480,8 @@ def _check_state(figures: Figures) -> list[Finding]:
         return []
     what = f"Window state has grown from {known[0]:,} to {known[-1]:,} rows within the last hour."
     remedy = (
-        "Where a long window is filling it will stop; else narrow the rules' where, shorten windows, or give long ones a "
-        "resolution. A watermark that does not move keeps state too."
+        "If a long window is filling, the growth will stop; else narrow the rules' where, shorten windows, or give "
+        "long ones a resolution. A watermark that does not move also keeps state."
     )
     return [Finding(WARNING, "state", what, remedy)]
 
@@ -471,7 +504,7 @@ def _seconds(span: dt.timedelta) -> float:
 
 
 def _format_span(seconds: float) -> str:
-    """Formats a length of time in the largest unit of which it has at least two."""
+    """Formats a length of time in the largest unit in which it is at least 2."""
     for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}s"

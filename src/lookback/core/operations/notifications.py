@@ -1,4 +1,4 @@
-"""Formats what receivers are sent of an alert, and decides what follows an attempt to send it."""
+"""Formats alerts for receivers, and decides what to do after an attempt to send one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lookback.core.operations.health import NOTE, PROBLEM
 from lookback.core.values.columns import to_text
 from lookback.core.values.texts import collapse_spaces, cut_end
 
-# Statuses in the table `notifications`, of an alert and a receiver. BEGAN marks from when on a receiver is sent alerts;
-# SETTLED, of a receiver and a stream, up to when nothing is left to be sent.
+# Statuses of an alert and a receiver in the table `notifications`. BEGAN marks the time from which on a receiver gets
+# alerts; SETTLED, for a receiver and a stream, the time up to which nothing is left to send.
 BEGAN, SENT, FAILED, GIVEN_UP, SETTLED = "began", "sent", "failed", "given_up", "settled"
-# Pauses after failed attempts double from the first to the longest.
+# Pauses after failed attempts double from the first to the maximum.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 10.0, 600.0
 # A receiver's Retry-After is honoured up to this.
 MAX_RETRY_AFTER_SECONDS = 3_600.0
 # The rule_id of notices of a stream's health, for the `rules` of a receiver.
 HEALTH_RULE = "lookback.health"
 _MAX_HEADLINE_CHARACTERS, _MAX_ERROR_CHARACTERS = 150, 300
-# HTTP statuses that refuse this very message for good; with any other one a later attempt may succeed.
+# HTTP statuses that reject this message for good. After any other status a later attempt may succeed.
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -32,7 +32,10 @@ _REFUSED = frozenset({400, 413, 422})
 class Attempt:
     """The outcome of an attempt.
 
-    status: sent, failed (try again later) or given_up (never again); pause: the seconds that the receiver requested.
+    Attributes:
+        status: sent, failed (try again later) or given_up (do not try again).
+        error: Why it failed.
+        pause: The pause in seconds that the receiver requested.
     """
 
     status: str
@@ -40,7 +43,7 @@ class Attempt:
     pause: float = 0.0
 
 
-# Sends an alert, and returns the outcome.
+# Sends an alert and returns the outcome.
 Send = Callable[[Mapping[str, Any]], Attempt]
 
 
@@ -50,10 +53,14 @@ def format_alert_json(alert: Mapping[str, Any]) -> str:
 
 
 def make_health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str, Any]:
-    """Makes the notice that a stream is not healthy: a row like an alert's, of the rule `lookback.health`.
+    """Makes the notice that a stream is not healthy, as a row of an alert of the rule `lookback.health`.
 
-    status: from `lookback status`. now: aware. The id stays the same for an hour while the findings do, so that receivers
-    can drop repeats. Severity is high if there is a problem, else medium.
+    While the findings stay the same, so does the id within an hour, so that receivers can drop repeats. Severity is
+    high if a finding is a problem, else medium.
+
+    Args:
+        status: The stream's status from `lookback status`.
+        now: An aware datetime.
     """
     checks = sorted({finding["check"] for finding in status["findings"] if finding["level"] != NOTE})
     is_problem = any(finding["level"] == PROBLEM for finding in status["findings"])
@@ -75,9 +82,9 @@ def make_delivery_id(alert: Mapping[str, Any]) -> str:
 
 
 def format_headline(alert: Mapping[str, Any]) -> str:
-    """Formats an alert on one line of at most 150 characters, such as `[high] customer-day-spend: 1,200 by customer 17`.
+    """Formats an alert as one line of at most 150 characters: `[high] customer-day-spend: 1,200 by customer 17`.
 
-    Values of events in the message can neither begin a line nor steer a terminal or a mail reader.
+    Event values in the message can neither begin a line nor control a terminal or a mail reader.
     """
     verdict = "" if alert["verdict"] == "raised" else f"{alert['verdict']}: "
     message = f": {alert['message']}" if alert["message"] else ""
@@ -86,7 +93,7 @@ def format_headline(alert: Mapping[str, Any]) -> str:
 
 
 def format_alert_email(alert: Mapping[str, Any]) -> str:
-    """Formats an alert for people, with a line for each column; measures and key as name = value."""
+    """Formats an alert for people, with a line for each column. Measures and key are written as name = value."""
     lines = [format_headline(alert), ""]
     for name, value in alert.items():
         if name not in ("message", "severity") and value not in (None, [], {}):
@@ -103,29 +110,29 @@ def _format_value(value: Any) -> str:
 def sign(secret: str, body: bytes, seconds: int) -> str:
     """Signs a body: returns `t=<seconds>,v1=<hex>`, the HMAC-SHA-256 of `<seconds>.<body>`.
 
-    seconds: the time of sending since 1970.
+    `seconds` is the time of sending, in seconds since 1970.
     """
     digest = hmac.new(secret.encode(), f"{seconds}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={seconds},v1={digest}"
 
 
 def read_http_status(code: int, retry_after: str | None = None) -> Attempt:
-    """Returns the attempt that an HTTP status stands for.
+    """Returns the outcome that an HTTP status means.
 
-    2xx: sent. 400, 413 and 422: given up, since they refuse this very message. Any other: failed, to be tried again.
+    2xx is sent. 400, 413 and 422 are given up, since they reject this message. Any other status failed, to be retried.
     """
     if 200 <= code < 300:
         return Attempt(SENT)
     if code in _REFUSED:
         return Attempt(GIVEN_UP, f"refused with HTTP status {code}")
     if 300 <= code < 400:
-        return Attempt(FAILED, f"HTTP status {code} leads elsewhere, where nothing is sent; give the final URL")
+        return Attempt(FAILED, f"HTTP status {code} is a redirect, which is not followed; give the final URL")
     pause = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else 0.0
     return Attempt(FAILED, f"HTTP status {code}", min(pause, MAX_RETRY_AFTER_SECONDS))
 
 
 def make_failed_attempt(error: BaseException) -> Attempt:
-    """Returns a failed attempt with the text of an error on one line."""
+    """Returns a failed attempt with the error on one line."""
     return Attempt(FAILED, f"{type(error).__name__}: {collapse_spaces(str(error))}"[:_MAX_ERROR_CHARACTERS])
 
 
@@ -137,10 +144,16 @@ def pause_seconds(attempts: int) -> float:
 def is_given_up(
     now: float, give_up_after: float, first_failed: float | None, decided_at: float, down_since: float | None
 ) -> bool:
-    """Returns whether a waiting alert is given up, because it or its receiver has failed for `give_up_after`. Seconds.
+    """Returns whether to give up a waiting alert, because it or its receiver has failed for `give_up_after`.
 
-    first_failed: when the alert first failed; None if it was not tried. down_since: the receiver's first failure with no
-    success after it. An alert that was never tried is given up only if it has also waited that long.
+    An alert that was never tried is given up only if it has also waited that long. All times are in seconds.
+
+    Args:
+        now: The current time.
+        give_up_after: How long to keep trying.
+        first_failed: When the alert first failed; None if it was not tried.
+        decided_at: When the alert was raised.
+        down_since: The receiver's first failure without a success after it; None if it works.
     """
     if first_failed is not None and now - first_failed >= give_up_after:
         return True

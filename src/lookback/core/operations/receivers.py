@@ -1,4 +1,4 @@
-"""Reads the declared receivers: who is sent alerts, by webhook or e-mail, and which alerts."""
+"""Reads the declared receivers: who gets which alerts, by webhook or e-mail."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def find_url_problem(url: str) -> str:
-    """Returns why a webhook's URL is refused; empty if it is valid. The URL may be a secret and is never repeated."""
+    """Returns why a webhook's URL is refused; empty if it is valid. Never repeats the URL, which may be a secret."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        return "is no URL"
+        return "is not a URL"
     if not host or any(character.isspace() or not character.isprintable() for character in url):
-        return "is no URL"
+        return "is not a URL"
     if parts.username is not None or parts.password is not None:
-        return "must hold no user and password; sign with secret_env"
+        return "must not contain a user or password; sign with secret_env"
     if parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS):
         return ""
     return "must begin with https://, or http:// for this machine"
 
 
 def is_local_url(url: str) -> bool:
-    """Returns whether a URL is one of this machine."""
+    """Returns whether a URL points to this machine."""
     return urlsplit(url).hostname in _LOCAL_HOSTS
 
 
@@ -61,12 +61,12 @@ def _read_texts(value: object) -> tuple[str, ...]:
 
 
 def _make_choice_reader(known: tuple[str, ...]) -> PlainValidator:
-    """Makes the function that reads one or a list of these texts."""
+    """Makes a validator that reads one of these texts, or a list of them."""
 
     def read(value: object) -> tuple[str, ...]:
         texts = _read_texts(value)
         if wrong := [each for each in texts if each not in known]:
-            raise ValueError(f"must be of {', '.join(known)}, got {wrong[0]!r:.100}")
+            raise ValueError(f"must be among {', '.join(known)}, got {wrong[0]!r:.100}")
         return texts
 
     return PlainValidator(read)
@@ -102,7 +102,7 @@ Seconds = Annotated[float, PlainValidator(_read_seconds)]
 Variable = Annotated[
     str,
     Field(strict=True, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,199}$"),
-    needs("must be the name of a variable of the environment", shows_value=False),
+    needs("must be the name of an environment variable", shows_value=False),
 ]
 Address = Annotated[
     str,
@@ -115,7 +115,10 @@ Address = Annotated[
 class Webhook:
     """A POST to a URL.
 
-    url, or url_env: the environment variable that holds it; secret_env: the variable with the key to sign with.
+    Attributes:
+        url: The URL.
+        url_env: Alternatively, the environment variable with the URL.
+        secret_env: The environment variable with the signing key.
     """
 
     url: Annotated[str, PlainValidator(_read_url)] = ""
@@ -125,7 +128,7 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Email:
-    """A message by SMTP. user_env, password_env: environment variables; empty if the server needs no log-in."""
+    """A message by SMTP. `user_env` and `password_env` name environment variables; empty if no login is needed."""
 
     host: Annotated[str, Field(strict=True, min_length=1), needs(_SERVER)]
     port: Annotated[int, Field(strict=True, gt=0, lt=65_536), needs(_SERVER)]
@@ -140,9 +143,16 @@ class Email:
 class Receiver:
     """A receiver of alerts.
 
-    severity: the lowest that it is sent, by default all but info; rules, streams: names or patterns with * of those whose
-    alerts it is sent.
-    give_up_after: seconds after which an alert that could not be sent is given up; timeout: seconds for one attempt.
+    Attributes:
+        name: The receiver's name.
+        way: How alerts are sent.
+        severity: The lowest severity of the alerts that it gets; by default it gets all but info.
+        rules: Names of the rules whose alerts it gets, or patterns with *.
+        streams: Names of the streams whose alerts it gets, or patterns with *.
+        verdicts: The verdicts of the alerts that it gets.
+        modes: The modes of the alerts that it gets.
+        give_up_after: Seconds after which an alert that could not be sent is given up.
+        timeout: Seconds for one attempt.
     """
 
     name: Name
@@ -156,7 +166,7 @@ class Receiver:
     timeout: Seconds = 10.0
 
     def wants(self, alert: Mapping[str, Any]) -> bool:
-        """Returns whether this receiver is sent a row of the alerts table."""
+        """Returns whether this receiver gets a row of the alerts table."""
         return (
             alert["verdict"] in self.verdicts
             and alert["mode"] in self.modes
@@ -167,17 +177,17 @@ class Receiver:
 
 
 def read_receivers(document: Any, place: str) -> tuple[Receiver, ...]:
-    """Reads the receivers from a document {receivers: [...]}. place: its file, for messages.
+    """Reads the receivers from a document {receivers: [...]}. `place` is its file, for messages.
 
-    Raises SetupError with every problem at once.
+    Raises SetupError with all problems at once.
     """
     if not isinstance(document, dict) or set(document) != {"receivers"} or not isinstance(document["receivers"], list):
-        raise SetupError(f"{place} must hold the one key receivers, with a list")
+        raise SetupError(f"{place} must have the single key receivers, with a list")
     problems: list[str] = []
     receivers = [_read_receiver(each, at, problems) for at, each in enumerate(document["receivers"], 1)]
     names = [receiver.name for receiver in receivers if receiver]
     problems += [
-        f"two receivers are named {name!r}; what was sent is remembered by name"
+        f"two receivers are named {name!r}; sent alerts are remembered by name"
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     if problems:
@@ -186,7 +196,7 @@ def read_receivers(document: Any, place: str) -> tuple[Receiver, ...]:
 
 
 def _read_receiver(document: Any, at: int, problems: list[str]) -> Receiver | None:
-    """Reads the receiver that is the `at`th; None if it has problems, which are added to the list."""
+    """Reads the receiver with number `at`; None if it has problems, which are added to the list."""
     if not isinstance(document, dict):
         problems.append(f"receiver {at}: must be a mapping")
         return None
@@ -204,7 +214,7 @@ def _read_receiver(document: Any, at: int, problems: list[str]) -> Receiver | No
 
 def _read_way(parts: dict[str, Any]) -> Webhook | Email:
     if len(parts) != 1:
-        raise ValueError("has either webhook or email")
+        raise ValueError("must have either webhook or email")
     ((kind, part),) = parts.items()
     if not isinstance(part, dict):
         raise ValueError(f"{kind} must be a mapping")
@@ -213,7 +223,7 @@ def _read_way(parts: dict[str, Any]) -> Webhook | Email:
 
 def _read_webhook(part: dict[str, Any]) -> Webhook:
     has_one = ("url" in part) != ("url_env" in part)
-    problems = [] if has_one else [Problem("", "webhook has either url or url_env")]
+    problems = [] if has_one else [Problem("", "webhook must have either url or url_env")]
     return read_mapping(Webhook, part, problems, unknown="webhook has no key")
 
 
@@ -222,7 +232,7 @@ def _read_email(part: dict[str, Any]) -> Email:
     if ("user_env" in part) != ("password_env" in part):
         problems.append(Problem("", "user_env and password_env go together"))
     if part.get("starttls") is False and "password_env" in part and part.get("host") not in _LOCAL_HOSTS:
-        problems.append(Problem("", "a password goes over starttls alone"))
+        problems.append(Problem("", "a password requires starttls"))
     return read_mapping(Email, {"port": 587, **part}, problems, unknown="email has no key")
 
 

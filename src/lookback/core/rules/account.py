@@ -1,6 +1,6 @@
-"""Counts the events that rules want by reading all of them plainly, to compare with those that shards have judged.
+"""Counts the events that each rule wants, straight from all events, to compare with what the shards judged.
 
-Neither keys nor shards come into it, so an event that is lost on its way to a shard is missed here.
+The count uses neither keys nor shards, so it finds an event that was lost on its way to a shard.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.events import Events
 
-# The version of a rule that was judged from a commit on: rule_id, version, `CompiledRule.where_sql`, commit.
+# A version that was judged from a commit on: rule_id, version, `CompiledRule.where_sql`, commit.
 Taken = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True)
 class Account:
-    """What is counted.
+    """The conditions to count, and the commits that part their counts: those between two cuts are a span, numbered from 0."""
 
-    conditions: by `CompiledRule.where_sql`, None for all events. cuts: the commits after which rules change, in ascending
-    order; the commits between two of them are a span, and spans are numbered from 0.
-    """
-
-    conditions: Mapping[str, Expression | None]
-    cuts: tuple[int, ...]
+    conditions: Mapping[str, Expression | None]  # by `CompiledRule.where_sql`; None for all events
+    cuts: tuple[int, ...]  # the commits after which rules change, ascending
 
     @classmethod
     def of(cls, rules: Iterable[CompiledRule], cuts: Iterable[int]) -> Account:
-        """Returns the account of these rules, except those that ask lists: events alone do not tell what they want."""
+        """Builds the account of all rules but those that read lists: the events alone do not show what these want."""
         counted = (
             rule for rule in rules if rule.where is None or (rule.where.is_readable and not rule.where.memberships)
         )
@@ -41,11 +37,11 @@ class Account:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that the conditions read."""
+        """All fields that the conditions read."""
         return frozenset().union(*(each.fields for each in self.conditions.values() if each is not None))
 
     def count_wanted(self, events: Events) -> list[tuple[str, int, int]]:
-        """Counts the events that satisfy each condition, by condition and span."""
+        """Counts the events that satisfy each condition in each span, as (condition, span, count)."""
         spans = np.searchsorted(self.cuts, events.commits)
         found = []
         for name, condition in self.conditions.items():
@@ -56,11 +52,11 @@ class Account:
     def find_missing(
         self, wanted: Mapping[tuple[str, int], int], taken: Mapping[Taken, int]
     ) -> Counter[tuple[str, int]]:
-        """Counts the events that a version wants and no shard took, or that several did, by rule_id and version.
+        """Counts the events that no shard took, or more than one, by rule_id and version.
 
         Args:
-            wanted: What `count_wanted` counted of all events, by condition and span.
-            taken: What all shards took.
+            wanted: The counts of `count_wanted` over all events, by condition and span.
+            taken: The counts of all shards.
         """
         by_span = Counter[tuple[str, int, str, int]]()
         for (rule_id, version, condition, commit), count in taken.items():

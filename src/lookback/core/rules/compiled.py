@@ -47,43 +47,36 @@ from lookback.core.values.windows import (
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 WINDOW_COMPLETE = "window_complete"
 COUNT = "count"
-# Aggregates that more rows never make smaller. Those before an aggregate of the same rows may tell the most that it can be.
+# Aggregates that never fall as rows are added, in the order in which one may bound the next over the same rows.
 _RISING = ("count", "sum", "max", "count_distinct")
-# A decimal of as many digits can be compared with any number, which is no error.
-_FEW_DIGITS = 18
+# A decimal with at most this many digits can be compared with any number without an overflow.
+_MAX_COMPARABLE_DIGITS = 18
 _DIGITS = re.compile(r"(\d+)")
-# Prefixes of the names of tables that remember a rule's judged events (with late: revise) or windows, by kind of rule.
+# Prefixes of the tables of judged events (for late: revise), of keys with open windows, and of judged windows.
 JUDGED = "judged-"
-# The prefix of the names of tables that keep the keys with open windows.
 OPEN_KEYS = "open-"
-# From this lane on, a rule shares no state at all: its version waits for the history of its windows.
+# Versions in this lane or a higher one are waiting for the history of their windows, and share no state.
 WARMING_LANE = 2
 _MEMORY_PREFIXES = {TUMBLING: "windows-", SLIDING: "windows-", SESSION: "sessions-"}
-# More digits than any value that a message shows.
+# Enough digits for any value in a message.
 _WIDE_CONTEXT = Context(prec=400)
 
 
 @dataclass(frozen=True)
 class Feature:
-    """The part of a rule that needs state. Rules with equal features share one state.
-
-    group_by: names in ascending order. where, filter: conditions on the events that are kept; argument: the value that is
-    kept of each. allowed_lateness in microseconds. tiles: the windows that decide whether an event is too late; None if
-    its own time does. buckets: how rows are combined if its windows have a resolution. row_set: the name of the rows that it
-    shares with other features of the grouping; "" if it has its own, which can be combined or emptied.
-    """
+    """The part of a rule that needs state. Rules with equal features share one state."""
 
     stream: str
-    group_by: tuple[str, ...]
+    group_by: tuple[str, ...]  # in ascending order
     function: str
-    allowed_lateness: int
-    where: Expression | None = field(default=None, compare=False)
+    allowed_lateness: int  # microseconds
+    where: Expression | None = field(default=None, compare=False)  # with `filter`, the condition of the events to keep
     filter: Expression | None = field(default=None, compare=False)
-    argument: Expression | None = field(default=None, compare=False)
-    tiles: TiledWindow | None = None
-    buckets: Buckets | None = None
+    argument: Expression | None = field(default=None, compare=False)  # the value to keep of each event
+    tiles: TiledWindow | None = None  # the windows that decide whether an event is too late; None: its own time decides
+    buckets: Buckets | None = None  # how rows are combined, if the windows have a resolution
     feature_id: str = ""
-    row_set: str = ""
+    row_set: str = ""  # the rows shared with other features of the grouping; "": its own, which are combined or emptied
 
     @property
     def aggregate(self) -> Aggregate:
@@ -97,7 +90,7 @@ class Feature:
 
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:
-        """The calls of in_list in its expressions, each after those in its argument."""
+        """The calls of in_list in the feature's expressions, inner ones first."""
         return _list_memberships((self.where, self.filter, self.argument))
 
     @property
@@ -107,15 +100,17 @@ class Feature:
 
     @property
     def is_rising(self) -> bool:
-        """True if more rows never make the aggregate smaller; for a sum, as long as no value is negative."""
+        """True if the aggregate never falls as rows are added; for a sum, while no value is negative."""
         if self.function == "max":
             type_ = self.argument_type
-            return type_ is not None and (type_.is_integer or (type_.is_decimal and type_.precision <= _FEW_DIGITS))
+            return type_ is not None and (
+                type_.is_integer or (type_.is_decimal and type_.precision <= _MAX_COMPARABLE_DIGITS)
+            )
         return self.buckets is None and self.function in _RISING
 
     @property
     def is_safe(self) -> bool:
-        """True if no rows make the aggregate an error."""
+        """True if the aggregate cannot fail, whatever the rows."""
         type_ = self.argument_type
         if self.function == "avg":
             return type_ is not None and (not type_.is_decimal or type_.precision + 4 <= 38)
@@ -126,7 +121,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class CompiledMeasure:
-    """A measure bound to its stream: the aggregate of `feature` over `window`, with a result of type `type`."""
+    """A measure bound to its stream: the aggregate of `feature` over `window`, of type `type`."""
 
     name: str
     feature: Feature
@@ -135,7 +130,7 @@ class CompiledMeasure:
 
     @property
     def argument_fields(self) -> frozenset[str]:
-        """The fields of an event that the aggregate's argument reads."""
+        """The fields of the event that the argument reads."""
         return frozenset() if self.feature.argument is None else self.feature.argument.named
 
     def format_value(self, value: Any) -> str | None:
@@ -152,38 +147,30 @@ class CompiledMeasure:
 
     @cached_property
     def _last_digit(self) -> Decimal | None:
-        """The unit that people are shown the value in, such as 0.01; None if they are shown the exact value."""
+        """The unit to which the value is rounded for people, such as 0.01; None for the exact value."""
         scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
         return Decimal(1).scaleb(-scale) if scale and self.feature.function in ("avg", "stddev_samp") else None
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step of a sequence.
-
-    condition: reads the event's fields and the arrays of earlier steps, such as `failures.ip`. gate: its part that reads
-    only the event; None for always true. own: whether the gate is the whole condition.
-    """
+    """A step of a sequence."""
 
     step: Step
-    condition: Expression
-    gate: Expression | None
-    own: bool
+    condition: Expression  # over the event's fields and the arrays of earlier steps, such as `failures.ip`
+    gate: Expression | None  # the part of the condition that reads only the event; None: always true
+    own: bool  # whether the gate is the whole condition
 
 
 @dataclass(frozen=True)
 class CompiledSequence:
-    """A sequence bound to its stream. absent: the last step, if it waits for an absence; the others are in `steps`.
-
-    kept: the fields of an event that are kept because later steps, the absence or the message read them, sorted. within: how
-    long all its steps may take, in microseconds.
-    """
+    """A sequence bound to its stream."""
 
     steps: tuple[CompiledStep, ...]
-    absent: CompiledStep | None
+    absent: CompiledStep | None  # the last step if it waits for an absence; it is not in `steps`
     until: Expression | None
-    kept: tuple[str, ...]
-    within: int
+    kept: tuple[str, ...]  # the fields to keep of an event for later steps, the absence and the message, sorted
+    within: int  # the time for all steps, in microseconds
 
     @property
     def conditions(self) -> list[CompiledStep]:
@@ -193,13 +180,7 @@ class CompiledSequence:
 
 @dataclass(frozen=True)
 class CompiledRule:
-    """A rule bound to its stream.
-
-    fields: the fields of an event that the rule reads, group_by included, sorted. presence: for tumbling and sliding
-    windows, the feature that counts events, and so tells which windows have any. store: the name of the state of a session
-    or a sequence, which it shares with no rule. needs: the states that the rule uses, each with how far below the watermark
-    it is kept, in microseconds. lane: see `compile_rule`.
-    """
+    """A rule bound to its stream."""
 
     spec: Rule
     group_by: tuple[str, ...]
@@ -207,12 +188,16 @@ class CompiledRule:
     measures: tuple[CompiledMeasure, ...]
     when: Expression | None
     allowed_lateness: int
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # all fields of the event that the rule reads, group_by included, sorted
     sequence: CompiledSequence | None = None
-    presence: Feature | None = None
-    store: str = ""
-    needs: Mapping[str, int] = field(default_factory=dict)
-    lane: int = 0
+    presence: Feature | None = (
+        None  # for tumbling and sliding windows: counts events, to find the windows that have any
+    )
+    store: str = ""  # the name of the state of a session or sequence, which no other rule shares
+    needs: Mapping[str, int] = field(
+        default_factory=dict
+    )  # each state it uses -> microseconds kept below the watermark
+    lane: int = 0  # see `compile_rule`
 
     @property
     def window(self) -> Window | None:
@@ -221,7 +206,7 @@ class CompiledRule:
 
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:
-        """The calls of in_list about events as they arrive: of all expressions but `when`, each after those in its argument."""
+        """The calls of in_list in all expressions but `when`, which are decided as events arrive; inner ones first."""
         return _list_memberships(self._event_parts)
 
     @cached_property
@@ -232,12 +217,12 @@ class CompiledRule:
 
     @property
     def where_sql(self) -> str:
-        """The condition of the events that the rule wants; empty for all events."""
+        """The condition of the rule's events as SQL; empty for all events."""
         return "" if self.where is None else self.where.sql
 
     @cached_property
     def event_fields(self) -> tuple[str, ...]:
-        """The fields of an event that decide what the rule keeps of it, sorted: those that only alerts show are not among them."""
+        """The fields that decide what the rule keeps of an event, sorted, without those that only alerts show."""
         named = {*self.group_by, *(() if self.sequence is None else self.sequence.kept)}
         for part in self._event_parts:
             named |= part.named if part is not None else set()
@@ -245,12 +230,12 @@ class CompiledRule:
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """The ids of the distinct features whose values the rows of a session have; none for rules of other kinds."""
+        """The ids of the distinct features whose values a session's rows hold; empty for other kinds of rules."""
         return tuple(dict.fromkeys(measure.feature.feature_id for measure in self.measures)) if self.store else ()
 
     @property
     def _event_parts(self) -> list[Expression | None]:
-        """The expressions over single events."""
+        """The expressions over a single event."""
         parts = [self.where, *(part for m in self.measures for part in (m.feature.filter, m.feature.argument))]
         if self.sequence is not None:
             parts += [self.sequence.until, *(step.condition for step in self.sequence.conditions)]
@@ -258,14 +243,14 @@ class CompiledRule:
 
     @cached_property
     def message_names(self) -> frozenset[str]:
-        """The names that the message fills in."""
+        """The names in braces in the message."""
         return frozenset(_PLACEHOLDER.findall(self.spec.message))
 
     @cached_property
     def memory(self) -> str:
-        """The name of the table of the rule's verdicts by key, or of its judged events; "" if the rule needs none.
+        """The name of the table of the rule's verdicts by key or of its judged events; "" if it needs none.
 
-        Each kind of rule has its own table, so that a version never reads what a version of another kind left behind.
+        Each kind of rule has its own table, so that a version never reads the rows of a version of another kind.
         """
         prefix = JUDGED if self.spec.late == "revise" else _MEMORY_PREFIXES.get(self.spec.kind, "")
         return f"{prefix}{self._owner}" if prefix else ""
@@ -276,17 +261,17 @@ class CompiledRule:
 
     @cached_property
     def open_keys(self) -> str:
-        """The name of the table of keys with open windows, which the rules that group alike share; "" without tiled windows."""
+        """The name of the table of keys with open windows, shared by rules with this group_by; "" without tiled windows."""
         return "" if self.presence is None else f"{OPEN_KEYS}{_digest([self.group_by])}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the document; two rules share it only if their documents are equal."""
+        """A digest of the document: equal for equal documents only."""
         return _digest([json.dumps(self.spec.document, sort_keys=True, default=str)])
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
-        """The distinct features whose rows are kept as runs."""
+        """The distinct features whose rows are kept in runs."""
         if self.store:
             return ()
         features = [*(measure.feature for measure in self.measures), *([self.presence] if self.presence else [])]
@@ -294,12 +279,10 @@ class CompiledRule:
 
     @cached_property
     def rising(self) -> Mapping[str, int]:
-        """The measures that the condition reads, if it holds no more often where any of them is lower; else none.
+        """The measures that `when` reads, each with a number, if lower measures never make `when` true; otherwise empty.
 
-        Each has a number: the condition does not hold where every measure is below its own by one or more.
-
-        Where it does not hold with what larger windows have, it does not hold, and nothing about it can be an error but an
-        event.
+        `when` is false if every measure is below its number by 1 or more. The measures of a larger window are upper bounds:
+        if `when` is false with them, it is false, and only the event itself can cause an error.
         """
         if self.when is None or not all(isinstance(measure.window, Lookback) for measure in self.measures):
             return {}
@@ -314,11 +297,10 @@ class CompiledRule:
 
     @cached_property
     def sharing_key(self) -> tuple[object, ...]:
-        """A sort key that puts rules with the same windows next to each other, which find the same rows.
+        """A sort key that puts rules with the same windows next to each other, since they read the same rows.
 
-        Before them come those that count different values: windows of any size share what finding these takes. Behind them
-        come those with a rising condition, that of the fewest conditions and the largest window first: these tell which events
-        the others need not measure.
+        Rules that count distinct values come first, since windows of all sizes share that work. Rules with a rising condition
+        come last, the weakest `where` and the largest window first, since these show which events the next need not measure.
         """
         where = self.where.sql if self.where else ""
         features = [feature.feature_id for feature in self.features]
@@ -327,7 +309,7 @@ class CompiledRule:
         window = repr(self.spec.window)
         grouping = self.group_by, self.allowed_lateness
         if self.rising and isinstance(self.spec.window, Lookback):
-            # Numbers sort as such: of amount >= 5 and amount >= 10, the first holds for more events.
+            # Numbers sort by value: amount >= 5 comes before amount >= 10 and holds for more events.
             parts = _DIGITS.split(where)
             numbered = [(len(part.lstrip("0")) * (at % 2), part) for at, part in enumerate(parts)]
             ranks = [
@@ -337,19 +319,19 @@ class CompiledRule:
         return *grouping, not counted, counted, False, window, where, presence, features
 
     def message(self, values: Mapping[str, Any]) -> str:
-        """Returns the rule's message with the names in braces replaced by `values`, formatted for people; NULL is `null`."""
+        """Fills `values` into the rule's message, formatted for people; NULL becomes `null`."""
         return self._message_template % tuple(
             ["null" if (text := write(values.get(name))) is None else text for name, write in self._placeholders]
         )
 
     @cached_property
     def _message_template(self) -> str:
-        """The message with %s for each name in braces."""
+        """The message with %s instead of each name in braces."""
         return "%s".join(part.replace("%", "%%") for part in _PLACEHOLDER.split(self.spec.message)[::2])
 
     @cached_property
     def _placeholders(self) -> list[tuple[str, Callable[[Any], str | None]]]:
-        """The names in the message, and how the value of each is written."""
+        """The names in the message, each with the function that formats its value."""
         measures = {measure.name: measure.format_value for measure in self.measures}
         return [(name, measures.get(name, to_text)) for name in _PLACEHOLDER.findall(self.spec.message)]
 
@@ -357,10 +339,17 @@ class CompiledRule:
 def compile_rule(
     document: Mapping[str, Any] | Rule, stream: Stream, version: int | None = None, *, lane: int = 0
 ) -> CompiledRule:
-    """Reads a rule from a document and binds it to `stream`. Raises RuleError with every problem, each with its place.
+    """Reads a rule from a document and binds it to `stream`.
 
-    lane: 1 for the second of two versions side by side, which then share no state that belongs to one rule; WARMING_LANE or
-    higher for a version that is warming, which shares none with any rule.
+    Args:
+        document: A rule document, or a rule that was read from one.
+        stream: The stream to bind to.
+        version: The version to name in the error.
+        lane: 1 for the second of two versions side by side, which share no state that belongs to one rule. WARMING_LANE or
+            higher for a version that is warming, which shares no state at all.
+
+    Raises:
+        RuleError: The document is wrong; it has every problem, each with its place.
     """
     rule, problems = read_rule(document.document if isinstance(document, Rule) else document, stream.limits)
     binder = _Binder(rule, stream, problems, lane)
@@ -371,18 +360,18 @@ def compile_rule(
 
 
 def _list_memberships(parts: Iterable[Expression | None]) -> tuple[Membership, ...]:
-    """Lists the calls of in_list in some expressions, each once, after those in its argument."""
+    """Lists the distinct calls of in_list in some expressions, inner ones first."""
     found = {each.name: each for part in parts if part is not None for each in part.memberships}
     return tuple(found.values())
 
 
 def _name_owner(rule_id: str, lane: int) -> list[Any]:
-    """Returns the identity of what only one version of a rule at a time uses."""
+    """Returns the identity of state that only one version of a rule uses at a time."""
     return [rule_id, lane] if lane else [rule_id]
 
 
 class _Binder:
-    """Binds one rule to its stream and adds to `problems`."""
+    """Binds one rule to its stream and collects its problems."""
 
     def __init__(self, rule: Rule, stream: Stream, problems: list[Problem], lane: int) -> None:
         self._rule, self._stream, self._problems, self._lane = rule, stream, problems, lane
@@ -391,7 +380,7 @@ class _Binder:
     def bind(self) -> CompiledRule | None:
         rule, stream = self._rule, self._stream
         if rule.stream and rule.stream != stream.name:
-            hint = suggest(rule.stream, [stream.name], "give it to that stream, or write the name of this one")
+            hint = suggest(rule.stream, [stream.name], "correct the name, or use the rule with that stream")
             self._add_problem(
                 "stream", f"the rule is for stream {quote_value(rule.stream)}, not for {stream.name!r}; {hint}"
             )
@@ -403,7 +392,7 @@ class _Binder:
         sequence = self._bind_sequence() if rule.sequence else None
         schema: dict[str, DataType] = {m.name: m.type for m in measures if m.name.lower() not in self._names}
         schema |= {WINDOW_COMPLETE: BOOLEAN}
-        # The events of a window share only their key, so its condition and message can read no other field.
+        # The events of a window have only the key in common, so `when` and the message can read no other field.
         readable = stream.fields
         if rule.kind not in (LOOKBACK, SEQUENCE):
             readable = {name: stream.fields[name] for name in group_by}
@@ -432,7 +421,7 @@ class _Binder:
         )
 
     def _has_all_names(self) -> bool:
-        """Returns whether every measure or step in the document was read, so that an unknown name is an error."""
+        """Returns whether every measure or step of the document could be read, so that an unknown name is an error."""
         rule, document = self._rule, self._rule.document
         if rule.sequence is None:
             written, read = document.get("measures"), len(rule.measures)
@@ -443,7 +432,7 @@ class _Binder:
 
     def _bind_when(self, schema: Mapping[str, DataType], sound: set[str]) -> Expression | None:
         if not self._has_all_names():
-            return None  # a wrong measure would be reported again for each of its uses
+            return None  # each use of an unreadable measure would be reported again
         reported = {measure.name for measure in self._rule.measures} - sound
         for name in _find_names(self._rule.when):
             field = self._names.get(name.lower())
@@ -454,12 +443,12 @@ class _Binder:
 
     def _describe_event_field(self, name: str) -> str:
         return (
-            f"{name} is a field of single events, and a {self._rule.kind} window has many; "
-            f"use a measure of it, such as max({name}), or add it to group_by"
+            f"{name} is a field of one event, and a {self._rule.kind} window has many events; "
+            f"use a measure such as max({name}), or add it to group_by"
         )
 
     def _identify_state(self, group_by: tuple[str, ...], lateness: int) -> list[Any]:
-        """Returns the first part of every feature's identity, with the rule's id if it shares no state: it resets, or is warming."""
+        """Returns the first part of a feature's identity, with the rule_id if the rule resets or is warming: it shares no state."""
         is_alone = self._rule.reset_on_alert or self._lane >= WARMING_LANE
         owner = _name_owner(self._rule.rule_id, self._lane) if is_alone else []
         return [self._stream.name, group_by, lateness, *owner]
@@ -467,7 +456,7 @@ class _Binder:
     def _name_store(
         self, group_by: tuple[str, ...], where: Expression | None, lateness: int, sequence: CompiledSequence | None
     ) -> str:
-        """Returns the name of a session's or a sequence's state; versions that can share the state have the same name."""
+        """Returns the name of a session's or sequence's state, the same for versions that can use the same state."""
         rule, window = self._rule, self._rule.window
         owner = _name_owner(rule.rule_id, self._lane)
         identity: list[Any] = [self._stream.name, *owner, group_by, lateness, where.sql if where else None]
@@ -479,7 +468,7 @@ class _Binder:
             identity += [step.step.name for step in sequence.conditions]
             identity += [sequence.until.sql if sequence.until else None, spec.expiry, sequence.kept]
             if spec.expiry == "fixed" or sequence.absent:
-                # Begun matches and waits depend on these.
+                # Partial matches and waits depend on these.
                 identity += [spec.within, rule.late]
                 identity += [[step.step.at_least, step.step.at_most, step.step.within] for step in sequence.conditions]
         else:
@@ -506,7 +495,7 @@ class _Binder:
         return needs
 
     def _type_step_arrays(self, steps: Sequence[Step]) -> dict[str, DataType]:
-        """Returns the types of `name.count` and of `name.field`, the array of a field over the events of a step."""
+        """Returns the types of `step.count`, and of `step.field`: the array of a field over the step's events."""
         arrays: dict[str, DataType] = {}
         for step in steps:
             if not step.absent:
@@ -520,8 +509,8 @@ class _Binder:
         if COUNT in self._names:
             self._add_problem(
                 "sequence",
-                f"stream {self._stream.name!r} has a field named {COUNT}, which in a sequence is the number of a step's "
-                "events; rename the field in the stream's columns",
+                f"field {COUNT} of stream {self._stream.name!r} clashes with step.{COUNT}, the number of a step's events; "
+                "rename the field in the stream's columns",
             )
         until = None
         if spec.until:
@@ -566,17 +555,24 @@ class _Binder:
             if of_steps := sorted(membership.text.named - set(self._stream.fields)):
                 self._add_problem(
                     place,
-                    f"in_list() reads {of_steps[0]}, which is of an earlier step; look up a field of the event itself, since "
-                    "what is in a list is decided when an event arrives",
+                    f"in_list() cannot read {of_steps[0]} of an earlier step, since lists are read when an event arrives; "
+                    "look up a field of the event itself",
                 )
                 return None
         gate = compile_part(step.condition, self._stream.fields)
         return CompiledStep(step, condition, gate, condition.named <= set(self._stream.fields))
 
     def _find_wrong_steps(self, text: str, before: Sequence[Step], rest: Sequence[Step], place: str) -> set[str]:
-        """Reports each name in a condition that belongs to a step which it cannot see, or to none; returns these names.
+        """Reports each name in a condition that belongs to no step, or to one that the condition cannot read.
 
-        rest: the steps that it cannot see: for a step the step itself and those after it; for `until` all of them.
+        Args:
+            text: The condition.
+            before: The steps that it can read.
+            rest: The steps that it cannot read: the step itself and those after it; for `until`, all steps.
+            place: Its place in the document.
+
+        Returns:
+            The reported names, in lower case.
         """
         reported = set()
         for name in _find_names(text):
@@ -587,27 +583,27 @@ class _Binder:
             if owner in self._names:
                 continue
             if unseen and place == "sequence.until":
-                self._add_problem(place, f"{name} is of step {unseen[0]!r}; until sees the event alone, use its fields")
+                self._add_problem(place, f"{name} is of step {unseen[0]!r}; `until` can read only the event's fields")
             elif unseen:
                 owner_text = (
                     "the step itself" if unseen[0] == rest[0].name else f"step {unseen[0]!r}, which comes later"
                 )
                 self._add_problem(
                     place,
-                    f"{name} is of {owner_text}; a condition sees the event and the steps before its own, use those",
+                    f"{name} is of {owner_text}; use fields of the event and of earlier steps",
                 )
             elif seen and not dot:
                 field = next(iter(self._stream.fields))
                 self._add_problem(
                     place,
-                    f"{name} is a step; write {name}.{COUNT} for the number of its events, or such as {name}.{field} "
-                    "for the values of a field",
+                    f"{name} is a step; write {name}.{COUNT} for the number of its events, or {name}.FIELD, such as "
+                    f"{name}.{field}, for an array of their values",
                 )
             elif dot and not seen and not find_nearest(name, self._type_step_arrays(before)):
                 reported.add(name.lower())
                 if self._has_all_names():
                     earlier = ", ".join(step.name for step in before) or "none, since this is the first"
-                    self._add_problem(place, f"{name}: no step before this one is named {owner!r}; known are {earlier}")
+                    self._add_problem(place, f"{name}: no earlier step is named {owner!r}; known: {earlier}")
             if len(self._problems) > known:
                 reported.add(name.lower())
         return reported
@@ -619,7 +615,7 @@ class _Binder:
         known = self._names.get(name.lower())
         if known is None:
             fields = ", ".join(list(self._stream.fields)[:20]) + (", ..." if len(self._stream.fields) > 20 else "")
-            hint = suggest(name, self._stream.fields, f"known are {fields}")
+            hint = suggest(name, self._stream.fields, f"known: {fields}")
             self._add_problem(place, f"stream {self._stream.name!r} has no field {quote_value(name)}; {hint}")
         return known
 
@@ -627,9 +623,7 @@ class _Binder:
         names = [self._find_field(name, "group_by") for name in self._rule.group_by]
         for name in names:
             if name is not None and self._stream.fields[name].name == "array":
-                self._add_problem(
-                    "group_by", f"field {name!r} is an array, which cannot be a key; group by a plain field"
-                )
+                self._add_problem("group_by", f"field {name!r} is an array and cannot be a key; choose another field")
         return tuple(sorted(name for name in names if name is not None))
 
     def _bind_lateness(self) -> int:
@@ -637,15 +631,15 @@ class _Binder:
         if own is not None and own > most:
             self._add_problem(
                 "allowed_lateness",
-                f"{format_duration(own)} is longer than the stream's {format_duration(most)}; write at most that",
+                f"{format_duration(own)} is longer than the stream allows; write at most {format_duration(most)}",
             )
         return most if own is None else own
 
     def _bind_condition(
         self, text: str, schema: Mapping[str, DataType], place: str, reported: Iterable[str] = ()
     ) -> Expression | None:
-        """Compiles a condition; None where it is wrong. reported: wrong names in it that have a problem already."""
-        # Names of unknown type are NULL; problems that follow from that are not the condition's.
+        """Compiles a condition; None if it is wrong. reported: the wrong names in it that were reported already."""
+        # Names of unknown type become NULL; problems that only follow from that are dropped.
         unsure = dict.fromkeys(reported, NULL)
         try:
             expression = compile_expression(text, {**schema, **unsure}, self._stream.limits)
@@ -668,7 +662,7 @@ class _Binder:
             if measure.name.lower() in self._names:
                 self._add_problem(place, f"{measure.name!r} is a field of the stream; choose another name")
             elif measure.name.lower() == WINDOW_COMPLETE:
-                self._add_problem(place, f"{measure.name!r} is a word of the engine; choose another name")
+                self._add_problem(place, f"{measure.name!r} is reserved; choose another name")
             if not measure.text:
                 continue
             try:
@@ -696,13 +690,13 @@ class _Binder:
                 self._add_problem("message", self._describe_event_field(name))
                 continue
             near = find_nearest(name, sorted(known))
-            hint = f"did you mean {{{near}}}?" if near else f"known are {', '.join(sorted(known)[:20])}"
+            hint = f"did you mean {{{near}}}?" if near else f"known: {', '.join(sorted(known)[:20])}"
             self._add_problem("message", f"{{{name}}} is neither {kinds}; {hint}")
         return names
 
 
 def _find_names(text: str) -> list[str]:
-    """Returns the names that a condition reads, each once; none if it does not parse, which compiling it reports."""
+    """Returns the distinct names that a condition reads; none if it does not parse, which compiling reports."""
     try:
         return list(dict.fromkeys(find_names(text)))
     except ExpressionError:
@@ -717,8 +711,8 @@ def _describe_no_resolution(call: AggregateCall, window: Lookback) -> str:
     if window.delay:
         own = f"{{lookback: {own}, delay: {format_duration(window.delay)}}}"
     return (
-        f"{call.sql} takes no resolution: what is kept of a bucket are counts and sums, and they do not tell what is left "
-        f"when an event is deleted; give it a window of its own without one, such as {{measure: ..., window: {own}}}"
+        f"{call.sql} cannot have a resolution, since counts and sums per bucket do not suffice to compute it when an event is "
+        f"deleted; give it a window of its own, such as {{measure: ..., window: {own}}}"
     )
 
 
@@ -731,9 +725,9 @@ def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall
         tiles = window
         identity += [tiles.size, tiles.slide, tiles.offset]
     elif isinstance(window, Lookback) and window.resolution:
-        # The delay decides which buckets are closed, so rules with different delays share no combined rows.
+        # The delay decides which buckets are closed, so rules with different delays cannot share combined rows.
         identity += ["resolution", window.resolution, window.delay]
-        # What an event put in where a list decided can only be taken out again as long as it has a row of its own.
+        # Lists may have changed when an event is deleted, so its row must still exist to be taken out.
         is_single = any(part is not None and part.memberships for part in parts)
         buckets = Buckets(window.resolution, NEVER_DUE if is_single else window.delay + lateness, call.function)
     row_set = "" if owner or buckets else json.dumps(group_by)

@@ -1,4 +1,4 @@
-"""Finds which events, and which of their fields, dispatch must send so that every rule in force can be judged."""
+"""Finds the events, and their fields, that dispatch must send so that every rule in force can be judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from lookback.core.expressions.compiling import drop_memberships
 from lookback.core.rules.compiled import CompiledRule
 
-# A grouping set (fields in ascending order) and the condition, as canonical SQL, of the events to send; None: all events.
+# A grouping set (fields in ascending order), and the condition of the events to send as canonical SQL; None for all events.
 Want = tuple[tuple[str, ...], "str | None"]
 # With more conditions on one grouping set, sending all of its events costs less than evaluating the conditions.
 MAX_CONDITIONS = 16
@@ -17,18 +17,14 @@ MAX_CONDITIONS = 16
 
 @dataclass(frozen=True)
 class Coverage:
-    """The events and fields that dispatch sends.
-
-    wants: each event goes to the shard of its key under each grouping set whose condition it satisfies. fields: sent of
-    each event.
-    """
+    """The events and fields that dispatch sends: each event once per grouping set whose condition it satisfies."""
 
     wants: frozenset[Want] = frozenset()
     fields: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, wants: Iterable[Want], fields: Iterable[str]) -> Coverage:
-        """Returns the simplest coverage that sends all of these."""
+        """Builds the simplest coverage that sends all of these."""
         conditions: dict[tuple[str, ...], set[str | None]] = {}
         for group_by, condition in wants:
             conditions.setdefault(group_by, set()).add(condition)
@@ -45,7 +41,7 @@ class Coverage:
         return sorted({group_by for group_by, _ in self.wants})
 
     def conditions(self, group_by: tuple[str, ...]) -> list[str] | None:
-        """Returns the sorted conditions of a grouping set; it sends the events that satisfy any of them. None: all events."""
+        """Returns the conditions of a grouping set, any of which an event must satisfy, sorted; None for all events."""
         conditions = {condition for grouping_set, condition in self.wants if grouping_set == group_by}
         return None if None in conditions else sorted(map(str, conditions))
 
@@ -58,13 +54,13 @@ class Coverage:
         return Coverage.of(self.wants | other.wants, self.fields | other.fields)
 
     def __and__(self, other: Coverage) -> Coverage:
-        """Returns the coverage that both have in common."""
+        """Returns what both send."""
         kept = {want for want in self.wants if other.covers(Coverage(frozenset({want})))}
         kept |= {want for want in other.wants if self.covers(Coverage(frozenset({want})))}
         return Coverage(frozenset(kept), self.fields & other.fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the coverage as plain lists for JSON."""
+        """Returns the coverage as lists, for JSON."""
         wants = [[list(group_by), where] for group_by, where in self.wants]
         return {"wants": sorted(wants, key=repr), "fields": sorted(self.fields)}
 
@@ -76,12 +72,12 @@ class Coverage:
 
 
 def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
-    """Returns what dispatch must send for all of these rules to be judged."""
+    """Returns the coverage with which all of these rules can be judged."""
     wants: set[Want] = set()
     fields: set[str] = set()
     for rule in rules:
-        # A condition that dispatch might read differently could lose events, so all events are sent instead.
-        # What is in a list is known where events are judged.
+        # Dispatch sends all events if it might read the condition differently than the shards, so that none is lost.
+        # Only the shards know the lists.
         where = drop_memberships(rule.where) if rule.where is not None and rule.where.is_readable else None
         wants.add((rule.group_by, None if where is None else where.sql))
         fields.update(rule.fields)

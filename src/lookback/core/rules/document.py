@@ -147,7 +147,7 @@ def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, 
 
 
 def read_document(text: object, limits: Limits = WIDEST_LIMITS) -> dict[str, Any]:
-    """Parses a document from the JSON that the rules table holds. Raises RuleError if it is no JSON object or too large.
+    """Parses a document from the JSON that the rules table holds. Raises RuleError if it is too large or not a JSON object.
 
     limits: those of its stream, if the stream is known.
     """
@@ -231,7 +231,7 @@ def make_problem(place: str, message: str) -> Problem:
 
 
 def limit_problems(problems: list[Problem]) -> list[Problem]:
-    """Returns the first 100 problems, and the number of the others as the last one."""
+    """Returns the first 100 problems, and the number of the rest as the last one."""
     more = len(problems) - MAX_PROBLEMS
     if more <= 0:
         return problems
@@ -300,7 +300,7 @@ class _Reader:
             )
         elif is_too_deep(document):
             self._add_problem(
-                "", f"the document is nested deeper than {MAX_NESTING} levels; leave out what is no part of a rule"
+                "", f"the document is nested deeper than {MAX_NESTING} levels; leave out what does not belong to a rule"
             )
         elif _count_parts(document) > MAX_PARTS:
             self._add_problem(
@@ -814,7 +814,7 @@ class _Reader:
                 self._add_problem(f"{place}.{name}", self._parameters.describe_missing(name))
 
 
-# Words that people try for a key, and the key. A step has a `where` in place of a `when`.
+# Words that people try for a key, and the key. A step has a `where` instead of a `when`.
 _SYNONYMS = {
     "condition": "when", "conditions": "when", "having": "when", "alert_when": "when", "if": "when", "filter": "where",
     "aggregates": "measures", "aggregations": "measures", "metrics": "measures", "key": "group_by", "keys": "group_by",
@@ -853,7 +853,7 @@ _REMEDIES = {
     "where": "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all",
     "when": "write the condition that raises the alert, such as 'n >= 10'",
 }
-# Columns of the rules table, which are no keys of a document.
+# Columns of the rules table, which are not keys of a document.
 _ROW_KEYS = ("version", "status", "author", "comment")
 # Stands in for a window whose kind cannot be read.
 _UNREADABLE = Lookback(0)

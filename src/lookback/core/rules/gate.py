@@ -1,4 +1,4 @@
-"""Decides what a version must have before it becomes active, and writes down that it had it."""
+"""Checks whether a version may become active, and writes the evidence."""
 
 from __future__ import annotations
 
@@ -11,58 +11,49 @@ from typing import Any
 from lookback.core.rules.parameters import Parameters
 from lookback.core.values.texts import format_figure
 
-# Keys of a document that change nothing about which alerts it raises.
+# Keys of a document that do not change which alerts it raises. Values of parameters are hashed where they are used.
 _TEXTS = ("tests", "description", "message", "parameters")
-# What an enforced gate asks of an active row: evidence that fits its document; an approval too, by somebody who is named.
+# What an enforced gate requires of an active row: evidence for its document, or also the name of an approver.
 EVIDENCE, APPROVAL = "evidence", "approval"
-# The first words of rule_log's message about a row that an enforced gate rejected.
+# How rule_log's message begins when an enforced gate rejects a row.
 REFUSAL = "the gate is enforced"
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The conditions of a version that is to be active; 0, None and False ask for nothing.
+    """The conditions that a version must meet to become active; 0, None and False require nothing."""
 
-    tests: so many tests of its own. backtest_days: a backtest of so many days; max_alerts_per_day, min_precision: what it may
-    raise and must reach there. shadow_hours: so many hours in shadow. approval: somebody other than its author approves.
-    enforce: the stream itself rejects an active row without evidence that fits it.
-    """
-
-    tests: int = 0
-    backtest_days: float = 0.0
+    tests: int = 0  # the minimum number of tests in the document
+    backtest_days: float = 0.0  # the length of the backtest for the next two
     max_alerts_per_day: float | None = None
     min_precision: float | None = None
-    shadow_hours: float = 0.0
-    approval: bool = False
-    enforce: bool = False
+    shadow_hours: float = 0.0  # the minimum time in shadow
+    approval: bool = False  # whether somebody other than the author must approve
+    enforce: bool = False  # whether the stream itself rejects an active row without matching evidence
 
     @property
     def enforced(self) -> str:
-        """The demand of the stream on an active row: EVIDENCE, APPROVAL, or nothing."""
+        """The requirement of the stream for an active row: EVIDENCE, APPROVAL or "" for nothing."""
         return "" if not self.enforce else APPROVAL if self.approval else EVIDENCE
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The known figures of a version; None: not known, such as the precision of a backtest without labels.
-
-    author: of its document; approver: who approves it, as they say. user: who runs the check. committers: the users who wrote
-    the document, by the table's history; empty if that names none.
-    """
+    """The figures of a version; None if unknown, such as the precision of a backtest without labels."""
 
     tests: int
     shadow_hours: float | None
     alerts_per_day: float | None
     precision: float | None
-    author: str
-    approver: str
-    user: str = ""
-    committers: Sequence[str] | None = None
+    author: str  # of the document
+    approver: str  # the name that the approver gives
+    user: str = ""  # the user who runs the check
+    committers: Sequence[str] | None = None  # the users who wrote the document, by the table's history; may be empty
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition of a gate: what it asks for, the figure of the version, whether that meets it, and else the remedy."""
+    """A condition of a gate, the version's figure, whether it is met, and the remedy if it is not."""
 
     condition: str
     figure: str
@@ -71,10 +62,10 @@ class Condition:
 
 
 def hash_document(document: Mapping[str, Any]) -> str:
-    """Returns a hash of what a rule means: of its document with the values of its parameters, without tests and texts.
+    """Returns a hash of what a rule means: of the document with its parameters filled in, without tests and texts.
 
-    Two documents that differ only in the order of keys and of group_by, in tests, description or message, or in whether a value
-    is written in or is a parameter, have one hash.
+    These do not change the hash: the order of keys and of group_by, tests, description, message, and whether a value is
+    written in or is a parameter.
     """
     values = document.get("parameters")
     parameters = Parameters(values if isinstance(values, Mapping) else {})
@@ -97,22 +88,22 @@ def _fill(value: Any, parameters: Parameters) -> Any:
 
 
 def check_gate(gate: Gate, known: Knowledge) -> list[Condition]:
-    """Returns the conditions of a gate, each met or not."""
+    """Checks each condition of a gate."""
     found = []
     if gate.tests:
-        remedy = "write `tests` into the document: events, and the alerts that they raise"
+        remedy = "add `tests` to the document: events, and the alerts that they raise"
         found.append(
             _make_condition(f"at least {gate.tests} tests", str(known.tests), known.tests >= gate.tests, remedy)
         )
     days = f"in a backtest of {gate.backtest_days:g} days"
     if gate.max_alerts_per_day is not None:
         figure, most = known.alerts_per_day, gate.max_alerts_per_day
-        remedy = "raise its limit, such as one that `lookback backtest --vary` finds, or give it `suppress`"
+        remedy = "raise its limit (`lookback backtest --vary` compares limits), or add `suppress`"
         is_met = figure is not None and figure <= most
         found.append(_make_condition(f"at most {most:g} alerts a day {days}", _write(figure), is_met, remedy))
     if gate.min_precision is not None:
         figure, least = known.precision, gate.min_precision
-        remedy = "make it stricter; without a figure, give events labels with `lookback labels import`"
+        remedy = "make the rule stricter; if there is no figure, label events with `lookback labels import`"
         is_met = figure is not None and figure >= least
         found.append(_make_condition(f"a precision of at least {least:g} {days}", _write(figure), is_met, remedy))
     if gate.shadow_hours:
@@ -127,27 +118,27 @@ def check_gate(gate: Gate, known: Knowledge) -> list[Condition]:
 
 def _check_approval(known: Knowledge) -> Condition:
     writers = [known.author, *(known.committers or ())]
-    # What people say of themselves is checked by what the history says of them.
+    # Author and approver are names that people give; the users are what the history and the machine say.
     is_by_writer = any(is_same_person(one, other) for one in (known.approver, known.user) for other in writers[1:])
     is_met = bool(known.approver.strip()) and not is_same_person(known.approver, known.author) and not is_by_writer
     figure = known.approver or "none"
     if known.committers:
-        figure += f"; the table's history names {' and '.join(known.committers)} as who wrote it"
+        figure += f"; by the table's history, {' and '.join(known.committers)} wrote it"
     elif known.committers is not None:
-        figure += "; who wrote it could not be checked, since the table's history names no users"
-    others = " and ".join(dict.fromkeys(each for each in writers if each)) or "its author"
-    remedy = f"let somebody other than {others} activate it"
+        figure += "; its authors could not be checked, since the table's history names no users"
+    authors = " and ".join(dict.fromkeys(each for each in writers if each)) or "its author"
+    remedy = f"ask somebody other than {authors} to activate it"
     return _make_condition("an approval by another person", figure, is_met, remedy)
 
 
 def write_evidence(document: Mapping[str, Any], conditions: Sequence[Condition], when: str) -> str:
-    """Writes the evidence of an activation: the hash of the document, the figures, and when they were found."""
+    """Writes the evidence of an activation: the document's hash, the figures and their time."""
     figures = [asdict(each) for each in conditions]
     return json.dumps({"hash": hash_document(document), "figures": figures, "when": when}, ensure_ascii=False)
 
 
 def is_proven(document: Mapping[str, Any], evidence: str | None) -> bool:
-    """Returns whether the evidence of a row is about its document."""
+    """Returns whether the evidence of a row is for its document."""
     try:
         read = json.loads(evidence or "null")
     except (ValueError, RecursionError):
@@ -156,7 +147,7 @@ def is_proven(document: Mapping[str, Any], evidence: str | None) -> bool:
 
 
 def is_same_person(one: str | None, other: str | None) -> bool:
-    """Returns whether two names are of one person; upper and lower case are alike, and nobody is the same as nobody named."""
+    """Returns whether two names are equal but for case and outer blanks; an empty name equals none."""
     one, other = (one or "").strip().casefold(), (other or "").strip().casefold()
     return bool(one) and one == other
 
@@ -167,20 +158,20 @@ def find_objection(
     approver: str | None,
     evidence: str | None,
     *,
-    asked: str = APPROVAL,
+    required: str = APPROVAL,
 ) -> str:
     """Finds why an enforced gate rejects an active row; empty if it does not.
 
-    The row alone decides: its document, author, approved_by and evidence. asked: EVIDENCE or APPROVAL. The text is the same
-    for both if the row fails both, since rule_log must not depend on more than the row.
+    Only the row decides. A row that fails both EVIDENCE and APPROVAL gets the same text for both, since rule_log must not
+    depend on the settings.
     """
     if not (evidence or "").strip():
         return "it has no evidence that it met the gate (evidence)"
     if not is_proven(document, evidence):
-        return "its evidence is about another document (evidence)"
+        return "its evidence is for another document (evidence)"
     if is_same_person(author, approver):
-        return f"its author, {str(author).strip()!r:.100}, approved it, and somebody else must (approved_by)"
-    if asked == APPROVAL and not (approver or "").strip():
+        return f"its author, {str(author).strip()!r:.100}, approved it; somebody else must (approved_by)"
+    if required == APPROVAL and not (approver or "").strip():
         return "nobody approved it (approved_by)"
     return ""
 
@@ -190,5 +181,5 @@ def _make_condition(condition: str, figure: str, is_met: bool, remedy: str) -> C
 
 
 def _write(figure: float | None) -> str:
-    # Evidence keeps it, so programs read it too: without commas.
+    # Without commas, since programs read the evidence too.
     return "none" if figure is None else format_figure(figure).replace(",", "")

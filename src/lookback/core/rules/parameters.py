@@ -1,7 +1,7 @@
-"""Reads the parameters of a rule document, and writes their values where its texts have `:name`.
+"""Reads the parameters of a rule document, and writes their values where its texts have `:name`, as in Spark SQL.
 
-The names are marked as those of Spark's named parameters are. Values are written as literals before anything is checked,
-so that a document with parameters means what it means with its values written in.
+Values are written as literals before anything is checked, so a document with parameters means the same as one with the
+values written in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lookback.core.values.suggestions import suggest
 Value = str | int | float | bool
 _NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _MARKER = re.compile(rf"\s*:({_NAME})\s*", re.ASCII)
-# In prose a colon also ends a word, as in `total: 5`, and parts the hours of a time from its minutes.
+# In a message a colon may also end a word (`total: 5`) or be part of a time (`12:30`).
 _MARKER_IN_MESSAGE = re.compile(rf"\{{:({_NAME})\}}|(?<![\w:]):({_NAME})", re.ASCII)
 # The most digits of Spark's decimals.
 _MAX_DIGITS = 38
@@ -33,15 +33,15 @@ _MAX_VALUE_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of one document: each value by its name."""
+    """The parameters of one document, by name."""
 
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def fill_expression(self, text: str) -> tuple[str, list[str]]:
-        """Returns an expression with each `:name` replaced by a literal, and a message for each name without a parameter.
+        """Replaces each `:name` in an expression by a literal, and returns it with a message for each unknown name.
 
-        A text that is a duration becomes an interval where it is added or subtracted, elsewhere a string. An unknown name
-        becomes NULL, so that the rest can be checked.
+        A duration that is added or subtracted becomes an interval; any other text becomes a string. An unknown name becomes
+        NULL, so that the rest can be checked.
         """
         if ":" not in text:
             return text, []
@@ -60,7 +60,7 @@ class Parameters:
         return filled + text[end:], unknown
 
     def fill_message(self, text: str) -> str:
-        """Returns a message with each `:name` or `{:name}` of a parameter replaced by its value."""
+        """Replaces each `:name` and `{:name}` of a known parameter in a message by its value."""
 
         def write(match: re.Match[str]) -> str:
             name = match[1] or match[2]
@@ -69,19 +69,19 @@ class Parameters:
         return _MARKER_IN_MESSAGE.sub(write, text)
 
     def fill_value(self, value: object) -> object:
-        """Returns the value of the parameter if `value` is `:name` and there is one, otherwise `value`."""
+        """Returns the value of parameter `name` if `value` is `:name` and the parameter exists, otherwise `value`."""
         match = _MARKER.fullmatch(value) if isinstance(value, str) else None
         return self.values.get(match[1], value) if match else value
 
     def find_unknown(self, value: object) -> str | None:
-        """Returns a message if `value` is `:name` and there is no such parameter, otherwise None."""
+        """Returns a message if `value` is `:name` and no parameter has that name, otherwise None."""
         match = _MARKER.fullmatch(value) if isinstance(value, str) else None
         return self._describe_unknown(match[1]) if match and match[1] not in self.values else None
 
     def change(self, changes: Mapping[str, object]) -> tuple[dict[str, Value], list[Problem]]:
-        """Returns all values after `changes`, and a problem for each name and each value that does not fit.
+        """Returns all values after `changes`, and a problem for each unknown name and each value of the wrong kind.
 
-        A text is read as the kind of value that the parameter has: '1200' as a number for a number.
+        A text is read as the parameter's kind of value: '1200' becomes a number if the parameter is one.
         """
         changed, problems = dict(self.values), []
         for name, value in changes.items():
@@ -91,7 +91,7 @@ class Parameters:
             read, before = _read_like(value, self.values[name]), self.values[name]
             message = find_wrong_value(read)
             if not message and _find_kind(read) != _find_kind(before):
-                message = f"must be {_find_kind(before)}, as {_write_plain(before)} is, got {_quote(value)}"
+                message = f"must be {_find_kind(before)}, such as {_write_plain(before)}, got {_quote(value)}"
             if message:
                 problems.append(Problem(f"parameters.{name}", message))
             elif isinstance(read, Value):
@@ -99,8 +99,8 @@ class Parameters:
         return changed, problems
 
     def describe_missing(self, name: str) -> str:
-        """Returns a message for a value that is given to a parameter which the document does not have."""
-        return f"the rule has no such parameter; {suggest(name, self.values, None if self.values else 'it has none')}"
+        """Returns the message for a value whose parameter the document does not have."""
+        return f"unknown parameter; {suggest(name, self.values, None if self.values else 'the rule has none')}"
 
     def _write_literal(self, marker: Marker) -> str:
         value = self.values.get(marker.name)
@@ -118,23 +118,23 @@ class Parameters:
         return quote_text(value)
 
     def _describe_unknown(self, name: str) -> str:
-        otherwise = f"write it under `parameters`, such as `parameters: {{{name}: 1000}}`"
-        return f"there is no parameter :{name}; {suggest(name, self.values, otherwise)}"
+        otherwise = f"add it under `parameters`, such as `parameters: {{{name}: 1000}}`"
+        return f"unknown parameter :{name}; {suggest(name, self.values, otherwise)}"
 
 
 def read_parameter(text: str) -> Value | Decimal:
-    """Reads a value as YAML would: a number, true or false, otherwise a text. A Decimal is one that JSON would change."""
+    """Reads a value as YAML does: a number, true, false or a text. Returns a Decimal if a JSON number would round it."""
     if text in ("true", "false"):
         return text == "true"
     return _read_number(Decimal(text)) if _NUMBER.fullmatch(text) else text
 
 
 def find_wrong_value(value: object) -> str | None:
-    """Returns a message if `value` cannot be that of a parameter, otherwise None."""
+    """Returns a message if a parameter cannot have this value, otherwise None."""
     if isinstance(value, (bool, str)):
         return None
     if isinstance(value, Decimal):
-        return f"{value} has more digits than a number in JSON keeps; write it in the expression itself"
+        return f"{value} has more digits than a JSON number can hold; write it in the expression itself"
     if not isinstance(value, (int, float)):
         return f"must be {_KINDS}, got {_quote(value)}; put a time in quotes"
     if not math.isfinite(value):
@@ -142,12 +142,12 @@ def find_wrong_value(value: object) -> str | None:
     _, digits, exponent = Decimal(str(value)).as_tuple()
     assert isinstance(exponent, int)
     if max(len(digits) + max(exponent, 0), -exponent) > _MAX_DIGITS:
-        return f"has more than {_MAX_DIGITS} digits; write a number that a decimal can hold"
+        return f"has more than {_MAX_DIGITS} digits, too many for a decimal; write fewer"
     return None
 
 
 def _read_like(value: object, before: Value) -> object:
-    """Reads a text as the kind of value that there was; another value, or a text that does not fit, is returned as it is."""
+    """Reads a text as the kind of value that `before` is, if it can; returns any other value unchanged."""
     if isinstance(value, Decimal) and value.is_finite():
         return _read_number(value)
     if not isinstance(value, str) or isinstance(before, str):
@@ -156,7 +156,7 @@ def _read_like(value: object, before: Value) -> object:
 
 
 def _read_number(value: Decimal) -> int | float | Decimal:
-    """Returns a number as documents hold it: an int, or the double with these digits; the value itself if there is none."""
+    """Returns an int, or the float with exactly these digits; the Decimal itself if no float has them."""
     if value.as_tuple().exponent == 0:
         return int(value)
     near = float(value)
@@ -168,7 +168,7 @@ def _find_kind(value: object) -> str:
 
 
 def _write_plain(value: Value) -> str:
-    """Writes a value as people and SQL do, numbers without an exponent."""
+    """Formats a value for people and SQL; numbers without an exponent."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else f"{Decimal(str(value)):f}"

@@ -1,7 +1,7 @@
-"""Decides which rules the engine takes out of service: those that fail too often, and those that break while judged.
+"""Decides which rules the engine quarantines: those that fail on too many events, and those that raise an exception.
 
-An error that SQL knows (overflow, division by zero, a cast) costs one event its verdict. Any other exception while a rule
-is judged is a defect: only that rule stops, and its next version starts afresh.
+A SQL error (overflow, division by zero, a cast) costs one event its verdict. Any other exception while judging is a defect:
+it stops only that rule, and the rule's next version starts afresh.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from lookback.core.errors import StateError, StoreFailed
 from lookback.core.streams.alerts import Failure
 from lookback.core.values.texts import cut_end, to_one_line
 
-# Caused by the machine or the state and not by a rule: the batch fails and is repeated.
+# Errors of the machine or the state, not of a rule: the batch fails and is repeated.
 NOT_THE_RULES = (MemoryError, StateError, StoreFailed)
-# The author of the rows of the rules table that the engine writes.
+# The author of the rows that the engine writes into the rules table.
 AUTHOR = "lookback"
 _MAX_TEXT_CHARACTERS = 300
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 @dataclass(frozen=True)
 class Quarantine:
-    """A version of a rule to take out of service, and why."""
+    """A version to take out of service, and why."""
 
     rule_id: str
     version: int
@@ -32,26 +32,31 @@ class Quarantine:
 
 
 def find_quarantines(failures: Iterable[Failure], max_failures: int) -> list[Quarantine]:
-    """Returns the versions that failed too often in a batch, or broke. failures: one per rule and version, of all shards."""
+    """Finds the versions that failed on too many events of a batch, or raised an exception.
+
+    Args:
+        failures: One per rule and version, summed over all shards.
+        max_failures: The number of events of one batch that may fail.
+    """
     quarantines = []
     for failure in failures:
         if failure.reason:
             comment = f"{failure.reason}, at commit {failure.first_arrival[0]}"
         elif failure.count > max_failures:
             comment = (
-                f"{failure.count:,} events of one batch could not be judged (overflow, division by zero or a cast), more "
-                f"than max_failures, {max_failures:,}; rule_log names the first"
+                f"{failure.count:,} events of one batch could not be judged (overflow, division by zero or a cast); "
+                f"max_failures is {max_failures:,}, and rule_log names the first event"
             )
         else:
             continue
-        quarantines.append(Quarantine(failure.rule_id, failure.version, f"{comment}; mend the rule and push it again"))
+        quarantines.append(Quarantine(failure.rule_id, failure.version, f"{comment}; fix the rule and push it again"))
     return quarantines
 
 
 def describe_error(error: Exception) -> str:
     """Describes an unexpected exception on one line: its type, its text and where it was raised.
 
-    A repetition gives the same text: addresses in memory are left out.
+    Memory addresses are left out, so that the same exception gives the same text.
     """
     place, at = "", error.__traceback__
     while at is not None:
@@ -60,7 +65,7 @@ def describe_error(error: Exception) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - an error without a text must not stop other rules
-        text = "its text cannot be had"
+        text = "(no text)"
     return f"{type(error).__name__}: {_shorten(_ADDRESS.sub('0x', text))}{place}"
 
 
@@ -69,8 +74,8 @@ def describe_failure(failure: Failure) -> str:
     sentences = []
     if failure.reason:
         sentences.append(
-            f"judging the rule broke with {failure.reason}; its results for these events are dropped, and this "
-            "version is judged no more where it broke"
+            f"judging failed with {failure.reason}; the results for these events are dropped, and the shards where it "
+            "failed no longer judge this version"
         )
     if failure.count:
         events = "1 event" if failure.count == 1 else f"{failure.count} events"

@@ -1,6 +1,6 @@
-"""Tells apart the two roles of a rule: one version is active or paused, and one may be in shadow beside it.
+"""Finds the versions that fill the two roles of a rule: one is active or paused, and one may be in shadow beside it.
 
-The rulebook applies changes one by one; here the rows of a rule in the rules table show which versions are left.
+The rulebook applies changes one by one; this module works on all rows that a rule has in the rules table.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 SHADOW = "shadow"
-# In place of the status of a row that its stream rejected and never obeyed, and of one that waits for its history.
+# Replaces the status of a row that its stream rejected, and of one that waits for its history.
 REJECTED, WARMING = "rejected", "warming"
-# In the evidence of a quarantined row, the version that failed.
+# The key of the failing version in the evidence of a quarantined row.
 QUARANTINED = "quarantined"
 
 
@@ -29,15 +29,15 @@ _Row = TypeVar("_Row", bound=TableRow)
 
 @dataclass(frozen=True)
 class Roles(Generic[_Row]):
-    """The rows of a rule that count. main: active, paused, retired or quarantined; draft: a draft, REJECTED or WARMING, later than all others."""
+    """The rows of a rule that count."""
 
-    main: _Row | None = None
+    main: _Row | None = None  # active, paused, retired or quarantined
     shadow: _Row | None = None
-    draft: _Row | None = None
+    draft: _Row | None = None  # a draft, REJECTED or WARMING, later than the other rows
 
     @property
     def current(self) -> _Row | None:
-        """The row that a command on the rule means: that of the active role, else the one in shadow, else a draft."""
+        """The row that a command on the rule acts on: the main one, else the one in shadow, else the draft."""
         if self.main is not None and self.main["status"] != "retired":
             return self.main
         return self.shadow or self.draft or self.main
@@ -49,7 +49,7 @@ class Roles(Generic[_Row]):
 
 
 def name_role(rule_id: str, mode: str) -> str:
-    """Returns a name of a rule's role that no rule_id equals: the rule_id itself, or with `(shadow)`."""
+    """Returns the rule_id for the main role, and for shadow a name that cannot be a rule_id."""
     return f"{rule_id} ({SHADOW})" if mode == SHADOW else rule_id
 
 
@@ -59,7 +59,7 @@ def write_quarantined(version: int) -> str:
 
 
 def read_quarantined(evidence: str | None) -> Any:
-    """Returns the version that failed, by the evidence of a quarantined row; None if it names none."""
+    """Returns the failing version that the evidence of a quarantined row names; None if it names none."""
     try:
         named = json.loads(evidence or "null")
     except (ValueError, RecursionError):
@@ -68,9 +68,9 @@ def read_quarantined(evidence: str | None) -> Any:
 
 
 def find_roles(rows: Iterable[_Row]) -> Roles[_Row]:
-    """Finds the roles of one rule by its rows: what each version ended is not there any more.
+    """Finds the roles of one rule from its rows, leaving out versions that later ones ended.
 
-    A version that was quarantined stays in its role until another one takes it.
+    A quarantined version keeps its role until another version takes it.
     """
     main: _Row | None = None
     shadow: _Row | None = None

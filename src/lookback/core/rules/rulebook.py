@@ -1,7 +1,7 @@
-"""Applies the changes of the rules table one after another, and knows which versions of each rule are in force.
+"""Applies the changes of the rules table in order, and knows which versions of each rule are in force.
 
-A rule has two roles: one version is active or paused, and one, the challenger, may be in shadow beside it. Every shard keeps
-a whole rulebook and applies the same changes, so all shards agree.
+A rule has two roles: one version is active or paused, and one, the challenger, may be in shadow beside it. All shards agree,
+since each keeps a complete rulebook and applies the same changes.
 """
 
 from __future__ import annotations
@@ -45,53 +45,46 @@ ACTIONS = {
     "retired": "retired",
     "quarantined": "quarantined",
 }
-# A bigint, and room for the next one.
+# The largest bigint that has a next one.
 MAX_VERSION = 2**63 - 2
-# Longer ids are cut in the log; a valid one has at most 100 characters.
+# Longer ids are cut in the log; valid ones have at most 100 characters.
 _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
-# Compiled rules that the shards of a process share, of each declaration: all that a stream can have in force, and some that
-# were replaced.
-_MOST_COMPILED, _MOST_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
+# Rules cached per declaration, for all shards of a process: the maximum in force, and room for replaced versions.
+_MAX_COMPILED, _MAX_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
 COMMANDS = ("clear_state", "retire_all", "advance")
-# The status of a row by which a stream learns of a commit of table `lists`, and the action by which its log names that commit.
-# The stream writes these rows itself.
+# The status of a row that names a commit of table `lists`, which the stream writes itself, and its action in rule_log.
 LISTS, LIST_CHANGED = "lists", "list"
-_LEAVE_LISTS = "leave these rows to the stream, which writes them itself when the table changes"
+_DELETE_ROW = "delete the row: the stream writes such rows itself when the table changes"
 # Why a row with a piece of history is rejected.
-NOT_BY_ENGINE = "a row with the status warm is written by the stream's driver alone; delete it (status)"
+NOT_BY_ENGINE = "only the stream itself writes rows with status warm; delete the row (status)"
 
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A change to a row of the rules table, as the change feed reports it.
+    """A change to a row of the rules table, as the change feed reports it."""
 
-    `change`: insert, delete, update (the row after it), or before (the row as it was before an update).
-    evidence: JSON; of a quarantined row it names the version that failed, of an active one what it showed to the gate.
-    gate: what an enforced gate asks of the row if it is active: EVIDENCE or APPROVAL; empty for nothing. The shell sets it, so
-    that rows that were admitted before the gate was enforced stay as they are. warms: of a logged row, whether its version
-    was warmed first, of a piece of history, whether it was the last, and of a commit of lists, whether it was obeyed; None
-    where the state decides.
-    """
-
-    change: str
+    change: str  # insert, delete, update (the new row) or before (the old row of an update)
     commit: int
     rule_id: str | None
     version: int | None
     status: str | None
     document: str | None
-    evidence: str | None = None
+    evidence: str | None = None  # JSON: of a quarantined row the failing version, of an active one the gate's figures
     author: str | None = None
     approved_by: str | None = None
-    gate: str = ""
+    gate: str = (
+        ""  # what an enforced gate requires of an active row: EVIDENCE or APPROVAL; empty for rows before the gate
+    )
+    # What rule_log says, in a replay; None if the state decides. For a version: whether it was warmed first; for a piece of
+    # history: whether it was the last; for a commit of lists: whether it was obeyed.
     warms: bool | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The sort key by which changes apply: commit, then version, with rows without a version after the others.
+        """The sort key by which changes apply: commit, then version; rows without a version come later, deletions last.
 
-        Deletions of a commit come last, and remaining ties are broken by the row's texts, so that every reader of a commit
-        applies it in the same order.
+        The row's texts break ties, so that every reader applies a commit in the same order.
         """
         number = 2**63 if self.version is None else self.version
         named = (self.rule_id, self.change, self.status, self.document, self.evidence, self.author, self.approved_by)
@@ -100,39 +93,32 @@ class RuleChange:
 
     @property
     def slot(self) -> tuple[int, str | None, int | None]:
-        """The version of a rule, which a commit changes at most once."""
+        """The version of a rule that the change is about; a commit changes each at most once."""
         return (self.commit, self.rule_id, self.version)
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of rule_log, without the columns that only the shell knows.
-
-    arrival: the last commit judged before the row; None if none was.
-    """
+    """A row of rule_log, without the columns that only the shell knows."""
 
     stream: str
     rule_id: str | None
     version: int | None
     action: str
     message: str
-    arrival: int | None
+    arrival: int | None  # the last commit judged before the row; None before the first
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command row that concerns this stream, or what a version that begins to warm up asks for.
-
-    time: the watermark that an `advance` sets, in microseconds. commit: of table `lists`, for `lists`. piece: of history.
-    warms: see `RuleChange`. opened: the version whose features begin to keep rows.
-    """
+    """A command row for this stream, or the start of a warm-up."""
 
     action: str
-    time: int | None = None
-    commit: int | None = None
-    piece: Piece | None = None
-    warms: bool | None = None
-    opened: Warming | None = None
+    time: int | None = None  # of `advance`: the new watermark in microseconds
+    commit: int | None = None  # of `lists`: the commit of the table
+    piece: Piece | None = None  # of `warm`: a piece of history
+    warms: bool | None = None  # see `RuleChange`
+    opened: Warming | None = None  # of `warming`: the version whose features begin to keep rows
 
 
 class Rejected(Exception):
@@ -141,37 +127,34 @@ class Rejected(Exception):
 
 @dataclass
 class RuleBook:
-    """The rules in force for `stream`. streams: every declared stream by name, against which rules are checked.
-
-    entries: by rule_id the active or paused version, else the one in shadow, else the one that ended the rule.
-    challengers: by rule_id the version in shadow beside an active or paused one. lists_commit: the last commit of table
-    `lists` that a row has named; None before the first. warming: by rule_id and version those that wait for their history,
-    beside what is in force.
-    """
+    """The rules in force for `stream`."""
 
     stream: Stream
-    streams: Mapping[str, Stream]
+    streams: Mapping[str, Stream]  # all declared streams by name
+    # By rule_id: the active or paused version, else the one in shadow, else the one that ended the rule.
     entries: dict[str, Entry] = field(default_factory=dict)
-    challengers: dict[str, Entry] = field(default_factory=dict)
-    lists_commit: int | None = None
-    warming: WarmingVersions = field(default_factory=WarmingVersions)
+    challengers: dict[str, Entry] = field(
+        default_factory=dict
+    )  # by rule_id: the one in shadow beside that of `entries`
+    lists_commit: int | None = None  # the last commit of table `lists` that a row has named
+    warming: WarmingVersions = field(default_factory=WarmingVersions)  # versions that wait for their history
 
     def __post_init__(self) -> None:
         self._json: str | None = None
         self._counts = self._count_in_force()
         self._needs_history: Callable[[CompiledRule], bool] = lambda _: False
         self._knows_lists: Callable[[int], bool] = lambda _: True
-        # The last commit judged before the change that is applied, and the versions that it lets begin to warm up.
+        # While a change is applied: the last commit judged before it, and the warm-ups that it starts.
         self._arrival: int | None = None
-        # Rules of which nothing but versions that are warming is there.
-        self._only_warming: set[str] = set()
         self._opened: list[Command] = []
-        # The versions in force that were taken out of judging: rule_id and version.
+        # Rules that have only versions that are warming.
+        self._only_warming: set[str] = set()
+        # Versions that are no longer judged, by rule_id and version.
         self.broken = self._list_broken()
         self._know_declarations()
 
     def _know_declarations(self) -> None:
-        # All books of a process share what was compiled for a declaration.
+        # The keys of the cache of compiled rules, which all books of a process share.
         self._declarations = {name: json.dumps(stream.to_dict()) for name, stream in self.streams.items()}
         self._unlimited = {
             name: json.dumps(replace(stream, limits=WIDEST_LIMITS).to_dict()) for name, stream in self.streams.items()
@@ -185,8 +168,11 @@ class RuleBook:
     ) -> tuple[list[LogRow], list[Command]]:  # fmt: skip
         """Applies changes in order and returns the log rows and commands.
 
-        arrival: the last commit judged before them. needs_history: whether a version is warmed before it comes into force.
-        knows_lists: whether the stream itself has announced a commit of table `lists`.
+        Args:
+            changes: Rows of the change feed; `order_changes` brings them in order.
+            arrival: The last commit judged before them.
+            needs_history: Whether a version must be warmed before it comes into force.
+            knows_lists: Whether the stream itself has announced a commit of table `lists`.
         """
         log: list[LogRow] = []
         commands: list[Command] = []
@@ -196,7 +182,7 @@ class RuleBook:
         return log, commands
 
     def preview(self, change: RuleChange) -> list[LogRow]:
-        """Returns the log rows that a change of one rule would give, and applies nothing."""
+        """Returns the log rows that a change of one rule would give, without applying it."""
         rule_id = str(change.rule_id)
         before, warming = self._list_roles(rule_id), self.warming.list_versions(rule_id)
         log, _ = self.apply([change], None)
@@ -207,52 +193,49 @@ class RuleBook:
         return log
 
     def declare(self, stream: Stream) -> None:
-        """Goes on under another declaration of the same stream, which may have other lateness and limits."""
+        """Switches to a new declaration of the same stream, which may have other lateness and limits."""
         if stream != self.stream or stream != self.streams.get(stream.name):
             self.stream, self.streams = stream, {**self.streams, stream.name: stream}
             self._know_declarations()
 
     def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """Returns the stream's rules that have these statuses, by rule_id, without the unreadable ones.
-
-        The version in shadow comes after the one beside it.
-        """
+        """Returns the stream's readable rules with these statuses, by rule_id, a challenger after the version beside it."""
         known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(statuses))
         return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
 
     def list_judged(self) -> list[tuple[Entry, CompiledRule]]:
-        """Returns the rules in force and, silent, those that are warming."""
+        """Returns the rules in force, and those that are warming, which raise no alerts."""
         if not self.warming:
             return self.in_force()
         warming = [(each, self.compile_warming(each)) for _, each in sorted(self.warming.items())]
         return self.in_force() + [(each.silence(rule), rule) for each, rule in warming if rule is not None]
 
     def list_known_warming(self) -> list[Warming]:
-        """Returns the versions that wait for their history and whose row has come."""
+        """Returns the versions that are warming and whose row has arrived."""
         return [each for _, each in sorted(self.warming.items()) if each.is_known]
 
     def compile_warming(self, warming: Warming) -> CompiledRule | None:
-        """Returns the rule of a version that is warming, with features of its own; None if it cannot be read any more."""
+        """Returns the rule of a version that is warming, with its own features; None if it is no longer readable."""
         rule = self._compile_in_force(warming.entry)
         return rule if isinstance(rule, CompiledRule) else None
 
     def open_warming(self, rule_id: str, version: int, status: str, document: str) -> None:
-        """Lets a version, whose row comes later, gather rows from now on, in a replay."""
+        """Starts to keep rows for a version whose row comes later in a replay."""
         lane = self.warming.find_free_lane()
         entry = Entry(rule_id, version, status, document, self.stream.name, version, lane=lane)
         self.change_warming(Warming(entry, None, is_known=False, is_replayed=True))
 
     def change_warming(self, warming: Warming) -> None:
-        """Puts another state of a version that is warming in place of the one before."""
+        """Replaces the state of a version that is warming."""
         self.warming.put(warming)
         self._note_warming(warming.entry.rule_id)
 
     def finish_warming(self, key: tuple[str, int], arrival: int | None, message: str = "") -> tuple[LogRow, Entry]:
-        """Brings a version that was warming into force. Returns its row of the log, and its entry."""
+        """Brings a version that was warming into force, and returns its log row and its entry."""
         entry = self.warming[key].entry
         self._drop_warming([self.warming[key]])
         roles = self._list_roles(entry.rule_id)
-        # A version in shadow that came later stays beside it.
+        # A later version in shadow stays beside it.
         later = [each for each in roles if each.status == SHADOW and each.version > entry.version]
         roles = [each for each in roles if each not in later]
         if later and entry.status != SHADOW:
@@ -265,7 +248,7 @@ class RuleBook:
         return row, held
 
     def _list_warming(self, rule_id: str) -> list[Warming]:
-        """Lists the versions of a rule that are warming and whose row has come."""
+        """Lists the versions of a rule that are warming and whose row has arrived."""
         return [each for each in self.warming.list_versions(rule_id) if each.is_known]
 
     def _drop_warming(self, dropped: Iterable[Warming]) -> None:
@@ -274,7 +257,7 @@ class RuleBook:
             self._note_warming(each.entry.rule_id)
 
     def _note_warming(self, rule_id: str) -> None:
-        """Notes whether a rule has nothing but versions that are warming."""
+        """Notes whether a rule has only versions that are warming."""
         self._json = None
         if self.warming.has_rule(rule_id) and rule_id not in self.entries:
             self._only_warming.add(rule_id)
@@ -282,7 +265,7 @@ class RuleBook:
             self._only_warming.discard(rule_id)
 
     def unreadable(self) -> list[tuple[Entry, str]]:
-        """Returns the rules in force that cannot be read under this release or the current declaration, each with why."""
+        """Returns the rules in force that this release, or the current declaration, cannot read, with the reasons."""
         known = ((entry, self._compile_in_force(entry)) for entry in self._entries_of_stream(WITH_STATE))
         return [(entry, _join_problems(error.problems)) for entry, error in known if isinstance(error, RuleError)]
 
@@ -294,7 +277,7 @@ class RuleBook:
         return [entry for entry in listed if entry.status in wanted and entry.stream == self.stream.name]
 
     def mark_broken(self, entry: Entry) -> None:
-        """Takes a version in force out of judging, after it raised an unexpected exception."""
+        """Marks a version that raised an unexpected exception, so that it is no longer judged."""
         for held in (self.entries, self.challengers):
             if (known := held.get(entry.rule_id)) is not None and known.version == entry.version:
                 held[entry.rule_id], self._json = replace(known, broken=True), None
@@ -309,7 +292,7 @@ class RuleBook:
         return {(entry.rule_id, entry.version) for entry in entries if entry.broken}
 
     def list_versions(self) -> set[tuple[str, int]]:
-        """Returns rule_id and version of all versions that are in force, of any stream."""
+        """Returns rule_id and version of all versions in force, of any stream."""
         entries = (*self.entries.values(), *self.challengers.values())
         return {(entry.rule_id, entry.version) for entry in entries if entry.is_in_force}
 
@@ -322,7 +305,7 @@ class RuleBook:
         return self._json
 
     def load(self, text: str) -> None:
-        """Reads the entries that `to_json` wrote."""
+        """Replaces the entries by those that `to_json` wrote."""
         self.entries, self.challengers = {}, {}
         rows = json.loads(text)
         self.warming = WarmingVersions(Warming.from_row(row) for row in rows if WARMING in row)
@@ -337,11 +320,11 @@ class RuleBook:
         self._only_warming = {rule_id for rule_id, _ in self.warming if rule_id not in self.entries}
 
     def _list_roles(self, rule_id: str) -> list[Entry]:
-        """Lists the entries of a rule: the version in shadow comes last."""
+        """Lists the entries of a rule, the challenger last."""
         return [held[rule_id] for held in (self.entries, self.challengers) if rule_id in held]
 
     def _enter(self, main: Entry, challenger: Entry | None = None) -> None:
-        """Sets both roles of a rule. main: as in `entries`; challenger: the version in shadow beside it."""
+        """Sets both roles of a rule and keeps its highest version."""
         rule_id = main.rule_id
         before = self._list_roles(rule_id)
         after = [main] if challenger is None else [main, challenger]
@@ -350,7 +333,7 @@ class RuleBook:
         self._set_roles(rule_id, main, *beside)
 
     def _set_roles(self, rule_id: str, *entries: Entry) -> None:
-        """Sets both roles of a rule as they are given; a role that is not given is not there any more."""
+        """Sets both roles of a rule to these entries; a role without an entry ends."""
         self._counts.subtract(entry.stream for entry in self._list_roles(rule_id) if entry.is_in_force)
         self._counts.update(entry.stream for entry in entries if entry.is_in_force)
         for held, entry in zip_longest((self.entries, self.challengers), entries):
@@ -375,7 +358,7 @@ class RuleBook:
         return compiled
 
     def _compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
-        """Compiles the rule of an entry; a rule in force stays valid where the stream's limits were lowered."""
+        """Compiles the rule of an entry; a rule in force stays valid when the stream's limits are lowered."""
         compiled = self._compile(entry.stream, entry.document, lane=entry.lane)
         if isinstance(compiled, RuleError):
             compiled = self._compile(entry.stream, entry.document, limited=False, lane=entry.lane)
@@ -403,7 +386,7 @@ class RuleBook:
             write("rejected", _join_problems(error.problems))
         except NOT_THE_RULES:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a row holds, it stops no other
+        except Exception as error:  # noqa: BLE001 - a bad row must not stop other rows
             write("rejected", f"the row cannot be read: {describe_error(error)}; write it with `lookback rules push`")
         return self._opened
 
@@ -411,7 +394,7 @@ class RuleBook:
         for warming in self._list_warming(str(change.rule_id)):
             if _is_meant(change, warming.entry):
                 self._drop_warming([warming])
-                write("retired", "the row of the version that was warming was deleted", warming.entry.version)
+                write("retired", "the row of the warming version was deleted", warming.entry.version)
                 return
         for entry in self._list_roles(str(change.rule_id)):
             if _is_meant(change, entry) and entry.status != "retired":
@@ -421,7 +404,7 @@ class RuleBook:
                 return
 
     def _end_role(self, ending: Entry, ended: Entry) -> None:
-        """Ends one role of a rule, and leaves the other. ended: what is left of the rule if it has no other."""
+        """Ends one role of a rule and keeps the other; if there is no other, the rule's entry becomes `ended`."""
         left = [entry for entry in self._list_roles(ending.rule_id) if entry.version != ending.version]
         left = [entry for entry in left if entry.is_in_force]
         if not left:
@@ -434,7 +417,9 @@ class RuleBook:
     def _put(self, change: RuleChange, write: Any) -> None:
         rule_id = change.rule_id
         if not (isinstance(rule_id, str) and RULE_ID.fullmatch(rule_id)):
-            raise Rejected(f"rule_id must be 1 to 100 of a-z, 0-9, '.', '_', '-', got {rule_id!r:.120} (rule_id)")
+            raise Rejected(
+                f"rule_id must have 1 to 100 characters of a-z, 0-9, '.', '_' and '-', got {rule_id!r:.120} (rule_id)"
+            )
         roles = self._list_roles(rule_id)
         warming = [each.entry for each in self._list_warming(rule_id)]
         highest = max([*(each.highest for each in roles[:1]), *(each.version for each in warming)], default=0)
@@ -470,15 +455,15 @@ class RuleBook:
             raise Rejected(f"version must not be negative, got {version}; insert {highest + 1} or NULL (version)")
         if version >= MAX_VERSION:
             raise Rejected(
-                f"version must be less than {MAX_VERSION:,}, or no other could follow, got {version:,} (version)"
+                f"version must be less than {MAX_VERSION:,}, got {version:,}; insert {highest + 1} or NULL (version)"
             )
         last = max((max(each.version, each.ended) for each in [*roles, *(each.entry for each in warming)]), default=-1)
         if change.change == "insert" and last >= version:
             raise Rejected(
                 f"superseded: version {version} is not above version {last}, which is in force; "
-                f"insert version {highest + 1} or NULL (version)"
+                f"insert {highest + 1} or NULL (version)"
             )
-        # A status that takes load off the stream is exempt from its limits.
+        # Limits do not apply to a status that takes load off the stream.
         limited = change.status not in ("paused", "retired", "quarantined")
         if limited:
             read_document(change.document, self.streams[name].limits)
@@ -488,7 +473,7 @@ class RuleBook:
             raise RuleError(compiled.name, compiled.problems)
         if compiled.spec.rule_id != change.rule_id:
             raise Rejected(
-                f"the document is of rule {compiled.spec.rule_id!r}, the row of {change.rule_id!r}; make them the same (rule_id)"
+                f"the document has rule_id {compiled.spec.rule_id!r}, the row {change.rule_id!r}; make them equal (rule_id)"
             )
 
     def _check_count(self, change: RuleChange, roles: list[Entry], name: str) -> None:
@@ -498,11 +483,11 @@ class RuleBook:
             replaced = [each for each in replaced if each.status == SHADOW or each.version == change.version]
         if change.status == "draft" or replaced or self._list_warming(str(change.rule_id)):
             return
-        # Versions that are warming come into force beside the others.
+        # Rules that are warming will be in force too.
         number = self._counts[name] + len(self._only_warming)
         if number >= most:
             raise Rejected(
-                name_limit(f"stream {name!r} has {number:,} rules in force already; retire one first", "rules")
+                name_limit(f"stream {name!r} already has {number:,} rules in force; retire one first", "rules")
             )
 
     def _put_in_force(
@@ -537,14 +522,14 @@ class RuleBook:
         if name == self.stream.name:
             write(ACTIONS[status], version=version)
         else:
-            # An UPDATE may move a version that was for this stream.
+            # An UPDATE may have moved a version of this stream.
             left = {each.version for each in self._list_roles(entry.rule_id) if each.stream == self.stream.name}
             here = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
             if warming or any(each.version not in left for each in here):
                 write("retired", f"version {version} is for stream {name!r}", version=version)
 
     def _warm_first(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
-        """Lets an active version, or one in shadow, wait for the history of its windows, if it needs that. Returns whether."""
+        """Starts to warm an active or shadow version if its windows need history, and returns whether they do."""
         rule = self._compile(entry.stream, entry.document)
         if entry.status not in EVALUATED or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
@@ -567,7 +552,7 @@ class RuleBook:
         return True
 
     def _keep_warming(self, entry: Entry, warming: list[Warming], write: Any) -> bool:
-        """Lets a version that is paused while it, or one with the same features, is warming go on to be. Returns whether."""
+        """Lets a paused version go on with the warm-up of one with the same features, if there is one; returns whether."""
         rule = self._compile(entry.stream, entry.document)
         if entry.status != "paused" or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
@@ -584,7 +569,7 @@ class RuleBook:
         return True
 
     def _needs_warming(self, entry: Entry) -> bool:
-        """Returns whether a version needs history, by the state that it would go on with."""
+        """Returns whether a version needs history, given the state that it would continue with."""
         entered = fill_role(self._list_roles(entry.rule_id), entry)
         lane = next(each.lane for each in entered if each.version == entry.version)
         rule = self._compile(entry.stream, entry.document, lane=lane)
@@ -595,12 +580,12 @@ class RuleBook:
         return isinstance(other, CompiledRule) and (other.needs, other.measured) == (rule.needs, rule.measured)
 
     def _document_stream(self, change: RuleChange) -> str:
-        """Returns the name of the stream in the row's document. Raises Rejected and RuleError."""
+        """Returns the stream that the row's document names. Raises Rejected and RuleError."""
         document = read_document(change.document, self._widest)
         name = document.get("stream")
         if not isinstance(name, str) or name not in self.streams:
             known = ", ".join(sorted(self.streams))
-            raise Rejected(f"there is no stream {quote_value(name)}; known are {known} (stream)")
+            raise Rejected(f"unknown stream {quote_value(name)}; known: {known} (stream)")
         return name
 
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
@@ -617,7 +602,7 @@ class RuleBook:
         if name is not None and name != self.stream.name:
             if not isinstance(name, str) or name not in self.streams:
                 known = ", ".join(sorted(self.streams))
-                raise Rejected(f"there is no stream {quote_value(name)}; known are {known}, none means all (stream)")
+                raise Rejected(f"unknown stream {quote_value(name)}; known: {known}; leave it out for all (stream)")
             return []
         if change.status == LISTS:
             return self._change_lists(change, document, log, arrival)
@@ -650,28 +635,29 @@ class RuleBook:
     def _change_lists(
         self, change: RuleChange, document: Mapping[str, Any], log: list[LogRow], arrival: int | None
     ) -> list[Command]:
-        """Goes on to a commit of table `lists`. One that is not above the last does nothing, so a row may be there twice.
+        """Moves to a commit of table `lists`; an earlier commit does nothing, so the row may be repeated.
 
-        Raises Rejected for a commit that the stream itself has not announced: nobody knows the lists after it.
+        Raises:
+            Rejected: The stream itself has not announced the commit, so its lists are unknown.
         """
         commit, message = document.get("commit"), document.get("message")
         if type(commit) is not int or not 0 <= commit < MAX_VERSION:
             raise Rejected(
-                f"lists needs the number of a commit of table lists, got {quote_value(commit)}; {_LEAVE_LISTS} (commit)"
+                f"commit must be the number of a commit of table lists, got {quote_value(commit)}; {_DELETE_ROW} (commit)"
             )
         if not _is_by_engine(change):
-            raise Rejected(f"the stream has not written this row; {_LEAVE_LISTS} (author)")
+            raise Rejected(f"the stream did not write this row; {_DELETE_ROW} (author)")
         if self.lists_commit is not None and commit <= self.lists_commit:
             return []
         if not (self._knows_lists(commit) if change.warms is None else change.warms):
-            raise Rejected(f"the stream has not announced commit {commit} of table lists; {_LEAVE_LISTS} (commit)")
+            raise Rejected(f"the stream did not announce commit {commit} of table lists; {_DELETE_ROW} (commit)")
         self.lists_commit = commit
         text = cut_end(to_one_line(message), _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
         log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
         return [Command(LISTS, commit=commit)]
 
     def _read_piece(self, change: RuleChange, document: Mapping[str, Any]) -> list[Command]:
-        """Reads a piece of history. It changes nothing here: state decides whether it is taken."""
+        """Reads a piece of history, without changing the book: the state decides whether to take it."""
         if document.get("stream") != self.stream.name:
             return []
         try:
@@ -684,28 +670,32 @@ class RuleBook:
 
 
 def _is_by_engine(change: RuleChange) -> bool:
-    """Returns whether a row says that the engine wrote it, or, as in a replay, nothing about its author."""
+    """Returns whether the engine wrote a row; in a replay the author is unknown and it counts as the engine's."""
     return change.author in (None, AUTHOR)
 
 
 def _is_meant(change: RuleChange, entry: Entry) -> bool:
-    """Returns whether a deleted row is the one of an entry."""
+    """Returns whether a deleted row was that of an entry."""
     if change.version is None:
-        # The version that the row was given is unknown, but its status and document identify it.
+        # The version that the engine gave the row is unknown, but its status and document identify it.
         return _is_row_of(entry, change.status, change.document)
     return entry.version == change.version
 
 
 def _is_row_of(entry: Entry, status: str | None, document: str | None) -> bool:
-    """Returns whether a row with this status and document says what an entry does, however its JSON is laid out."""
+    """Returns whether a row has an entry's status and document, however the JSON is laid out."""
     return entry.status == status and is_same_document(entry.document, document)
 
 
 def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:
-    """Returns a rule's entries once a version has come into force: that of `entries`, and the challenger if there is one.
+    """Returns a rule's entries after a version has come into force, the challenger last.
 
-    roles: those before it. The version gets the lane of the role that it fills. A version that changes its role keeps its
-    lane, and one that becomes active or paused where only a shadow was goes on in the lane of that, unless it is still there.
+    The version takes over the lane of the role that it fills. If it changes its role, it keeps its lane. If it becomes active
+    or paused where only a shadow was, it takes over the shadow's lane, unless the shadow stays.
+
+    Args:
+        roles: The entries before.
+        entry: The version that comes into force.
     """
     shadow = next((each for each in roles if each.status == SHADOW), None)
     main = next((each for each in roles if each.is_in_force and each.status != SHADOW), None)
@@ -725,10 +715,12 @@ def fill_role(roles: list[Entry], entry: Entry) -> list[Entry]:
 
 
 def find_failing(in_force: list[Entry], version: int, evidence: str | None) -> Entry:
-    """Returns the version that a quarantined row takes out of service: the one that its evidence names.
+    """Finds the version that a quarantined row takes out of service: the one that its evidence names.
 
-    A row without evidence means the version right before it, else the active one. Raises Rejected if the named version is not
-    in force.
+    Without evidence it is the version right before the row's, else the active one.
+
+    Raises:
+        Rejected: The named version is not in force.
     """
     failing = read_quarantined(evidence)
     if failing is None:
@@ -736,38 +728,33 @@ def find_failing(in_force: list[Entry], version: int, evidence: str | None) -> E
     for each in in_force:
         if each.version == failing:
             return each
-    raise Rejected(
-        f"superseded: version {quote_value(failing)}, which the row takes out of service, is not in force (evidence)"
-    )
+    raise Rejected(f"superseded: version {quote_value(failing)}, which the row quarantines, is not in force (evidence)")
 
 
 def _check_gate(change: RuleChange, roles: list[Entry], version: int) -> None:
-    """Checks an active row by an enforced gate. Raises Rejected.
-
-    What is in force as the row has it was admitted before, and goes on.
-    """
+    """Checks an active row against an enforced gate, unless the same version is in force already. Raises Rejected."""
     if not change.gate or change.status != "active":
         return
     if any(each.version == version and _is_row_of(each, "active", change.document) for each in roles):
         return
     document = read_document(change.document, WIDEST_LIMITS)
-    if objection := find_objection(document, change.author, change.approved_by, change.evidence, asked=change.gate):
+    if objection := find_objection(document, change.author, change.approved_by, change.evidence, required=change.gate):
         raise Rejected(
-            f"the gate is enforced: version {version} is not active, since {objection}; publish it as a draft, then "
+            f"the gate is enforced: version {version} is not active, since {objection}; publish it as a draft, then run "
             f"`lookback rules activate {change.rule_id}`"
         )
 
 
 def _write_nothing(action: str, message: str = "", version: int | None = None) -> None:
-    """Drops a log row; one that concerns only other streams is logged there."""
+    """Drops a log row that concerns only other streams, which log it themselves."""
 
 
 def order_changes(changes: Iterable[RuleChange]) -> list[RuleChange]:
-    """Returns the net changes of each commit in the order in which they apply, at most one for each version of a rule.
+    """Returns the net changes of each commit in the order in which they apply, at most one per version of a rule.
 
-    A row that a commit removes and writes again unchanged, as an overwrite or a MERGE may, is no change; one that it
-    writes with other values is an update. A version whose row got another rule_id or version by an UPDATE is deleted,
-    since every version in force has its row in the table.
+    A row that an overwrite or a MERGE removes and writes back unchanged is dropped; written back with other values, it is an
+    update. If an UPDATE changes a row's rule_id or version, the old version is deleted, since each version in force needs
+    its row.
     """
     written: Counter[RuleChange] = Counter()
     removed: Counter[RuleChange] = Counter()
@@ -782,7 +769,7 @@ def order_changes(changes: Iterable[RuleChange]) -> list[RuleChange]:
 
 
 def _count_rows(changes: Counter[RuleChange]) -> Counter[RuleChange]:
-    """Counts the rows of changes, whatever the kind of change."""
+    """Counts equal rows, whatever the kind of change."""
     rows: Counter[RuleChange] = Counter()
     for change, count in changes.items():
         rows[replace(change, change="")] += count
@@ -804,18 +791,18 @@ def _join_problems(problems: list[Problem]) -> str:
     return "; ".join(str(problem) for problem in problems)[:_MAX_LOG_CHARACTERS]
 
 
-@functools.lru_cache(maxsize=_MOST_DECLARATIONS)
+@functools.lru_cache(maxsize=_MAX_DECLARATIONS)
 def _open_compiler(declaration: str) -> Callable[[str], CompiledRule | RuleError]:
-    """Returns the function that compiles documents for a declared stream, and keeps the compiled rules."""
+    """Returns a cached function that compiles documents for a declared stream."""
     stream = Stream.from_dict(json.loads(declaration))
-    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream))
+    return functools.lru_cache(maxsize=_MAX_COMPILED)(functools.partial(_compile, stream))
 
 
-@functools.lru_cache(maxsize=_MOST_DECLARATIONS)
+@functools.lru_cache(maxsize=_MAX_DECLARATIONS)
 def _open_lanes(declaration: str) -> Callable[[str, int], CompiledRule | RuleError]:
-    """Returns the function that compiles documents for lanes other than the first."""
+    """Returns the same for lanes other than the first."""
     stream = Stream.from_dict(json.loads(declaration))
-    return functools.lru_cache(maxsize=_MOST_COMPILED)(functools.partial(_compile, stream))
+    return functools.lru_cache(maxsize=_MAX_COMPILED)(functools.partial(_compile, stream))
 
 
 def _compile(stream: Stream, document: str, lane: int = 0) -> CompiledRule | RuleError:
@@ -823,11 +810,9 @@ def _compile(stream: Stream, document: str, lane: int = 0) -> CompiledRule | Rul
         read = read_document(document)
         return compile_rule(read, stream, lane=lane) if lane else compile_rule(read, stream)
     except RuleError as error:
-        # A new error, since the cache would keep the frames of the one that was raised in memory.
+        # A new error, since the cache would keep the stack frames of the raised one in memory.
         return RuleError(error.name, error.problems)
     except NOT_THE_RULES:
         raise
-    except Exception as error:  # noqa: BLE001 - a defect in reading one rule stops no other
-        return RuleError(
-            "?", [Problem("", f"the document cannot be read: {describe_error(error)}; write it otherwise")]
-        )
+    except Exception as error:  # noqa: BLE001 - a rule that cannot be read must not stop other rules
+        return RuleError("?", [Problem("", f"the document cannot be read: {describe_error(error)}; rewrite the rule")])

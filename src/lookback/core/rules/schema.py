@@ -8,7 +8,7 @@ It is published as conf/rule.schema.json; `lookback rules schema` prints it. A r
 server, such as VS Code with its YAML extension: they complete and explain keys and underline errors.
 
 A schema sees one document and no stream, so `lookback rules check` has the last word: it also knows fields and types,
-compares durations with each other, and runs the rule's tests. Where the two differ, the schema is the stricter one: it
+compares durations with each other, and runs the rule's tests. If the two differ, the schema is the stricter one: it
 accepts no key without a value, and only units in lower case.
 """
 
@@ -434,7 +434,7 @@ def _kind_properties() -> dict[str, _Schema]:
             "examples": [{"total": "sum(amount)", "large": "count(*) filter (where amount > 1000)"}],
         },
         "when": _expression(
-            "The condition that raises the alert; NULL is no alert. It may name measures, window_complete, the fields in "
+            "The condition that raises the alert; NULL raises none. It may name measures, window_complete, the fields in "
             "group_by, and of lookback rules all fields of the event. Without it every tumbling, sliding or session "
             "window gives a result; lookback rules need it.",
             "total >= 10000 and large >= 3",
@@ -470,7 +470,7 @@ def _window(kind: str) -> _Schema:
         ),
         "resolution": _duration(
             "The window begins at the multiple of this at or before its exact start, and state is kept per key and this "
-            "long in place of per event. At most the window; for count, sum, avg, stddev_samp. Default: exact.",
+            "long instead of per event. At most the window; for count, sum, avg, stddev_samp. Default: exact.",
             "1 hour",
             "1 minute",
         ),
@@ -556,7 +556,7 @@ def _step() -> _Schema:
             "not array_contains(failures.ip, ip)",
         ),
         "at_least": {**_number("How many events the step needs. Default: 1."), "default": 1},
-        "at_most": _number("With more events than this there is no match; not below at_least. Default: no limit."),
+        "at_most": _number("More events than this prevent a match; not below at_least. Default: no limit."),
         "absent": _expression(
             "As the last step: no event may satisfy this up to `within` after the step before.",
             "outcome = 'SUCCESS'",

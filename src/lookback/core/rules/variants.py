@@ -1,4 +1,4 @@
-"""Makes the variants of a rule document: the same rule with other values of its parameters."""
+"""Makes variants of a rule document: the same rule with other parameter values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.parameters import Parameters, Value
 from lookback.core.values.suggestions import suggest
 
-# The most variants of a rule that are judged at once.
+# The maximum number of variants of a rule that are judged at once.
 MAX_VARIANTS = 200
 _EXAMPLE = "such as limit=500,1000,2000"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A document with its own values of parameters. The rule's own tests are left out: they are about other values."""
+    """A document with its own parameter values, without the rule's tests, which are for other values."""
 
     document: Mapping[str, Any]
 
     @property
     def parameters(self) -> Mapping[str, Value]:
-        """The values of its parameters."""
+        """The variant's parameter values."""
         return dict(self.document.get("parameters") or {})
 
     @property
     def text(self) -> str:
-        """The values as JSON, which tells the variants of a rule apart."""
+        """The values as JSON, different for each variant of a rule."""
         return json.dumps(self.parameters, ensure_ascii=False)
 
 
 def read_varied(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Reads texts such as `limit=500,1000`: the values by the name of the parameter.
+    """Reads texts such as `limit=500,1000` into the values by parameter; a value in double quotes may contain commas.
 
-    A value in double quotes may have a comma in it. Raises ValueError with a message for people.
+    Raises:
+        ValueError: A text is malformed, or names a parameter again; the message is for people.
     """
     varied: dict[str, list[str]] = {}
     for text in texts:
@@ -47,7 +48,7 @@ def read_varied(texts: Iterable[str]) -> dict[str, list[str]]:
         if not sign or not name:
             raise ValueError(f"{text!r:.100} is not NAME=VALUE,VALUE, {_EXAMPLE}")
         if name in varied:
-            raise ValueError(f"{name} is varied twice; write all its values in one place, {_EXAMPLE}")
+            raise ValueError(f"{name} is given twice; write all its values together, {_EXAMPLE}")
         listed = next(csv.reader([values], skipinitialspace=True), [])
         varied[name] = [value.strip() for value in listed]
         if not listed or not all(varied[name]):
@@ -56,10 +57,10 @@ def read_varied(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def suggest_values(document: Mapping[str, Any]) -> dict[str, list[int | float]]:
-    """Suggests values for the first number among a document's parameters: from a quarter to four times; none without one."""
+    """Suggests values from a quarter to four times that of the first numeric parameter; none without such a parameter."""
     for name, value in (document.get("parameters") or {}).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
-            # Each about a fifth above the one before; the value itself is among them.
+            # Steps of about 19%, with the value itself among them.
             scaled = [float(f"{value * 4 ** (at / 8):.3g}") for at in range(-8, 9) if at]
             whole = isinstance(value, int)
             values = sorted({value, *(round(each) if whole else each for each in scaled if not whole or round(each))})
@@ -70,20 +71,21 @@ def suggest_values(document: Mapping[str, Any]) -> dict[str, list[int | float]]:
 def make_variants(
     documents: Sequence[Mapping[str, Any]], varied: Mapping[str, Sequence[object]]
 ) -> list[list[Variant]]:
-    """Makes the variants of each document: the product of all values, in the order in which they are given.
+    """Makes the variants of each document: one per combination of values, in the given order, without duplicates.
 
-    A document keeps the parameters that are not varied; one that has none of those that are has one variant, itself. Equal
-    variants are made once. Raises RuleError for a parameter that no document has, a value of another kind, and too many
-    variants.
+    Parameters that are not varied keep their values. A document without any varied parameter has one variant.
+
+    Raises:
+        RuleError: No document has the parameter, a value is of the wrong kind, or there are more than MAX_VARIANTS variants.
     """
     read = [Parameters(dict(document.get("parameters") or {})) for document in documents]
     known = list(dict.fromkeys(name for each in read for name in each.values))
     rule_id = str(documents[0].get("rule_id")) if documents else "?"
     unknown = [name for name in varied if name not in known]
     if unknown:
-        otherwise = None if known else "write one under `parameters`, such as `parameters: {limit: 1000}`"
+        otherwise = None if known else "add one under `parameters`, such as `parameters: {limit: 1000}`"
         problems = [
-            Problem(f"parameters.{name}", f"there is no parameter {name} to vary; {suggest(name, known, otherwise)}")
+            Problem(f"parameters.{name}", f"unknown parameter {name}; {suggest(name, known, otherwise)}")
             for name in unknown
         ]
         raise RuleError(rule_id, problems)
@@ -98,7 +100,9 @@ def _make_variants(
     count, rule_id = math.prod(len(values) for values in own.values()), str(document.get("rule_id"))
     if count > MAX_VARIANTS:
         factors = " x ".join(f"{len(values)} of {name}" for name, values in own.items())
-        message = f"{factors} are {count:,} variants, more than {MAX_VARIANTS}; give fewer values, then closer ones"
+        message = (
+            f"{factors} give {count:,} variants, more than {MAX_VARIANTS}; use fewer values first, then closer ones"
+        )
         raise RuleError(rule_id, [Problem("parameters", message)])
     if not own:
         return [Variant(plain)]

@@ -20,7 +20,7 @@ WARM = "warm"
 WITH_HISTORY = "with the history of its windows"
 # That of a version whose history could not be made.
 WITHOUT_HISTORY = "without history: it could not be made"
-# Fields of a piece of history that are numbers; the others are texts.
+# Fields of a piece of history that are numbers; the rest are texts.
 _NUMBERS = {"version", "through", "piece", "pieces"}
 
 
@@ -110,7 +110,7 @@ class Warming:
 class WarmingVersions(Mapping[tuple[str, int], Warming]):
     """The versions that are warming, by rule_id and version, each in a lane of its own.
 
-    What is asked about one rule takes no longer for the versions of others.
+    The time of a query about one rule does not depend on the versions of other rules.
     """
 
     def __init__(self, warming: Iterable[Warming] = ()) -> None:
@@ -143,7 +143,7 @@ class WarmingVersions(Mapping[tuple[str, int], Warming]):
         return list(self._by_rule.get(rule_id, {}).values())
 
     def put(self, warming: Warming) -> None:
-        """Adds a version, or puts another state of it in place of the one before."""
+        """Adds a version, or replaces its earlier state."""
         versions = self._by_rule.setdefault(warming.entry.rule_id, {})
         before = versions.get(warming.entry.version)
         if before is not None and before.entry.lane != warming.entry.lane:
@@ -201,7 +201,7 @@ class Piece:
 
     @property
     def is_cold(self) -> bool:
-        """True if there is no history."""
+        """Whether the history is empty."""
         return self.pieces == 0
 
     def to_document(self, stream: str) -> str:

@@ -83,7 +83,7 @@ def describe_rule(rule: CompiledRule) -> str:
     if spec.late == "revise":
         parts.append("judged again when an event arrives later that lies in the window")
     if spec.reset_on_alert:
-        parts.append("after an alert the key starts anew: what arrived before does not count any more")
+        parts.append("after an alert the key starts again: earlier events no longer count")
     if spec.suppress:
         parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
     if spec.effective_from is not None or spec.effective_until is not None:
@@ -228,7 +228,7 @@ def _describe_sequence(rule: CompiledRule) -> str:
     text = f"Raised when, {_describe_key(rule)}, {_join_steps(taken)}"
     several = len(taken) > 1 or taken[0].at_least > 1
     if spec.expiry == "fixed":
-        text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins anew"
+        text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins again"
     elif several:
         text += f", within the {_format_span(spec.within)} up to the last event"
     for step in spec.steps:

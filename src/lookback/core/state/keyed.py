@@ -1,11 +1,11 @@
 """Keeps keyed tables: a value for each grouping key, such as its open session or begun matches.
 
-The keys that a batch changes are written as one small run. Runs are merged as they gather (a log-structured merge, O'Neil et
-al., 1996), a large merge in parts, so many at each batch as the batch has changed keys. So the bytes that a batch writes
-follow the keys that it touches, and no batch writes the table as a whole. Each key has a wake, the watermark at which
-something becomes due for it.
+Each batch writes the keys that it changed as one small run. Runs are merged as they accumulate (a log-structured merge,
+O'Neil et al., 1996). A large merge proceeds in parts, in each batch in proportion to the keys that the batch changed.
+So the bytes that a batch writes are proportional to the keys that it changes, and no batch writes the whole table. Each
+key has a wake, the watermark at which something becomes due for it.
 
-Values are read and put one by one, or, where they are rows in columns, for many keys at once.
+Values are read and put one by one, or for many keys at once if they are rows in columns.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from lookback.core.values.times import NEVER_DUE
 
 __all__ = ["FoundRows", "Key", "KeyedTable"]
 
-# So many runs of one size class are merged; each class is four times as large as the one before.
+# Merge four runs of one size class into one of the next, which is four times as large.
 _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_KEYS = 256
-# All runs are merged when the others have this share of the keys of the oldest.
+# Merge all runs once the newer runs have this share of the oldest run's keys.
 _FOLDED_SHARE = 0.5
-# A merge goes on by so many rows for each key that the batch changed, and by no fewer than the least. It has to outrun the
-# runs that gather meanwhile: until the next merge of all there is half a table to write, and one and a half to read.
-_ROWS_PER_CHANGE, _LEAST_ROWS = 6, 2_048
+# In each batch a merge reads this many rows for each key that the batch changed, and no fewer than _MIN_ROWS. It has to
+# outrun the runs that accumulate meanwhile: until the next merge of all runs, half a table has to be written and one
+# and a half have to be read.
+_ROWS_PER_CHANGE, _MIN_ROWS = 6, 2_048
 # The memory of a decoded value: a fixed part, and a part for each character of its JSON.
 _VALUE_BYTES, _BYTES_PER_CHARACTER = 400, 9
-# A row of columns takes the memory of so many characters when it is decoded for one key.
+# A row in columns takes the memory of this many characters once it is decoded for one key.
 _CHARACTERS_PER_ROW = 40
 # Several times as fast as json.dumps and json.loads for short values.
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -58,10 +59,15 @@ _decode_json = json.JSONDecoder().raw_decode
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A key's wake and its value; value None: forgotten, or never put. text: the value as JSON until it is decoded.
+    """A key's wake and its value.
 
-    run: the run that has the newest row of the key, None if there is none. rows: the count of that row; characters:
-    the length of its text.
+    Attributes:
+        wake: The watermark at which the key is due.
+        value: The decoded value. None if it is not decoded yet, forgotten or was never put.
+        text: The value as JSON until it is decoded.
+        run: The run that has the newest row of the key; None if no run has the key.
+        rows: The count of that row.
+        characters: The length of its text.
     """
 
     wake: int = NEVER_DUE
@@ -81,8 +87,11 @@ class _Entry:
 class FoundRows:
     """The values of keys that are in columns.
 
-    places: for each of `rows` its place among the keys that were looked up. others: the places of those that may have values
-    of other kinds. charges: the runs that have the rows, and how many each.
+    Attributes:
+        rows: The rows of the keys found.
+        places: For each of `rows`, the position of its key among the keys looked up.
+        others: The positions of keys that may have a value outside of columns.
+        charges: The runs that have the rows, and how many rows of state each has.
     """
 
     rows: Rows
@@ -93,22 +102,25 @@ class FoundRows:
 
 @dataclass(eq=False)
 class KeyedTable:
-    """A value for each key, of the types that JSON has.
+    """A JSON value for each key.
 
-    name: prefix of its pages' names. notes: what is kept for the table as a whole, of the same types.
+    Attributes:
+        name: Prefix of the names of its pages.
+        notes: JSON values that belong to the table as a whole.
+        cache: Decides which pages and values stay in memory.
     """
 
     name: str
     notes: dict[str, Any] = field(default_factory=dict)
     store: InitVar[Store | None] = None
     cache: Cache = SHARED_CACHE
-    # From oldest to newest, and how many there ever were.
+    # The runs from oldest to newest, and the number of runs made so far.
     _runs: list[KeyRun] = field(default_factory=list)
     _made: int = 0
 
     def __post_init__(self, store: Store | None) -> None:
         self._pages = RunPages(self.name, store, self.cache)
-        # The entries that changed since the last save, those that were only read since, and those of the batch before.
+        # Entries that changed since the last save, entries that were only read since, and entries of the batch before.
         self._changed: dict[Key, _Entry] = {}
         self._read: dict[Key, _Entry] = {}
         self._former: dict[Key, _Entry] = {}
@@ -120,7 +132,7 @@ class KeyedTable:
         self._pages.store = store
 
     def get(self, key: Key) -> Any | None:
-        """Returns the value of a key; None if it has none. A value that is changed in place must be put again."""
+        """Returns the value of a key; None if it has none. If you change a value in place, put it again."""
         return self._decode_value(key, self._open(key))
 
     def find_wake(self, key: Key) -> int:
@@ -129,7 +141,7 @@ class KeyedTable:
         return entry.wake if entry.exists else -NEVER_DUE
 
     def may_have(self, keys: Keys) -> Mask:
-        """Marks the keys that may have a value; no other has one. Cheaper than to ask for each of many keys."""
+        """Marks the keys that may have a value; all other keys have none. Cheaper than `get` for many keys."""
         found = np.zeros(len(keys), dtype=bool)
         if self._changed:
             pairs = keys.list_pairs()
@@ -140,7 +152,7 @@ class KeyedTable:
 
     def find_rows(self, keys: Keys) -> FoundRows:
         """Finds the values of distinct keys that are in columns."""
-        # The newest of the pieces that have a key, -1 for none; a changed key is in none.
+        # The newest piece that has each key; -1 for none, as for changed keys.
         newest = np.full(len(keys), -1, dtype=np.int64)
         pieces: list[tuple[KeyRun, Rows, Int64s, Int64s]] = []
         for run, rows, at, places in self._search(keys):
@@ -164,17 +176,17 @@ class KeyedTable:
                 charges.append((run, int(rows.counts[places[is_found]].sum())))
         found = FoundRows(select_rows(parts), np.concatenate(of_parts), np.concatenate(listed), charges)
         for at in found.others.tolist():
-            # So the run that has it is known when it is replaced.
+            # The entry records the key's run, which must be known when the key is replaced.
             self._open(keys.pair(at))
         if pairs:
-            # They would be outdated once the rows are replaced.
+            # These entries are outdated once the rows are replaced.
             for at in found.places.tolist():
                 self._read.pop(pairs[at], None)
                 self._former.pop(pairs[at], None)
         return found
 
     def replace_rows(self, found: FoundRows, rows: Rows) -> None:
-        """Puts values in columns, and forgets keys. rows: among them are all keys with rows in `found`."""
+        """Puts values in columns, and forgets keys. `rows` must include every key that has rows in `found`."""
         for run, count in found.charges:
             _find_successor(run).rows -= count
         if self._changed or self._read or self._former:
@@ -188,7 +200,7 @@ class KeyedTable:
             self._merge_runs(len(rows))
 
     def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
-        """Keeps a value, whose key `due` returns from the watermark `wake` on; None forgets the key."""
+        """Sets the value of a key; None forgets the key. `due` returns the key from the watermark `wake` on."""
         entry = self._open(key)
         if value is None and not entry.exists:
             return
@@ -196,7 +208,7 @@ class KeyedTable:
         self._mark_changed(key, entry)
 
     def change(self, key: Key, value: Any) -> None:
-        """Replaces the value of a key that has one, and keeps its wake."""
+        """Replaces the value of a key that has one. Keeps its wake."""
         self.put(key, value, self._open(key).wake)
 
     def find_due(self, watermark: int) -> Keys:
@@ -219,7 +231,7 @@ class KeyedTable:
         """Returns the keys whose wake is at or below the watermark, sorted."""
         for key in {key for keys in self._sweep(watermark) for key in keys.list_pairs()}:
             entry = self._open(key)
-            # It is written anew, if nothing else happens to it, since its run is not searched for it again.
+            # Rewrite the key even if nothing else changes, since its run is not searched for it again.
             if entry.exists and entry.wake <= watermark and key not in self._changed:
                 self._mark_changed(key, entry)
         return self._list_due(watermark)
@@ -236,7 +248,7 @@ class KeyedTable:
 
     @property
     def is_empty(self) -> bool:
-        """True if no key has a value. Some of a table's keys that `forget_due` forgot may still count as having one."""
+        """True if no key has a value. Keys that `forget_due` forgot may still count as having one."""
         return not self._runs and not any(entry.exists for entry in self._changed.values())
 
     def items(self) -> Iterator[tuple[Key, int, Any]]:
@@ -251,7 +263,7 @@ class KeyedTable:
                 yield key, entry.wake, self._decode_value(key, entry)
 
     def export_rows(self, count: Callable[[Any], int]) -> Iterator[Rows]:
-        """Yields all keys with their values as pages have them, each key once. count: see `save`."""
+        """Yields all keys with their values in the form that pages have, each key once. See `save` for `count`."""
         for rows in self._iterate_stored():
             if self._changed:
                 rows = rows.take(np.array([key not in self._changed for key in rows.keys.list_pairs()], dtype=bool))  # noqa: PLW2901 - fewer of them
@@ -267,9 +279,9 @@ class KeyedTable:
             yield Rows.from_entries(listed)
 
     def add_rows(self, rows: Rows) -> None:
-        """Adds keys that the table does not have, as `export_rows` yields them."""
+        """Adds keys from `export_rows` that the table does not have."""
         if self._read or self._former:
-            # That there is no value may have been remembered.
+            # Entries may record that these keys have no value.
             for key in rows.keys.list_pairs():
                 self._read.pop(key, None)
                 self._former.pop(key, None)
@@ -277,7 +289,7 @@ class KeyedTable:
         self._merge_runs(len(rows))
 
     def _iterate_stored(self) -> Iterator[Rows]:
-        """Yields the newest rows of all keys in runs that are not forgotten. Some keys may have changed since."""
+        """Yields the newest stored row of each key that is not forgotten, even if the key has changed since."""
         depth = max((run.depth for run in self._runs), default=0)
         for part in range(2**depth if self._runs else 0):
             runs = list(self._list_current(part))[::-1]
@@ -293,19 +305,19 @@ class KeyedTable:
 
     @property
     def most_keys(self) -> int:
-        """The number of keys of the table, or more."""
+        """An upper bound of the number of keys."""
         return sum(run.keys for run in self._runs) + len(self._changed)
 
     @property
     def rows(self) -> int:
-        """The number of rows that the keys had when each of them was last written.
+        """The number of rows that each key had when it was last written, summed over all keys.
 
-        The keys that `forget_due` forgot count until their run is merged or as a whole forgotten.
+        Keys that `forget_due` forgot count until their run is merged or all its keys are forgotten.
         """
         return max(0, sum(run.rows for run in self._runs))
 
     def save(self, count: Callable[[Any], int] = lambda _: 1) -> None:
-        """Writes the keys that changed, and merges runs. count: returns the number of rows of a value."""
+        """Writes the keys that changed, and merges runs. `count` returns the number of rows of a value."""
         touched = {**self._read, **self._changed}
         if self._changed:
             self._write_changed(count)
@@ -325,7 +337,7 @@ class KeyedTable:
         return names
 
     def evict(self) -> None:
-        """Drops the decoded values of the batch before; the store has them."""
+        """Drops the decoded values of the previous batch; the store has them."""
         self._former = {}
 
     def to_record(self) -> TableRecord:
@@ -337,16 +349,16 @@ class KeyedTable:
 
     @classmethod
     def from_record(cls, name: str, record: TableRecord, store: Store, cache: Cache = SHARED_CACHE) -> KeyedTable:
-        """Returns the table of a record; its pages are read when they are needed."""
+        """Returns the table of a record. Its pages are read when needed."""
         return cls(name, record.notes, store, cache, [KeyRun.from_record(run) for run in record.runs], record.made)
 
     # Entries ----------------------------------------------------------------------------------------------------------
 
     def _open(self, key: Key) -> _Entry:
-        """Returns the entry of a key, which stays in memory until the batch after this one."""
+        """Returns the entry of a key, which stays in memory until the end of the next batch."""
         entry = self._changed.get(key) or self._read.get(key)
         if entry is None:
-            # A table without runs, as one without a store, must not remember every key that is looked up.
+            # Without runs, as in a table without a store, looked-up keys must not accumulate in memory.
             if not self._runs:
                 return _Entry()
             entry = self._former.pop(key, None)
@@ -384,14 +396,14 @@ class KeyedTable:
     def _search(self, keys: Keys) -> Iterator[tuple[KeyRun, Rows, Int64s, Int64s]]:
         """Finds keys in the pages of all runs, from oldest to newest.
 
-        Yields the run, the rows of a page, the places of the keys that it has, and their positions among these rows. A row may
-        be overridden by one that is yielded later.
+        Yields the run, the rows of a page, the positions in `keys` of the keys that the page has, and the positions of
+        these keys in the page. Rows yielded later override earlier ones.
         """
         hashes = hash_keys(keys) if self._runs else np.zeros(0, dtype=np.int64)
         left: list[Int64s] = [np.arange(len(keys))] * len(self._runs)
         for end, target in enumerate(self._runs):
             if target.sources:
-                # What is merged already must not be found in its sources.
+                # Search merged parts in the target only, not in its sources.
                 is_left = hashes & (2 ** self._find_sources(target)[1] - 1) >= target.parts_done
                 left[end - target.sources : end] = [np.flatnonzero(is_left)] * target.sources
         for run, own in zip(list(self._runs), left, strict=True):
@@ -410,7 +422,8 @@ class KeyedTable:
     def _list_current(self, hashed: int) -> Iterator[KeyRun]:
         """Yields the runs that may have the newest row of a key, newest first.
 
-        Runs whose rows of that hash are merged already have some of them still: of a part, not all of their pages go at once.
+        Skips the sources of a merge that is past the key's part. They may still have its rows, since a page that spans
+        several parts is dropped only when the merge is complete.
         """
         at = len(self._runs)
         while at:
@@ -429,7 +442,7 @@ class KeyedTable:
         try:
             value, end = _decode_json(text)
             if end < len(text):
-                raise ValueError("something follows a value")
+                raise ValueError("extra data after a value")
         except (ValueError, RecursionError) as error:
             place = f"{self.name}, key {key}"
             raise StateError(
@@ -447,7 +460,7 @@ class KeyedTable:
             heappush(self._wakes, (entry.wake, key))
 
     def _keep_decoded(self, touched: dict[Key, _Entry]) -> None:
-        """Keeps the values of a batch decoded until the next one, while the cache has room."""
+        """Keeps the batch's values decoded for the next batch, while the cache has room."""
         self._former = {key: entry for key, entry in touched.items() if entry.exists}
         characters = sum(entry.characters for entry in self._former.values())
         self.cache.hold(self, len(self._former) * _VALUE_BYTES + characters * _BYTES_PER_CHARACTER)
@@ -457,7 +470,7 @@ class KeyedTable:
     def _sweep(self, watermark: int) -> list[Keys]:
         """Finds the keys of stored runs whose wake is at or below the watermark, and some that newer rows override.
 
-        No key is found again, so the caller must write anew those that stay.
+        No key is found twice, so the caller must rewrite the keys that it keeps.
         """
         found: list[Keys] = []
         for run in self._runs:
@@ -481,7 +494,7 @@ class KeyedTable:
         return due
 
     def _pop_due(self, watermark: int) -> set[Key]:
-        """Takes the changed keys whose wake is at or below the watermark out of the heap of wakes."""
+        """Removes the changed keys whose wake is at or below the watermark from the heap of wakes, and returns them."""
         due: set[Key] = set()
         while self._wakes and self._wakes[0][0] <= watermark:
             _, key = heappop(self._wakes)
@@ -493,20 +506,20 @@ class KeyedTable:
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def _open_run(self, run: KeyRun) -> dict[int, Page]:
-        """Returns the pages of a run, whose wakes are read if they are not in memory."""
+        """Returns the pages of a run. Reads their wakes if they are not in memory."""
         if run.pages is not None:
             return run.pages
         pages = self._pages.load_index(run)
         for target in self._runs:
             sources, depth = self._find_sources(target)
             if run in sources and run.depth >= depth:
-                # The pages of the parts that are merged already are gone.
+                # The pages of merged parts have been dropped.
                 pages = {number: page for number, page in pages.items() if number % 2**depth >= target.parts_done}
         run.pages = pages
         return pages
 
     def _write_changed(self, count: Callable[[Any], int]) -> None:
-        """Makes a run of the entries that changed."""
+        """Writes the changed entries as a run."""
         listed: list[tuple[Key, int, str | None, int]] = []
         for key in sorted(self._changed):
             entry = self._changed[key]
@@ -521,7 +534,7 @@ class KeyedTable:
             entry.run = run
 
     def _add_run(self, rows: Rows) -> KeyRun:
-        """Adds a run of rows, which override those of all others."""
+        """Adds a run of rows, which override those of all existing runs."""
         self._made += 1
         run = self._pages.add_run(self._made, rows)
         self._runs.append(run)
@@ -532,15 +545,15 @@ class KeyedTable:
         self._pages.drop_run(run)
 
     def _drop_forgotten(self) -> None:
-        """Drops the oldest runs while all of their keys are forgotten."""
+        """Drops the oldest runs as long as all their keys are forgotten."""
         while self._runs and self._runs[0].horizon >= self._runs[0].last_wake and not self._is_merging(0):
             self._drop_run(self._runs.pop(0))
 
     # Merges -----------------------------------------------------------------------------------------------------------
 
     def _merge_runs(self, changes: int) -> None:
-        """Merges runs, each merge by a number of rows in proportion to the keys that the batch changed."""
-        most, worked = max(_LEAST_ROWS, _ROWS_PER_CHANGE * changes), set[int]()
+        """Starts due merges and continues each by a number of rows proportional to the keys that the batch changed."""
+        most, worked = max(_MIN_ROWS, _ROWS_PER_CHANGE * changes), set[int]()
         while True:
             self._drop_forgotten()
             self._start_merges()
@@ -552,7 +565,7 @@ class KeyedTable:
                 self._continue_merge(target, most)
 
     def _is_merging(self, at: int) -> bool:
-        """Returns whether the run at a position is one of those that are being merged, or the one into which they are."""
+        """Returns whether the run at a position is a source or the target of a merge."""
         return any(run.sources and end - run.sources <= at <= end for end, run in enumerate(self._runs))
 
     def _start_merges(self) -> None:
@@ -570,14 +583,14 @@ class KeyedTable:
                 return
 
     def _is_fold_due(self) -> bool:
-        """Returns whether all runs should be merged: there are many newer keys."""
+        """Returns whether all runs should be merged, because the newer ones have many keys."""
         if not self._runs:
             return False
         newer = sum(run.keys for run in self._runs[1:])
         return newer > 0 and newer >= _FOLDED_SHARE * self._runs[0].keys
 
     def _start_merge(self, start: int, end: int) -> None:
-        """Starts to merge the runs of some positions. The run that they become overrides them as it grows."""
+        """Starts merging the runs in a range of positions. The target overrides them as it grows."""
         sources = self._runs[start:end]
         self._made += 1
         target = KeyRun.begin(self._made, sum(run.keys for run in sources))
@@ -587,7 +600,7 @@ class KeyedTable:
         self._runs.insert(end, target)
 
     def _find_sources(self, target: KeyRun) -> tuple[list[KeyRun], int]:
-        """Returns the runs that are being merged into a run, and the depth of the parts in which they are."""
+        """Returns the runs that are being merged into a run, and the depth of the merge's parts."""
         at = self._runs.index(target)
         sources = self._runs[at - target.sources : at]
         return sources, min(target.depth, max((run.depth for run in sources), default=0))
@@ -603,12 +616,12 @@ class KeyedTable:
             self._finish_merge(target, sources)
 
     def _merge_part(self, target: KeyRun, sources: list[KeyRun], depth: int) -> int:
-        """Merges the rows of one part. Returns how many were read."""
+        """Merges the rows of one part. Returns the number of rows read."""
         for run in sources:
             self._open_run(run)
         read, void = self._pages.merge_part(target, sources, depth, is_oldest=self._runs[0] is sources[0])
         for key, source, count in void:
-            # A run newer than the target has taken the key off the count already.
+            # If a run newer than the target has the key, the row has been subtracted already.
             if count > 0 and self._locate(key)[0] in (None, target, *sources):
                 source.rows -= count
         return read
@@ -624,7 +637,7 @@ class KeyedTable:
 
 
 def _find_successor(run: KeyRun) -> KeyRun:
-    """Returns the run that has the rows of a run now."""
+    """Returns the run that has a run's rows now."""
     while run.successor is not None:
         run = run.successor
     return run

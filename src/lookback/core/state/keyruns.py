@@ -1,7 +1,7 @@
-"""Stores keys with their values as runs: immutable pages, in which a newer run overrides older ones key by key.
+"""Stores keys with their values as runs of immutable pages. A newer run overrides older ones key by key.
 
-A hash of the key assigns it to one of the pages of a run, whose number is a power of two. A value is a text of JSON here, or
-rows in the columns of its page. Runs are written and merged here; `keyed` decides which of them are merged, and when.
+A hash of the key assigns it to one of the run's pages, whose number is a power of two. A value is JSON text, or rows in
+the columns of its page. This module writes and merges runs; `keyed` decides which runs to merge, and when.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from lookback.core.values.times import NEVER_DUE
 
 # The low and the high half of a grouping key.
 Key = tuple[int, int]
-# A page has about so many keys, unless its run would have more than 2**_MAX_DEPTH pages.
+# The approximate number of keys in a page, unless its run would have more than 2**_MAX_DEPTH pages.
 _KEYS_PER_PAGE = 512
 _MAX_DEPTH = 12
-# The manifest holds the wakes of at most 2**_INLINE_DEPTH pages of a run; those of more pages have a page of their own.
+# The manifest holds the wakes of up to 2**_INLINE_DEPTH pages of a run; the wakes of more pages have their own page.
 _INLINE_DEPTH = 4
-# A longer value goes on in the next row of its page.
+# Longer values continue in the next row of their page.
 _MAX_ROW_CHARACTERS = 2**26
-# In place of a number of counted rows: the key is forgotten.
+# The count of a forgotten key.
 _FORGOTTEN = -1
-# The memory of a row of a page, without the characters of its value.
+# The memory of a row of a page without the characters of its value.
 _ROW_BYTES = 220
 
 
 def hash_key(key: Key) -> int:
-    """Returns the hash by whose lowest bits a key finds its page. Stored pages depend on it."""
+    """Returns the hash whose lowest bits are the number of a key's page. Stored pages depend on it."""
     low, high = key
     return low ^ (low >> 20) ^ (low >> 40) ^ high
 
 
 def hash_keys(keys: Keys) -> Int64s:
-    """Returns what `hash_key` does, of many keys."""
+    """Returns the `hash_key` of each key."""
     hashes: Int64s = keys.low ^ (keys.low >> 20) ^ (keys.low >> 40) ^ keys.high
     return hashes
 
@@ -53,10 +53,16 @@ def hash_keys(keys: Keys) -> Int64s:
 class Rows:
     """Rows of distinct keys, sorted by key; all arrays have shape (rows,).
 
-    low, high: the halves of the key; wakes: the watermark at which it is due; counts: how many rows of state its value
-    has. A forgotten key has a row too, which overrides those of older runs. texts: the
-    values as JSON; empty for a key whose value is in `columns`, the rows of such keys one after another. lengths: how many
-    rows each key has there; None if there are no columns.
+    A forgotten key has a row too, which overrides those of older runs.
+
+    Attributes:
+        low: The low half of each key.
+        high: The high half of each key.
+        wakes: The watermark at which each key is due.
+        counts: The number of rows of state in each value.
+        texts: The values as JSON; empty for a key whose value is in `columns`.
+        lengths: The number of rows that each key has in `columns`; None without columns.
+        columns: The values that are rows, key after key.
     """
 
     low: Int64s
@@ -74,7 +80,7 @@ class Rows:
 
     @classmethod
     def from_entries(cls, entries: Sequence[tuple[Key, int, str | None, int]]) -> Rows:
-        """Makes rows of (key, wake, text, count), sorted by key. text: None for a forgotten key."""
+        """Makes rows from tuples (key, wake, text, count) sorted by key. The text of a forgotten key is None."""
         low, high = (np.array([key[half] for key, *_ in entries], dtype=np.int64) for half in (0, 1))
         wakes = np.array([wake for _, wake, _, _ in entries], dtype=np.int64)
         counts = [_FORGOTTEN if text is None else count for _, _, text, count in entries]
@@ -83,7 +89,7 @@ class Rows:
 
     @classmethod
     def from_columns(cls, keys: Keys, wakes: Int64s, lengths: Int64s, columns: KeyColumns | None) -> Rows:
-        """Makes the rows of keys with so many rows of columns each, in any order; a key of length 0 is forgotten."""
+        """Makes rows of keys in any order, each with its number of rows in `columns`; length 0 forgets the key."""
         counts = np.where(lengths > 0, lengths, _FORGOTTEN)
         texts = _to_objects([""] * len(lengths))
         rows = cls(keys.low, keys.high, np.where(lengths > 0, wakes, NEVER_DUE), counts, texts, lengths, columns)
@@ -96,7 +102,7 @@ class Rows:
 
     @property
     def is_forgotten(self) -> Mask:
-        """Marks the keys that are forgotten."""
+        """Marks forgotten keys."""
         mask: Mask = self.counts == _FORGOTTEN
         return mask
 
@@ -116,7 +122,7 @@ class Rows:
     def find(self, key: Key) -> int | None:
         """Returns the position of a key; None if it has no row."""
         if self._positions is None:
-            # If keys share their low half, the last of them is found first.
+            # If several keys share a low half, this is the position of the last one.
             self._positions = dict(zip(self.low.tolist(), range(len(self)), strict=True))
         low, high = key
         at = self._positions.get(low, -1)
@@ -127,7 +133,7 @@ class Rows:
         return None
 
     def take(self, at: Int64s | Mask) -> Rows:
-        """Returns the rows at positions or of a mask."""
+        """Returns the rows selected by positions or a mask."""
         rows = Rows(self.low[at], self.high[at], self.wakes[at], self.counts[at], self.texts[at])
         if self.columns is not None and self.lengths is not None and (lengths := self.lengths[at]).any():
             starts = (np.cumsum(self.lengths) - self.lengths)[at]
@@ -135,7 +141,7 @@ class Rows:
         return rows
 
     def forget(self, at: Mask) -> Rows:
-        """Returns the rows with those of a mask forgotten."""
+        """Returns a copy in which the keys of a mask are forgotten."""
         wakes, counts = np.where(at, NEVER_DUE, self.wakes), np.where(at, _FORGOTTEN, self.counts)
         texts = self.texts.copy()
         texts[at] = ""
@@ -146,7 +152,7 @@ class Rows:
         return rows
 
     def value(self, at: int) -> Any:
-        """Returns the value of a key that is in columns: `rows`, a list for each; None if its value is not in columns."""
+        """Returns a value in columns as {"rows": [...]}, with a list for each row; None if it is not in columns."""
         if self.columns is None or self.lengths is None or not self.lengths[at]:
             return None
         start = int(self.lengths[:at].sum())
@@ -157,10 +163,7 @@ class Rows:
         return zip(self.low[at].tolist(), self.high[at].tolist(), strict=True)
 
     def split(self, depth: int, numbers: Sequence[int]) -> Iterator[tuple[int, Rows]]:
-        """Yields the rows of each page of a run, with its number: of those pages of `numbers` that have any.
-
-        depth: of the run, which has 2**depth pages.
-        """
+        """Yields the number and the rows of each page in `numbers` that has rows, for a run of 2**depth pages."""
         if len(numbers) == 1:
             if len(self):
                 yield numbers[0], self
@@ -208,7 +211,12 @@ class Rows:
 
 @dataclass(eq=False)
 class Page:
-    """A page of a run. wake: the earliest wake of its keys that are not yet known to be overridden; rows: None until read."""
+    """A page of a run.
+
+    Attributes:
+        wake: The earliest wake of the keys that are not yet known to be overridden.
+        rows: Its rows; None until they are read.
+    """
 
     wake: int
     rows: Rows | None = None
@@ -222,11 +230,18 @@ class Page:
 class KeyRun:
     """Keys that were written or merged together.
 
-    number: names its pages; depth: it has up to 2**depth pages; keys: how many rows it has. rows: the sum of the counts of
-    those keys that no newer run overrides. swept: all keys of the run with a wake up to it are overridden. horizon: all keys
-    with a wake up to it are forgotten. last_wake: the highest wake of its keys, or more.
-    sources: how many of the runs just before it are being merged into it, 0 if it is complete; parts_done: how many parts
-    of them have been. pages: by number; None until they are needed. successor: the run into which it was merged.
+    Attributes:
+        number: Part of the names of its pages.
+        depth: The run has up to 2**depth pages.
+        keys: The number of keys, each of which has a row.
+        rows: The sum of the counts of the keys that no newer run overrides.
+        swept: All keys with a wake up to this watermark are overridden.
+        horizon: All keys with a wake up to this watermark are forgotten.
+        last_wake: An upper bound of the wakes of its keys.
+        sources: How many of the runs just before it are being merged into it; 0 if it is complete.
+        parts_done: How many parts of these runs have been merged.
+        pages: Pages by number; None until needed.
+        successor: The run into which it was merged.
     """
 
     number: int
@@ -243,7 +258,7 @@ class KeyRun:
 
     @classmethod
     def begin(cls, number: int, keys: int) -> KeyRun:
-        """Returns a run without pages, with room for so many keys."""
+        """Returns a run without pages that has room for `keys` keys."""
         depth = min(_MAX_DEPTH, max(0, (keys - 1) // _KEYS_PER_PAGE).bit_length())
         return cls(number, depth, pages={})
 
@@ -255,7 +270,7 @@ class KeyRun:
 
     @property
     def has_index(self) -> bool:
-        """True if the wakes of its pages have a page of their own."""
+        """True if the wakes of its pages have their own page."""
         return self.depth > _INLINE_DEPTH and not self.sources
 
     def name_page(self, table: str, number: int) -> str:
@@ -267,14 +282,14 @@ class KeyRun:
         return f"table:{table}:{self.number}:wakes"
 
     def numbers_in(self, part: int, depth: int) -> range:
-        """Returns the numbers of the pages with keys of a part: those whose hash has `part` as its lowest `depth` bits."""
+        """Returns the numbers of the pages with keys whose hash has `part` as its lowest `depth` bits."""
         if self.depth <= depth:
             own = part & (2**self.depth - 1)
             return range(own, own + 1)
         return range(part, 2**self.depth, 2**depth)
 
     def add_rows(self, rows: Rows, numbers: Sequence[int]) -> Iterator[tuple[int, Page]]:
-        """Adds rows whose pages are among `numbers`, which it has not yet. Yields the new pages with their numbers."""
+        """Adds rows whose pages are among `numbers` and do not exist yet. Yields the new pages with their numbers."""
         pages = self.opened
         self.keys += len(rows)
         if len(rows):
@@ -309,7 +324,7 @@ class KeyRun:
 
     @classmethod
     def from_record(cls, record: KeyRunRecord) -> KeyRun:
-        """Returns the run of a record; its pages are read when they are needed."""
+        """Returns the run of a record. Its pages are read when needed."""
         run = cls(
             record.number, record.depth, record.keys, record.rows, record.swept, record.horizon, record.last_wake,
             record.sources, record.parts_done,
@@ -325,9 +340,14 @@ def _open_pages(wakes: Sequence[int]) -> dict[int, Page]:
 
 @dataclass(eq=False)
 class RunPages:
-    """The pages of the runs of a table, in the store and, until the next save, before it.
+    """The pages of a table's runs: those in the store, and those waiting for the next save.
 
-    name: of the table. unsaved: new pages by name; removed: the names of pages that the store has and a save removes.
+    Attributes:
+        name: The name of the table.
+        store: Where pages are saved; None if nothing is saved.
+        cache: Decides which pages stay in memory.
+        unsaved: New pages by name.
+        removed: The names of stored pages for the next save to remove.
     """
 
     name: str
@@ -337,7 +357,7 @@ class RunPages:
     removed: list[str] = field(default_factory=list)
 
     def save(self) -> None:
-        """Brings the store up to date."""
+        """Writes unsaved changes to the store."""
         assert self.store is not None
         for name in self.removed:
             self.store.remove(name)
@@ -374,7 +394,7 @@ class RunPages:
         return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
 
     def add_run(self, number: int, rows: Rows) -> KeyRun:
-        """Makes a run of rows."""
+        """Writes rows as a new run."""
         run = KeyRun.begin(number, len(rows))
         self._add_rows(run, rows, range(2**run.depth))
         run.rows = int(np.maximum(rows.counts, 0).sum())
@@ -384,10 +404,17 @@ class RunPages:
     def merge_part(
         self, target: KeyRun, sources: Sequence[KeyRun], depth: int, *, is_oldest: bool
     ) -> tuple[int, list[tuple[Key, KeyRun, int]]]:
-        """Merges the next part of runs into their target, and drops their pages of it.
+        """Merges the next part of the sources into their target, and drops the sources' pages of that part.
 
-        is_oldest: whether no older run has rows that forgotten keys must override. Returns how many rows were read, and the
-        keys whose newest row here is over: (key, the source that has the row, the count of the row).
+        Args:
+            target: The run to merge into.
+            sources: The runs to merge, from oldest to newest.
+            depth: The depth of the merge's parts.
+            is_oldest: Whether no older run has rows that forgotten keys must override.
+
+        Returns:
+            The number of rows read, and the keys whose newest row here is past the horizon: (key, source that has the
+            row, count of the row).
         """
         part = target.parts_done
         loaded = [self.load_part(run, part, depth) for run in sources]
@@ -398,7 +425,7 @@ class RunPages:
         if is_oldest:
             rows = rows.take(~is_void & ~rows.is_forgotten)
         elif is_void.any():
-            # It must go on to override the rows that still older runs may have of the key.
+            # A forgotten key must still override the rows that older runs may have of it.
             rows = rows.forget(is_void)
         self._add_rows(target, rows, target.numbers_in(part, depth))
         for run in sources:
@@ -407,7 +434,7 @@ class RunPages:
         return sum(map(len, loaded)), void
 
     def finish_merge(self, target: KeyRun, sources: Sequence[KeyRun]) -> None:
-        """Makes a target complete all of whose parts are merged, and removes the pages that its sources still have."""
+        """Completes a merge once all parts are merged, and removes the remaining pages of the sources."""
         target.sources = 0
         for run in sources:
             self.drop_run(run)
@@ -439,7 +466,7 @@ class RunPages:
 
 
 def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
-    """Merges rows, from the oldest part to the newest. Returns the newest row of each key, and the part that it is of."""
+    """Merges parts, ordered from oldest to newest. Returns the newest row of each key and the part it comes from."""
     if len(parts) == 1:
         return parts[0], np.zeros(len(parts[0]), dtype=np.int64)
     joined = _join_rows(parts)
@@ -454,7 +481,7 @@ def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:
 
 
 def select_rows(parts: Sequence[tuple[Rows, Int64s]]) -> Rows:
-    """Returns the rows at some places of each part, one part after another."""
+    """Returns the rows at the given positions of each part, one part after another."""
     return _join_rows([rows.take(places) for rows, places in parts]) if parts else Rows.from_entries([])
 
 

@@ -1,7 +1,7 @@
-"""Names the fields of the manifest, the page that lists everything else a shard keeps.
+"""Defines the records of the manifest, the page that lists everything else a shard keeps.
 
-Its JSON holds lists by position, since a batch writes it anew and its bytes count; positions are read and written here and
-nowhere else.
+Every batch rewrites the manifest, so its JSON is compact: records are lists, with fields by position. Only this module
+knows the positions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from lookback.core.values.times import NEVER_DUE
 
-# In place of the wake of a page: the run has no such page. Above every wake.
+# Stands in for the wake of a page that the run does not have; above every wake.
 ABSENT = 2**63 - 1
 
 
 class RunRecord(NamedTuple):
-    """A stored run; see `shard.StoredRun` for its fields. due: left out of the JSON where it is NEVER_DUE."""
+    """A stored run; see `shard.StoredRun` for its fields. The JSON omits `due` if it is NEVER_DUE."""
 
     run_id: str
     segment: int
@@ -34,10 +34,10 @@ class RunRecord(NamedTuple):
 
 
 class SharedRunRecord(NamedTuple):
-    """A stored run of many features; see `shard.StoredRun`.
+    """A stored run that features share; see `shard.StoredRun`.
 
-    places: four figures of each feature: its number in the list of its row set's features, and those of its
-    `sharedruns.Place`. has_dropped: whether the page has features that were dropped.
+    `places` has four integers for each feature: its position in `RowSetRecord.features`, and the three of its
+    `sharedruns.Place`.
     """
 
     run_id: str
@@ -52,27 +52,27 @@ class SharedRunRecord(NamedTuple):
 
 
 class RowSetRecord(NamedTuple):
-    """The rows that many features of a grouping share. features: their ids."""
+    """The rows that features of one grouping share. `features` lists their ids."""
 
     features: list[str]
     runs: list[SharedRunRecord]
 
     @classmethod
     def from_json(cls, row: Iterable[Any]) -> RowSetRecord:
-        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        """Reads the record from its JSON. Raises ValueError for an invalid number."""
         features, runs = row
         records = [SharedRunRecord(*run) for run in runs]
         for record in records:
             places = record.places
             if len(places) % 4 or not all(type(each) is int for each in places):
-                raise ValueError("the places of features are groups of four integers")
+                raise ValueError("the places of features must be groups of four integers")
             if not all(0 <= number < len(features) for number in places[::4]):
-                raise ValueError("a row set has no such feature")
+                raise ValueError("a row set refers to an unknown feature")
         return cls([str(name) for name in features], records)
 
 
 class CombiningRecord(NamedTuple):
-    """The record of a feature that combines rows. closed: rows before it may be combined; the others are the fields of `runs.Buckets`."""
+    """How a feature combines its rows. Rows before `closed` may be combined; see `runs.Buckets` for the rest."""
 
     closed: int
     resolution: int
@@ -81,7 +81,7 @@ class CombiningRecord(NamedTuple):
 
 
 class FeatureRecord(NamedTuple):
-    """The state of a feature; see `shard.FeatureState`. combining: only of a feature with buckets."""
+    """The state of a feature; see `shard.FeatureState`. Only features with buckets have `combining`."""
 
     floor: int | None
     since: int | None
@@ -90,7 +90,7 @@ class FeatureRecord(NamedTuple):
     combining: CombiningRecord | None = None
 
     def to_json(self) -> list[Any]:
-        """Returns the fields in order, those of `combining` at the end."""
+        """Returns the fields in order, with those of `combining` at the end."""
         runs = [run.to_json() for run in self.runs]
         return [self.floor, self.since, self.width, runs, *(self.combining or ())]
 
@@ -110,7 +110,7 @@ class FeatureRecord(NamedTuple):
 class KeyRunRecord(NamedTuple):
     """A run of a keyed table; see `keyruns.KeyRun` for its fields.
 
-    wakes: that of each page, ABSENT for one that has no keys; empty where they have a page of their own.
+    `wakes` has the wake of each page, ABSENT for a page without keys. It is empty if the wakes are in their own page.
     """
 
     number: int
@@ -126,18 +126,24 @@ class KeyRunRecord(NamedTuple):
 
     @classmethod
     def from_json(cls, row: Iterable[Any]) -> KeyRunRecord:
-        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        """Reads the record from its JSON. Raises ValueError for an invalid number."""
         record = cls(*row)
         *figures, wakes = record
         if not all(type(each) is int and -ABSENT <= each <= ABSENT for each in (*figures, *wakes)):
-            raise ValueError("a figure of a run of keys is no integer of 64 bits")
+            raise ValueError("a number in a run of keys is not a 64-bit integer")
         if not 0 <= record.depth <= 16 or record.sources < 0 or (wakes and len(wakes) != 2**record.depth):
-            raise ValueError("the figures of a run of keys contradict each other")
+            raise ValueError("the numbers in a run of keys contradict each other")
         return record
 
 
 class TableRecord(NamedTuple):
-    """A keyed table. notes: what the table keeps beside its keys; runs: oldest first; made: how many runs it ever had."""
+    """A keyed table.
+
+    Attributes:
+        notes: Values that belong to the table as a whole.
+        made: The number of runs made so far.
+        runs: Oldest first.
+    """
 
     notes: dict[str, Any]
     made: int
@@ -145,25 +151,25 @@ class TableRecord(NamedTuple):
 
     @classmethod
     def from_json(cls, row: Iterable[Any]) -> TableRecord:
-        """Reads the record from its JSON. Raises ValueError if a field cannot be."""
+        """Reads the record from its JSON. Raises ValueError for an invalid field."""
         notes, made, runs = row
         if not isinstance(notes, dict) or type(made) is not int:
-            raise ValueError("a keyed table has notes and a number of runs")
+            raise ValueError("a keyed table must have notes and a number of runs")
         return cls(notes, made, [KeyRunRecord.from_json(run) for run in runs])
 
 
 class DeferredRecord(NamedTuple):
-    """The pages of events that a version which is warming has still to judge; see `deferred.Deferred`."""
+    """The number of pages and events that a warming version has yet to judge; see `deferred.Deferred`."""
 
     pages: int
     events: int
 
     @classmethod
     def from_json(cls, row: Iterable[Any]) -> DeferredRecord:
-        """Reads the record from its JSON. Raises ValueError if a figure cannot be."""
+        """Reads the record from its JSON. Raises ValueError for an invalid number."""
         record = cls(*row)
         if not all(type(each) is int and each >= 0 for each in record):
-            raise ValueError("the figures of deferred events are whole numbers")
+            raise ValueError("the numbers of deferred pages and events must be whole numbers")
         return record
 
 
@@ -171,7 +177,7 @@ class DeferredRecord(NamedTuple):
 class Manifest:
     """Everything that a shard keeps outside of other pages; see `shard.ShardState` for the fields.
 
-    pieces: the number of pieces of each page that has any, by the page's name.
+    `pieces` has the number of pieces of each page that has pieces, by page name.
     """
 
     high: int | None
@@ -196,7 +202,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Reads what `to_json` wrote. Raises ValueError, TypeError or LookupError if damaged."""
+        """Reads what `to_json` wrote. Raises ValueError, TypeError or LookupError if it is damaged."""
         document = json.loads(text)
         return cls(
             high=document["high"],
@@ -217,7 +223,7 @@ class Manifest:
 
 
 def _read_commit(value: Any) -> int | None:
-    """Reads the number of a commit, None for none. Raises ValueError for anything else."""
+    """Reads a commit number or None. Raises ValueError for anything else."""
     if value is not None and type(value) is not int:
-        raise ValueError("the commit of lists is no integer")
+        raise ValueError("the commit of lists is not an integer")
     return value

@@ -1,4 +1,4 @@
-"""Keeps pages of any size in a store that takes only pieces of them."""
+"""Keeps pages of any size in a store that limits the size of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lookback.core.values.cache import ArrayFile
 
 FindFile = Callable[[str], ArrayFile | None]
 
-# The largest page that a store is given at once.
+# Larger pages are split before they reach the store.
 MAX_PIECE_BYTES = 2**26
 _PIECES_MARK, _PIECES_HEAD = b"LBps", struct.Struct("<4sI")
 
@@ -20,32 +20,36 @@ class Store(Protocol):
     """Keeps pages: RocksDB in a stream, a dict in tests."""
 
     def get(self, name: str) -> bytes | None:
-        """Returns the page of that name; None if there is none. Raises StoreFailed."""
+        """Returns the page of that name; None if it does not exist. Raises StoreFailed."""
 
     def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in place of one of the same name."""
+        """Writes a page, replacing any page of the same name."""
 
     def remove(self, name: str) -> None:
         """Removes a page, which must exist."""
 
 
 class Pieces:
-    """A store of pages of any size, on top of a store that takes at most MAX_PIECE_BYTES at once.
+    """A store of pages of any size, on top of a store whose pages have at most MAX_PIECE_BYTES.
 
-    A larger page is kept as pieces, and the page of its own name holds their number. counts: the number of pieces of each
-    page that has any; it is saved with the pages, since a page can be replaced or removed without being read. find_file:
-    returns the file in which a page of that store may be kept decoded, which belongs to this very page; None for nowhere.
+    A larger page is stored as pieces; the page under its own name holds their number.
+
+    Args:
+        store: The underlying store.
+        counts: The number of pieces of each page that has pieces, by page name. It is saved with the pages, since a
+            page can be replaced or removed without being read.
+        find_file: Returns the file that may hold a page of the store decoded; None for no file. Each page has its own.
     """
 
     def __init__(self, store: Store, counts: dict[str, int], find_file: FindFile = lambda _: None) -> None:
         self._store, self._counts, self._find_file = store, counts, find_file
 
     def find_file(self, name: str) -> ArrayFile | None:
-        """Returns the file in which a page may be kept decoded: that of its first piece, if it has any; None for nowhere."""
+        """Returns the file that may hold a page decoded: that of its first piece if it has any; None for no file."""
         return self._find_file(_name_piece(name, 0) if name in self._counts else name)
 
     def get(self, name: str) -> bytes | None:
-        """Returns the page of that name; None if there is none. Raises StateError if a piece is missing."""
+        """Returns the page of that name; None if it does not exist. Raises StateError if a piece is missing."""
         page = self._store.get(name)
         if page is None or page[:4] != _PIECES_MARK or len(page) != _PIECES_HEAD.size:
             return page
@@ -60,7 +64,7 @@ class Pieces:
         return b"".join(parts)
 
     def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in pieces if it is large, in place of one of the same name."""
+        """Writes a page, in pieces if it is large, replacing any page of the same name."""
         parts = [page[at : at + MAX_PIECE_BYTES] for at in range(0, len(page), MAX_PIECE_BYTES)]
         count = len(parts) if len(parts) > 1 else 0
         self._remove_pieces(name, count)

@@ -54,37 +54,41 @@ from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import align_down
 
 MANIFEST, _RULES = "manifest", "rules"
-# Prefixes of the names of keyed tables: the times of raised alerts of a rule, and the resets of a feature.
+# Name prefixes of keyed tables: a rule's times of raised alerts, a feature's resets, and its discarded events.
 _RAISED, _RESETS, _DISCARDED = "raised:", "resets:", "discarded:"
-# So many runs of one size class are merged into one run of the next class, which is four times as large.
+# Merge four runs of one size class into one of the next, which is four times as large.
 _RUNS_PER_CLASS = 4
 _SMALLEST_CLASS_ROWS = 256
-# Merging makes no larger run: a run is read as a whole, and each row takes some 40 bytes of memory.
+# Merging makes no larger runs: a run is read as a whole, and each row takes some 40 bytes of memory.
 _MAX_MERGED_ROWS = 2**22
-# A shorter run is decoded in half a millisecond.
-_LEAST_FILED_ROWS = 2**15
-# Of runs that are not yet written: more than two rules make of the most events that are judged together, less than a
-# hundred measures do.
+# Shorter runs get no file, since decoding one takes only half a millisecond.
+_MIN_FILED_ROWS = 2**15
+# The limit for the memory of unsaved runs. For the most events that are judged together, two rules stay below it and a
+# hundred measures exceed it.
 _MAX_UNSAVED_BYTES = 2**27
-# The middle of so many rows at most is told from all of them, else from a sample: it says when a rewrite is worth it. The
-# steps of the golden section meet no period that rows of sorted keys may have.
+# Up to 4,096 rows the median, which decides when a rewrite is worth it, is exact; beyond that it is estimated from a
+# sample. Steps of the golden ratio cannot coincide with a period in rows sorted by key.
 _SAMPLE_ROWS = 4_096
 _SAMPLE_PLACES = np.arange(1, _SAMPLE_ROWS + 1) * ((5**0.5 - 1) / 2) % 1
-# Runs across their floor are counted row by row, up to so many rows a batch.
+# How many rows of runs that extend below their floor are counted one by one in a batch.
 _MAX_COUNTED_ROWS = 2**20
-# A longer text goes on in the next row of its page.
+# Longer texts continue in the next row of their page.
 _MAX_ROW_CHARACTERS = 2**26
 
 
 @dataclass(eq=False)
 class StoredRun:
-    """A run in the store, with the figures that are known before it is read. Times in microseconds.
+    """A run in the store, with what is known about it before it is read. Times are in microseconds.
 
-    segment: the number of the segment that made it. due: of a feature with buckets, half of the run's rows can be combined
-    once this time is closed; of a run that features share, the watermark at which half of its rows are of no feature any
-    more. places: of the features that share the run; None for a run of one feature. has_dropped: whether its page has
-    features that were dropped since. file: where it is kept decoded, with its indexes, if it was read from the store, and so may
-    be needed again and again, or is history; None for nowhere. is_prepared: it is history whose indexes were made at once.
+    Attributes:
+        segment: The number of the segment that made it.
+        due: For a feature with buckets, half of the rows can be combined once buckets are closed up to this time. For a
+            run that features share, the watermark at which no feature keeps half of the rows any longer.
+        places: The places of the features that share the run; None for a run of one feature.
+        has_dropped: Whether its page has features that were dropped since.
+        file: Holds the run decoded, with its indexes, if it was read from the store, since it may be needed many times,
+            or if it is history; None for no file.
+        is_prepared: Whether it is history whose indexes were built when it was added.
     """
 
     run_id: str
@@ -101,17 +105,17 @@ class StoredRun:
     is_prepared: bool = False
 
     def evict(self) -> None:
-        """Drops the run from memory, unless a file takes it; the store has it."""
+        """Frees the run's memory: moves it to its file, or else drops it, since the store has it."""
         self.move_to_file()
         if self.run is not None and self.run.memory_bytes:
             self.run = None
 
     def move_to_file(self) -> None:
-        """Moves a run that has a file there, with its indexes, unless it takes no memory."""
+        """Moves the run and its indexes to its file, if it has one and takes memory."""
         if self.file is not None and self.run is not None and self.run.memory_bytes:
             moved = move_run(self.run, self.file)
             if moved is None:
-                # It is not tried again in every batch.
+                # Do not retry in every batch.
                 self.file = None
             else:
                 self.run = moved
@@ -127,14 +131,17 @@ class StoredRun:
 class FeatureState:
     """The state of one feature: its rows, and how far they reach. State that belongs to one rule is in a keyed table.
 
-    runs: the rows, sorted, from oldest to newest, that the feature shares with no other: they can be combined or emptied,
-    or they are history. Other rows are in `ShardState.row_sets`.
-
-    floor: an event below it counts in no window; None before the first commit. since: the highest event time when
-    the feature started, before which its windows are incomplete; None if the stream was empty. width: how far below
-    the watermark rows are kept. resets: a table by key of the number of the segment in which an alert emptied its windows;
-    rows of earlier segments no longer count. None if there is none. buckets: how rows are combined, for a feature with a
-    resolution; closed: rows before it may be combined.
+    Attributes:
+        floor: Events below it count in no window; None before the first commit.
+        since: The highest event time when the feature started, before which its windows are incomplete; None if the
+            stream was empty.
+        width: How far below the watermark rows are kept.
+        runs: Sorted rows, from oldest to newest, that the feature shares with no other feature, because they can be
+            combined or emptied, or are history. Shared rows are in `ShardState.row_sets`.
+        resets: For each key, the number of the segment in which an alert emptied its windows: its rows of earlier
+            segments no longer count. None if no windows were emptied.
+        buckets: How rows are combined, for a feature with a `resolution`.
+        closed: Rows before it may be combined.
     """
 
     floor: int | None = None
@@ -156,11 +163,11 @@ class FeatureState:
 
     @property
     def last_reset(self) -> int:
-        """The number of the last segment in which an alert emptied the windows of a key; -1 if there is none."""
+        """The number of the last segment in which an alert emptied the windows of a key; -1 for none."""
         return -1 if self.resets is None else int(self.resets.notes.get("last", -1))
 
     def find_resets(self, keys: Keys) -> Int64s:
-        """Returns per key the number of the segment in which it was emptied; -1 if it was not."""
+        """Returns for each key the number of the segment in which its windows were emptied; -1 for none."""
         segments = np.full(len(keys), -1, dtype=np.int64)
         if self.resets is None:
             return segments
@@ -177,7 +184,7 @@ class FeatureState:
         return emptied_in[find_keys(keys, distinct)]
 
     def next_expiry(self, stored: StoredRun) -> int:
-        """Returns the watermark at which half of a run is below the floor, or can be combined."""
+        """Returns the watermark at which half of the run's rows are below the floor or can be combined."""
         if self.buckets is None:
             return stored.middle_time + self.width + 1
         resolution = self.buckets.resolution
@@ -188,7 +195,7 @@ class FeatureState:
 
     @property
     def complete_from(self) -> int | None:
-        """The earliest start of a window that has all its events; None if every window has."""
+        """The earliest start of a complete window; None if all windows are complete."""
         bounds = [bound for bound in (self.floor, self.since) if bound is not None]
         return max(bounds) if bounds else None
 
@@ -202,12 +209,12 @@ class FeatureState:
 
     @property
     def reach(self) -> int | None:
-        """The watermark up to which rows were forgotten; None before the first commit. Above that for a while after `width` rose."""
+        """The watermark up to which rows were dropped; more just after `width` grew; None before the first commit."""
         return None if self.floor is None else self.floor + self.width
 
     @classmethod
     def from_record(cls, record: FeatureRecord) -> FeatureState:
-        """Returns the feature of a record; its runs are read when they are needed."""
+        """Returns the feature of a record. Its runs are read when needed."""
         runs = [StoredRun(*run) for run in record.runs]
         feature = cls(record.floor, record.since, record.width, runs)
         if record.combining is not None:
@@ -219,10 +226,11 @@ class FeatureState:
 class StateCounts(NamedTuple):
     """The size of the state of a shard.
 
-    rows: rows of window state at or above their feature's floor (see `ShardState.state_rows`). remembered: keys that
-    `suppress` holds back, keys that an alert emptied, keys of which a window with a `resolution` discarded an event, and
-    verdicts and events that may still be revised. Some that were
-    forgotten since may count until their page is written again.
+    Attributes:
+        rows: Rows of window state at or above their feature's floor (see `ShardState.state_rows`).
+        remembered: Keys whose alerts `suppress` holds back, keys whose windows an alert emptied, keys with events that
+            a window with a `resolution` discarded, and verdicts and events that may still be revised. It may include
+            forgotten ones until their page is rewritten.
     """
 
     rows: int
@@ -233,16 +241,24 @@ class StateCounts(NamedTuple):
 class ShardState:
     """Everything that one shard keeps.
 
-    high: the highest event time of all commits so far; advanced: the watermark that was reached, which never falls, also where
-    the stream is declared with more disorder or a command moved it; last_commit: the last commit judged; segments: the number of segments judged; row_sets: the rows that features share, by `Feature.row_set`,
-    as runs from oldest to newest; tables: keyed tables by name; deferred: the events that versions which are warming have
-    still to judge, by the name of their keyed table; timer: when the shell wakes to drop old state, in the shell's
-    unit; manifest: the page last saved or loaded; cache: decides which pages stay in memory. origin: a text unique to this
-    state, set when it was created; saves: the number of times it was saved; declared: the mark of the declaration by which
-    the last batch was judged (see `Declared.mark`).
+    Each attempt of a batch on the same state writes the same pages under the same names, since a state store may keep
+    the pages of a failed attempt next to those of its retry.
 
-    A batch on the same state writes the same pages under the same names at each attempt, since a state store may keep the
-    pages of a failed attempt beside those of its repetition.
+    Attributes:
+        high: The highest event time of all commits so far.
+        advanced: The watermark reached. It never falls, even if the stream is declared with more disorder or a command
+            moved it.
+        last_commit: The last commit judged.
+        segments: The number of segments judged.
+        row_sets: The rows that features share, by `Feature.row_set`, as runs from oldest to newest.
+        tables: Keyed tables by name.
+        deferred: The events that warming versions have yet to judge, by the name of their keyed table.
+        origin: A text unique to this state, set when it was created.
+        saves: The number of times it was saved.
+        timer: When the shell wakes to drop old state, in the shell's unit.
+        declared: The mark of the declaration by which the last batch was judged (see `Declared.mark`).
+        cache: Decides which pages stay in memory.
+        manifest: The page last saved or loaded.
     """
 
     book: RuleBook
@@ -273,11 +289,11 @@ class ShardState:
 
     @property
     def lists_commit(self) -> int | None:
-        """The last commit of table `lists` that the shard has obeyed, by which it judges; None before the first."""
+        """The last commit of table `lists` that the shard has applied; None before the first."""
         return self.book.lists_commit
 
     def begin(self, store: Store, find_file: FindFile = lambda _: None) -> None:
-        """Starts a batch that writes to `store`. find_file: see `Pieces`."""
+        """Starts a batch that writes to `store`; see `Pieces` for `find_file`."""
         self._store, self._run_count = Pieces(store, self._pieces, find_file), 0
         self._unsaved, self._removed = {}, []
         for table in self.tables.values():
@@ -285,13 +301,13 @@ class ShardState:
         self.deferred.use_store(self._store)
 
     def table(self, name: str) -> KeyedTable:
-        """Returns the keyed table of that name, created if there is none."""
+        """Returns the keyed table of that name, creating it if needed."""
         if name not in self.tables:
             self.tables[name] = KeyedTable(name, store=self._store, cache=self.cache)
         return self.tables[name]
 
     def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
-        """Returns the watermark after the last commit; None if there is none yet."""
+        """Returns the watermark after the last commit; None if the stream has none yet."""
         bounds = [] if self.advanced is None else [self.advanced]
         if automatic and self.high is not None:
             bounds.append(self.high - max_out_of_orderness)
@@ -300,10 +316,10 @@ class ShardState:
     def pass_time(
         self, marks: Mapping[int, int | None], max_out_of_orderness: int, *, automatic: bool = True
     ) -> int | None:
-        """Moves past these commits: the one place where the highest event time and the floors rise.
+        """Advances past these commits. Only this method raises the highest event time and the floors.
 
-        marks: the highest event time of each commit, None if no event of it counts. `drop_old` later forgets the rows below
-        the floors. Returns the watermark after the commits.
+        `marks` has the highest event time of each commit, None if none of its events counts. `drop_old` later drops the
+        rows below the floors. Returns the watermark after the commits.
         """
         highs = [high for high in marks.values() if high is not None]
         if highs:
@@ -347,17 +363,17 @@ class ShardState:
         return run
 
     def _place_in_file(self, stored: StoredRun) -> None:
-        """Gives a long run in the store its file, into which it moves when it is evicted, or with the next save."""
-        if stored.rows >= _LEAST_FILED_ROWS:
+        """Assigns a file to a long run in the store. The run moves there when it is evicted, or with the next save."""
+        if stored.rows >= _MIN_FILED_ROWS:
             assert self._store is not None
             stored.file = self._store.find_file(stored.run_id)
 
     def find_rows(
         self, feature_id: str, row_set: str, earliest: int, latest: int
     ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
-        """Yields the runs that have rows of a feature in these times. row_set: see `rules.compiled.Feature`."""
+        """Yields the runs with rows of a feature between two times; see `rules.compiled.Feature` for `row_set`."""
         if row_set != self._searched:
-            # Rules come grouping by grouping.
+            # Rules are evaluated one grouping after the other.
             self._searched = row_set
             self._bound_unsaved()
         for stored in (*self.features[feature_id].runs, *self.row_sets.get(row_set, ())):
@@ -369,7 +385,7 @@ class ShardState:
                 yield stored, self.load_shared(stored).column(stored.places[feature_id])
             else:
                 continue
-            # The indexes that searching it made take memory too.
+            # Searching it built indexes, which take memory too.
             self.hold(stored)
 
     def list_runs(self) -> Iterator[StoredRun]:
@@ -380,14 +396,14 @@ class ShardState:
             yield from runs
 
     def hold(self, stored: StoredRun) -> None:
-        """Marks a saved run as used just now, so that the cache keeps it in memory while there is room."""
+        """Marks a saved run as recently used, so that the cache keeps it in memory while there is room."""
         if self._store is not None and stored.run is not None and stored.run_id not in self._unsaved:
             self.cache.hold(stored, stored.run.memory_bytes)
 
     def add_rows(
         self, feature: FeatureState, numbers: Int64s, keys: Keys, times: Int64s, values: Values | None
     ) -> None:
-        """Adds rows that arrived after all others, and merges runs where there are many of a size. Arguments: `make_run`'s."""
+        """Adds rows that arrived after the feature's rows, and merges runs. See `make_run` for the arguments."""
         keep = times >= feature.floor if feature.floor is not None else np.ones(len(times), dtype=bool)
         if not keep.all():
             numbers, times, values = numbers[keep], times[keep], None if values is None else values[keep]
@@ -398,16 +414,16 @@ class ShardState:
             self._rewrite(feature, len(feature.runs) - alike, len(feature.runs))
 
     def add_shared_rows(self, row_set: str, numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept]) -> None:
-        """Adds rows that features share, and merges runs where there are many of a size. Arguments: `make_shared_run`'s."""
+        """Adds rows that features share, and merges runs. See `make_shared_run` for the arguments."""
         runs = self.row_sets.setdefault(row_set, [])
         runs.append(self._new_shared_run(*make_shared_run(numbers, keys, times, kept)))
         while alike := _count_alike(runs):
             self._rewrite_shared(runs, len(runs) - alike, len(runs))
 
     def _bound_unsaved(self) -> None:
-        """Drops the indexes of the runs that no save has written yet where all takes much memory: these cannot be evicted.
+        """Drops the indexes of unsaved runs if they take much memory, since unsaved runs cannot be evicted.
 
-        Where nothing is saved, all of the state is in memory, and its indexes are needed again and again.
+        All state is in memory if there is no store; its indexes are then kept, because they are needed many times.
         """
         if self._store is None:
             return
@@ -417,7 +433,7 @@ class ShardState:
                 run.forget_indexes()
 
     def drop_old(self) -> None:
-        """Drops runs below their features' floors, and rewrites runs of which more than half is, or can be combined."""
+        """Drops runs below their features' floors. Rewrites runs if more than half is below, or can be combined."""
         for feature in self.features.values():
             if feature.floor is not None:
                 self._drop_old_runs(feature, feature.floor)
@@ -440,9 +456,14 @@ class ShardState:
         raised: Mapping[str, tuple[int, int]],
         watermark: int | None,
     ) -> None:
-        """Forgets all but the features and keyed tables of these names, and what is due of those.
+        """Drops unused features and keyed tables, and keys that are due.
 
-        raised: of the rules that suppress alerts, by `Entry.role`, how long an alert suppresses others, and the allowed lateness.
+        Args:
+            features: Names of the features to keep.
+            tables: Names of the keyed tables to keep.
+            raised: For each rule with `suppress`, by `Entry.role`, how long an alert suppresses later ones, and the
+                allowed lateness.
+            watermark: The watermark; None if the stream has none yet.
         """
         for feature_id in [feature_id for feature_id in self.features if feature_id not in features]:
             self.drop_feature(feature_id)
@@ -450,13 +471,13 @@ class ShardState:
             if name.startswith(JUDGED):
                 self.drop_table(name)
             elif not name.startswith((_RAISED, _RESETS)):
-                # Memories of windows are kept until they are due: their version may come back and write more.
+                # The memories of windows stay until they are due, since their version may come back and write more.
                 self._drop_due(name, watermark)
         self._forget_raised(raised, watermark)
         self._forget_resets()
 
     def _forget_resets(self) -> None:
-        """Forgets the resets that are older than every run."""
+        """Drops the resets that are older than every run."""
         for feature in self.features.values():
             if feature.resets is not None:
                 feature.resets.forget_due(min((stored.segment for stored in feature.runs), default=self.segments))
@@ -472,7 +493,7 @@ class ShardState:
                 self._rewrite(feature, at, at + 1)
 
     def next_expiry(self) -> int | None:
-        """Returns the watermark at which `drop_old` next has something to drop; None if never."""
+        """Returns the next watermark at which `drop_old` has something to drop; None if never."""
         times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
         times += [stored.due for runs in self.row_sets.values() for stored in runs]
         return min(times) if times else None
@@ -483,15 +504,17 @@ class ShardState:
         for key in keys:
             if feature.resets is None:
                 feature.resets = self.table(f"{_RESETS}{feature_id}")
-            # A reset is forgotten by the segments of runs, in place of a watermark.
+            # The wake of a reset is a segment number, not a watermark.
             feature.resets.put(key, self.segments, self.segments)
             feature.resets.notes["last"] = self.segments
 
     def raised(self, role: str, group_by: Sequence[str], keep: tuple[int, int] | None = None) -> KeyedTable:
-        """Returns the table of the time of each key's last raised alert, created if there is none.
+        """Returns the table of the time of each key's last raised alert, creating it if needed.
 
-        role: of the rule, see `Entry.role`. group_by: the fields of the keys; a version that groups by other fields has a table of its own. keep: how long an
-        alert suppresses others, and the allowed lateness; None if that is not known yet.
+        Args:
+            role: The rule's role; see `Entry.role`.
+            group_by: The fields of the keys. A version with other fields has its own table.
+            keep: How long an alert suppresses later ones, and the allowed lateness; None if not yet known.
         """
         table = self.table(_RAISED + json.dumps([role, *group_by]))
         if keep is not None:
@@ -499,7 +522,7 @@ class ShardState:
         return table
 
     def _forget_raised(self, keep: Mapping[str, tuple[int, int]], watermark: int | None) -> None:
-        """Forgets raised alerts that can suppress no others, and those of rules that suppress none."""
+        """Drops raised alerts that can no longer suppress any, and those of rules that do not suppress alerts."""
         for name in [name for name in self.tables if name.startswith(_RAISED)]:
             table, spans = self.tables[name], keep.get(json.loads(name.removeprefix(_RAISED))[0])
             if spans is None:
@@ -512,9 +535,9 @@ class ShardState:
                 self.drop_table(name)
 
     def remove_rows(self, feature_id: str, row_set: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
-        """Removes rows of a feature, for a privacy request, from the runs that hold them. row_set: see `rules.compiled.Feature`.
+        """Removes rows of a feature from the runs that hold them, for a privacy request.
 
-        Returns the positions of those that were not found.
+        See `rules.compiled.Feature` for `row_set`. Returns the positions of the rows that were not found.
         """
         feature = self.features[feature_id]
         if feature.buckets is not None:
@@ -533,9 +556,9 @@ class ShardState:
         return left
 
     def note_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> None:
-        """Notes events that came too late for a feature with buckets, until their buckets are gone.
+        """Remembers events that came too late for a feature with buckets until their buckets are gone.
 
-        A bucket does not tell which events it has, and the deletion of these must take nothing out of it.
+        A bucket does not record which events it contains, and deleting these events must not change it.
         """
         feature, table = self.features[feature_id], self.table(f"{_DISCARDED}{feature_id}")
         assert feature.buckets is not None
@@ -546,7 +569,7 @@ class ShardState:
             table.put(key, [*(table.get(key) or ()), [time, value]], max(wake, table.find_wake(key)))
 
     def _take_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
-        """Forgets those of the rows that were discarded, and returns the positions of the others."""
+        """Forgets the rows that were discarded, and returns the positions of the remaining ones."""
         table, left = self.tables.get(f"{_DISCARDED}{feature_id}"), []
         if table is None:
             return np.arange(len(times))
@@ -561,7 +584,7 @@ class ShardState:
         return np.array(left, dtype=np.int64)
 
     def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
-        """Returns whether a feature has a row of one of these keys at its time, whatever its value.
+        """Returns whether a feature has a row with one of these pairs of key and time, whatever its value.
 
         False for a feature with buckets, whose combined rows have no times of their own.
         """
@@ -576,7 +599,7 @@ class ShardState:
     def _remove_shared(
         self, feature_id: str, runs: list[StoredRun], keys: Keys, times: Int64s, values: Values | None
     ) -> Int64s:
-        """Removes rows of a feature from the runs that it shares. Returns the positions of those that none has."""
+        """Removes rows of a feature from the runs that it shares. Returns the positions of those not found."""
         left = np.arange(len(times))
         for at in range(len(runs) - 1, -1, -1):
             stored = runs[at]
@@ -593,13 +616,13 @@ class ShardState:
                     else:
                         stored.run, stored.places[feature_id] = column.without(is_removed)
                     stored.has_dropped = True
-            # The rows of dropped features must go as well.
+            # Rows of features that were dropped earlier must go too.
             if stored.has_dropped and len(times):
                 self._rewrite_shared(runs, at, at + 1)
         return left
 
     def gather_rows(self, feature_id: str, row_set: str) -> Run | None:
-        """Returns all rows of a feature as one run; None if it has none. row_set: see `rules.compiled.Feature`."""
+        """Returns all rows of a feature as one run; None if it has none. See `rules.compiled.Feature` for `row_set`."""
         feature = self.features[feature_id]
         runs = [self._load_current(feature, stored) for stored in feature.runs]
         runs += [column.to_run() for column in self._list_columns(feature_id)]
@@ -614,22 +637,23 @@ class ShardState:
         return merged if len(merged) else None
 
     def add_history(self, feature_id: str, run: Run, prepare: Callable[[Run], None] | None = None) -> None:
-        """Adds rows that arrived before all others of a feature. prepare: makes the indexes that windows will need of them."""
+        """Adds rows that arrived before the feature's rows. `prepare` builds the indexes that its windows need."""
         feature = self.features[feature_id]
         floor = _find_floor(feature)
         is_kept = run.times >= floor
         if is_kept.any():
             stored = self._new_run(feature, run if is_kept.all() else run.take(is_kept))
             feature.runs.insert(0, stored)
-            if prepare is not None and stored.rows >= _LEAST_FILED_ROWS:
+            if prepare is not None and stored.rows >= _MIN_FILED_ROWS:
                 assert isinstance(stored.run, Run)
                 prepare(stored.run)
                 stored.is_prepared = True
 
     def replace_feature(self, feature_id: str, row_set: str, by: str) -> None:
-        """Puts another feature, which has every row of its own times, in the place of one. by: its id, which ends.
+        """Replaces a feature with the feature `by`, which takes over its id.
 
-        Rows below the floor of the other one are kept, and windows are complete wherever either feature has all rows.
+        `by` must have every row from its own floor on. Older rows of the replaced feature are kept, and windows are
+        complete wherever either feature has all rows.
         """
         new, old = self.features.pop(by), self.features.get(feature_id)
         if old is not None and old.floor is not None and new.floor is not None and old.floor < new.floor:
@@ -647,13 +671,13 @@ class ShardState:
             self.features[feature_id] = new
 
     def export_rows(self, name: str) -> list[Rows]:
-        """Returns the rows of a session's or a sequence's keyed table, as `KeyedTable.add_rows` takes them."""
+        """Returns the rows of a session's or a sequence's keyed table, for `KeyedTable.add_rows`."""
         if name not in self.tables:
             return []
         return list(self.tables[name].export_rows(partial(_count_rows, floor=_find_floor(self.features[name]))))
 
     def replace_table(self, name: str, by: str) -> None:
-        """Puts the keyed table of a session or a sequence, and how far it reaches, in the place of another. by: ends."""
+        """Replaces a session's or a sequence's feature and keyed table with those of `by`, which take over its name."""
         rows, notes = self.export_rows(by), self.table(by).notes
         feature = self.features[by]
         for each in (by, name):
@@ -680,7 +704,7 @@ class ShardState:
         self.deferred.drop(feature_id)
 
     def _drop_column(self, runs: list[StoredRun], stored: StoredRun, feature_id: str) -> None:
-        """Drops a feature from a run. Its page is written again only where less than half of the rows can be of others."""
+        """Drops a feature from a run. Rewrites the run only if its other features keep less than half of the rows."""
         assert stored.places is not None
         del stored.places[feature_id]
         stored.has_dropped = True
@@ -689,7 +713,7 @@ class ShardState:
             self._rewrite_shared(runs, at, at + 1)
 
     def clear(self) -> None:
-        """Drops all features with their rows, raised alerts, keys with open windows, and events that may be revised."""
+        """Drops all features and their rows, raised alerts, keys with open windows, and events that may be revised."""
         for stored in [stored for runs in self.row_sets.values() for stored in runs]:
             self._drop_page(stored)
         self.row_sets = {}
@@ -699,7 +723,7 @@ class ShardState:
             self.drop_table(name)
 
     def _drop_due(self, name: str, watermark: int | None) -> None:
-        """Drops the keys of a table whose wake is at or below the watermark, and the table with its last key."""
+        """Drops a table's keys whose wake is at or below the watermark, and the table if no key is left."""
         table = self.tables[name]
         if watermark is not None:
             table.forget_due(watermark)
@@ -707,15 +731,15 @@ class ShardState:
             self.drop_table(name)
 
     def drop_table(self, name: str) -> None:
-        """Drops a keyed table, if there is one of that name."""
+        """Drops a keyed table, if it exists."""
         if name in self.tables:
             self._removed += self.tables.pop(name).clear()
 
     def state_rows(self) -> int:
         """Counts the rows of window state at or above their feature's floor.
 
-        A row is an event that a feature keeps, or the events combined into one bucket of a `resolution`; an event that a
-        session or a sequence keeps, or has still to judge; or a wait for an absence.
+        A row is an event that a feature keeps, or the events combined into one bucket of a `resolution`; an event that
+        a session or a sequence keeps or has yet to judge; or a wait for an absence.
         """
         total = self.deferred.events
         for feature_id, feature in self.features.items():
@@ -727,17 +751,18 @@ class ShardState:
         return total
 
     def _list_columns(self, feature_id: str) -> Iterator[FeatureColumn]:
-        """Yields the rows of a feature in all runs that it shares."""
+        """Yields a feature's rows in each run that it shares."""
         for runs in self.row_sets.values():
             for stored in runs:
                 if stored.places is not None and feature_id in stored.places:
                     yield self.load_shared(stored).column(stored.places[feature_id])
 
     def estimate_counts(self) -> StateCounts:
-        """Counts rows as `state_rows` does, and what is remembered beside them, without reading any page.
+        """Counts rows as `state_rows` does, and remembered keys, without reading any page.
 
-        Rows of sessions and sequences count as of the last write of their key. A run across the floor, or with rows of
-        emptied keys, is counted row by row if it is in memory, up to a million rows in all; otherwise all its rows count.
+        Rows of sessions and sequences count as of the last write of their key. A run that extends below the floor, or
+        has rows of emptied keys, is counted row by row if it is in memory, up to a million rows in all; otherwise all
+        its rows count.
         """
         rows, left = self.deferred.events, _MAX_COUNTED_ROWS
         for feature in self.features.values():
@@ -766,7 +791,7 @@ class ShardState:
         return StateCounts(rows, remembered)
 
     def save(self) -> None:
-        """Writes what changed since `begin` to its store."""
+        """Writes all changes since `begin` to the store."""
         store = self._store
         if store is None:
             return
@@ -781,7 +806,8 @@ class ShardState:
             assert stored.run is not None
             store.put(run_id, stored.run.encode())
             if stored.is_prepared:
-                # History leaves memory to what other rules use, and waits for its version where all workers find it.
+                # History leaves memory to rules in force, and waits for its version in a file that all workers can
+                # read.
                 self._place_in_file(stored)
                 stored.move_to_file()
             self.hold(stored)
@@ -790,16 +816,16 @@ class ShardState:
         self.manifest = encode_text(self._to_manifest().to_json())
         store.put(MANIFEST, self.manifest)
         self._removed = []
-        # Small state stays in memory: to write files takes longer than to decode its pages now and then.
+        # Small state stays in memory: writing files takes longer than decoding its pages now and then.
         for stored in self.list_runs():
             if self.cache.is_crowded and stored.file is not None:
                 stored.move_to_file()
                 self.hold(stored)
 
     def load(self, store: Store, known: ShardState | None = None) -> bool:
-        """Reads what `save` wrote; returns False if the store is empty. known: a state whose runs are in memory already.
+        """Reads what `save` wrote; returns False if the store is empty.
 
-        Raises StateError if the pages are damaged.
+        Reuses the runs that the state `known` has in memory. Raises StateError if the pages are damaged.
         """
         self._pieces = {}
         pages = Pieces(store, self._pieces)
@@ -810,7 +836,8 @@ class ShardState:
             self._read(page, pages, known)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, AssertionError) as error:
             raise StateError(
-                f"{MANIFEST}: what a shard keeps is damaged ({type(error).__name__}: {error}); start with a new checkpoint"
+                f"{MANIFEST}: the state of a shard is damaged ({type(error).__name__}: {error}); "
+                "start with a new checkpoint"
             ) from error
         return True
 
@@ -827,7 +854,7 @@ class ShardState:
         self.row_sets = {name: _read_row_set(record) for name, record in manifest.row_sets.items()}
         for stored in self.list_runs():
             if any(feature_id not in self.features for feature_id in stored.places or ()):
-                raise ValueError("a run has rows of a feature that is not there")
+                raise ValueError("a run has rows of an unknown feature")
             if stored.run_id in in_memory:
                 self._share_run(stored, in_memory[stored.run_id])
         self.tables = {
@@ -844,7 +871,7 @@ class ShardState:
         return {each.run_id: each for each in self.list_runs() if each.run is not None}
 
     def _share_run(self, stored: StoredRun, known: StoredRun) -> None:
-        """Takes over a run that another state has in memory, unless it was evicted there in the meantime."""
+        """Takes over a run that another state has in memory, unless it has been evicted there since."""
         if known.run is not None:
             stored.run, stored.file = known.run, known.file
             self.cache.forget(known)
@@ -871,7 +898,7 @@ class ShardState:
     def _new_run(self, feature: FeatureState, run: Run) -> StoredRun:
         due = NEVER_DUE
         if feature.buckets is not None:
-            # Rows that are combined already come first and do not count; fewer than half of all may be left.
+            # Rows that are already combined come first and do not count; fewer than half may be left.
             half = len(run) // 2 + (0 if run.parts is None else int((run.times < feature.closed).sum()))
             due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
         return self._store_new(run, due)
@@ -881,7 +908,7 @@ class ShardState:
         return self._store_new(run, _find_middle(ends), places)
 
     def _store_new(self, run: Run | SharedRun, due: int, places: dict[str, Place] | None = None) -> StoredRun:
-        """Returns a new run, which the next save writes. due, places: see `StoredRun`."""
+        """Returns a new run, which the next save writes. See `StoredRun` for `due` and `places`."""
         self._run_count += 1
         times = run.times
         stored = StoredRun(
@@ -892,12 +919,12 @@ class ShardState:
         return stored
 
     def _find_widths(self, run: SharedRun, places: Mapping[str, Place]) -> Int64s:
-        """Returns how far below the watermark each row is kept: for the widest of its features, shape (rows,)."""
+        """Returns how far below the watermark each row is kept, the width of its widest feature; shape (rows,)."""
         widest: dict[int, int] = {}
         for feature_id, place in places.items():
             widest[place.selection] = max(self.features[feature_id].width, widest.get(place.selection, 0))
         if ALL not in widest and len({*widest.values()}) == 1:
-            # Every row is of a feature.
+            # Every row belongs to a feature.
             return np.full(len(run), next(iter(widest.values())), dtype=np.int64)
         least = widest.pop(ALL, 0)
         widths = np.full(len(run), least, dtype=np.int64)
@@ -908,7 +935,7 @@ class ShardState:
         return widths
 
     def _rewrite_shared(self, runs: list[StoredRun], start: int, end: int) -> None:
-        """Merges runs, without rows below the floor of every feature that keeps them, and without features that are gone."""
+        """Merges runs, leaving out dropped features and rows below the floor of every feature that keeps them."""
         old = runs[start:end]
         names = dict.fromkeys(name for stored in old for name in stored.places or ())
         places = {name: [(stored.places or {}).get(name) for stored in old] for name in names}
@@ -939,9 +966,9 @@ class ShardState:
     def _subtract(
         self, feature: FeatureState, buckets: Buckets, keys: Keys, times: Int64s, values: Values | None
     ) -> Int64s:
-        """Removes rows from a feature with buckets. Returns the positions of those that it had.
+        """Removes rows from a feature with buckets. Returns the positions of the rows that it had.
 
-        Closed rows are combined first, so that the result does not depend on which were combined when the request came.
+        Closed rows are combined first, so that the result does not depend on which of them were combined already.
         """
         if not len(times) or not feature.runs:
             return np.zeros(0, dtype=np.int64)
@@ -952,7 +979,7 @@ class ShardState:
         return had
 
     def _load_current(self, feature: FeatureState, stored: StoredRun) -> Run:
-        """Returns the run without the rows of keys that were emptied since it was made."""
+        """Returns the run without the rows of keys whose windows were emptied since it was made."""
         run = self.load_run(stored)
         if feature.last_reset <= stored.segment:
             return run
@@ -966,7 +993,7 @@ class ShardState:
 
 
 def _count_alike(runs: Sequence[StoredRun]) -> int:
-    """Counts the newest runs of one size class; 0 where they are not to be merged."""
+    """Counts the newest runs of one size class; 0 if they should not be merged."""
     newest = _size_class(runs[-1].rows) if runs else 0
     alike = sum(1 for _ in _take_small(reversed(runs), newest))
     few = alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS
@@ -974,7 +1001,7 @@ def _count_alike(runs: Sequence[StoredRun]) -> int:
 
 
 def _record_row_set(runs: Sequence[StoredRun]) -> RowSetRecord:
-    """Returns the manifest's record of a row set, which `_read_row_set` reads."""
+    """Returns the manifest's record of a row set, for `_read_row_set`."""
     numbers: dict[str, int] = {}
     records = []
     for stored in runs:
@@ -999,7 +1026,7 @@ def _read_row_set(record: RowSetRecord) -> list[StoredRun]:
 
 
 def _find_middle(times: Int64s) -> int:
-    """Returns a time that about half of the times are below, or at: of many, half of a sample."""
+    """Returns the median of the times, or of a sample if there are many."""
     if len(times) > _SAMPLE_ROWS:
         times = times[(_SAMPLE_PLACES * len(times)).astype(np.int64)]
     half = len(times) // 2
@@ -1024,18 +1051,18 @@ def _rows_of(value: Any) -> Iterator[Any]:
 def _count_memories(value: Any) -> int:
     """Counts what is remembered for a key: verdicts, events that may be revised, a raised alert or a reset.
 
-    That a key has open windows does not count: their rows do.
+    Open windows do not count, since their rows do.
     """
     return 1 if isinstance(value, int) else len(value.get("rows", ()) if isinstance(value, dict) else value)
 
 
 def raised_wake(raised_at: int, span: int, allowed_lateness: int) -> int:
-    """Returns the watermark from which on no event can come that an alert raised at that time suppresses."""
+    """Returns the watermark from which on an alert raised at that time can no longer suppress an event's alert."""
     return raised_at + span + allowed_lateness + 1
 
 
 def _keep_raised(table: KeyedTable, span: int, allowed_lateness: int) -> None:
-    """Keeps raised alerts for these spans, if they were kept for those of another version."""
+    """Keeps raised alerts for these spans, if another version had kept them for different ones."""
     spans = [span, allowed_lateness]
     if table.notes.get("spans") != spans:
         table.notes["spans"] = spans

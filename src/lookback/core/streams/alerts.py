@@ -1,7 +1,7 @@
-"""The rows that the engine writes: alerts, late events and failures; the identity of an alert, and the order of alerts.
+"""The rows that the engine writes: alerts, late events and failures. Also alert ids and the order of alerts.
 
-Rows of alerts are also the events of the stream `alerts`, on which rules can look: those with which an alert begins or ceases
-to stand. `FIELDS` are the fields of these events.
+The stream `alerts` lets rules read alerts: a row that opens or retracts an alert is an event of that stream.
+`FIELDS` lists the fields of these events.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from lookback.core.values.types import DataType, parse_type
 
-# The name of the table, and of the stream whose events are made from its rows.
+# The name of the table and of the stream that reads it.
 TABLE = "alerts"
 CHANGE_ID, DECIDED_AT = "change_id", "decided_at"
-# The fields of an event of that stream -> their types. score: of the rule, below 0 where the alert ceases to stand.
+# Field of an event of that stream -> type. score: the score of the rule, negative if the row retracts the alert.
 FIELDS: Mapping[str, DataType] = {
     name: parse_type(type_)
     for name, type_ in {
@@ -28,17 +28,17 @@ FIELDS: Mapping[str, DataType] = {
         "entity_id": "string", "score": "bigint",
     }.items()
 }  # fmt: skip
-# What a privacy request writes in place of a value, into measures and texts of rows that stay.
+# A privacy request replaces values in measures and texts with this, in rows that are kept.
 REMOVED = "[removed by a privacy request]"
-# What a row means for its alert: it stands from now on, it did before and does still, it does no longer.
+# The effect of a row on its alert: opens it, leaves it open, retracts it.
 BEGINS, GOES_ON, CEASES = 1, 0, -1
-# What a person may decide about an alert, and whether that makes its events positive; None: neither.
+# The dispositions of a review -> whether the alert's events count as positive; None: neither positive nor negative.
 DISPOSITIONS: Mapping[str, bool | None] = {"confirmed": True, "false_positive": False, "benign": False, "unclear": None}
-# What a shard did with a late event: of those of all shards the strongest action counts.
+# The actions of a shard on a late event -> their strength. The strongest action of all shards is reported.
 ACTION_STRENGTHS = {"discarded": 0, "recorded": 1, "evaluated": 2}
-# An alert of a sequence names at most so many of the events that its steps took.
+# The maximum number of event ids in the evidence of a sequence's alert.
 MAX_EVIDENCE_IDS = 100
-# The alerts of one commit: those of its events come before those that its watermark triggers.
+# Within a commit, alerts that events triggered come before alerts that its watermark triggered.
 BY_EVENT, BY_WATERMARK = 0, 1
 _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
@@ -49,10 +49,10 @@ class Alert:
     """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written.
 
     entity, entity_id: the field of the key that the alert is about, and its value as text; None if the rule names none.
-    score: that of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert stands as a raised one does. queue: False
-    for a report, which the queue leaves out.
+    score: the score of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert is open, like a raised one.
+    queue: False for a report, which is not queued for review.
 
-    It is not frozen, since a frozen one of so many fields takes five times as long to make.
+    The class is not frozen because creating a frozen instance takes five times as long.
     """
 
     alert_id: str
@@ -82,16 +82,16 @@ class Alert:
 
 
 class AlertOrder(NamedTuple):
-    """The position of a row among all alerts of a stream: rows are sorted by it.
+    """The sort key of a row among all alerts of a stream.
 
-    Rows are sorted by the commit that triggered them. Within a commit, the rows that its events triggered come first, in
-    the order of arrival of these events. Then come the rows that the watermark after the
-    commit triggered, by the watermark that each was waiting for. Rows of one event or one watermark are sorted by rule_id,
-    version and key, then as their rule writes them (retractions first, then windows and revised events from the oldest on).
+    Rows are sorted by the commit that triggered them. Within a commit, the rows that its events triggered come first,
+    in the events' order of arrival. The rows that the watermark after the commit triggered follow, sorted by the
+    watermark that each was waiting for. Rows of one event or one watermark are sorted by rule_id, version and key, then
+    in the order in which their rule writes them: retractions, then windows and revised events, oldest first.
     The order does not depend on how commits are divided into batches, or keys into shards.
 
-    time: microseconds, of the event or the watermark. event: as `Events.sort_text` writes it, empty for a watermark.
-    key: the texts of the key as JSON. rank: the position among rows that are equal in everything else.
+    time: microseconds, of the event or the watermark. event: as `Events.sort_text` writes it; empty for a watermark.
+    key: the texts of the key as JSON. rank: the position among rows that are equal in all other fields.
     """
 
     arrival: int
@@ -120,7 +120,7 @@ class LateEvent:
 class Failure:
     """The errors of one rule in one batch: their number, and the first failing event in order of arrival.
 
-    first_arrival: of that event its commit, its time, and its text by `Events.sort_text`. mode: the status of the version.
+    first_arrival: commit, time and `Events.sort_text` of that event. mode: the status of the version.
     """
 
     rule_id: str
@@ -135,20 +135,20 @@ class Failure:
 def compute_alert_id(rule_id: str, version: int, key: Mapping[str, str | None], subject: str | int) -> str:
     """Computes an alert's id: the first 32 hex digits of SHA-256 over the canonical JSON [rule_id, version, key, subject].
 
-    subject: the event id as text, or a window's start in microseconds. In canonical JSON the key's names are sorted, and
-    there are no spaces; it is encoded as UTF-8.
+    subject: the event id as text, or a window's start in microseconds. Canonical JSON has sorted names and no spaces,
+    and is encoded as UTF-8.
     """
     return complete_alert_id(encode_key(rule_id, version, tuple(key.items())).id_begin, subject)
 
 
 def complete_alert_id(begin: str, subject: str | int) -> str:
-    """Computes an alert's id from what those of its key have in common. begin: see `EncodedKey`; subject: see `compute_alert_id`."""
+    """Computes an alert's id. begin: the key's `EncodedKey.id_begin`; subject: as in `compute_alert_id`."""
     text = f"{begin}{_CANONICAL(subject) if isinstance(subject, str) else subject}]"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class EncodedKey(NamedTuple):
-    """The encodings of a key that its alerts have in common: the begin of their ids, and the text by which they are sorted."""
+    """The encodings that all alerts of a key share: the text that ids hash, up to the subject, and the sort text."""
 
     id_begin: str
     sort_text: str
@@ -156,11 +156,11 @@ class EncodedKey(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def encode_key(rule_id: str, version: int, key: tuple[tuple[str, str | None], ...]) -> EncodedKey:
-    """Encodes the names and texts of a key for the alerts of a rule."""
+    """Encodes the names and texts of a key for the alerts of a rule version."""
     begin = _CANONICAL([rule_id, version, dict(key)])[:-1] + ","
     return EncodedKey(begin, _TO_JSON([text for _, text in key]))
 
 
 def sortable_id(event_id: int | str) -> str:
-    """Writes an event id as a text that sorts like ids of its type: integers by value, strings by code point."""
+    """Formats an event id as a text that sorts like the ids of its type: integers by value, strings by code point."""
     return str(event_id + 2**63).zfill(20) if isinstance(event_id, int) else event_id

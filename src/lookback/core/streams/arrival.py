@@ -1,4 +1,4 @@
-"""Prepares the events of commits for evaluation: sets those too far in the future aside, and finds each commit's mark.
+"""Prepares the events of commits for evaluation: discards events too far in the future and finds each commit's mark.
 
 The mark of a commit is its highest event time, which raises the watermark.
 """
@@ -18,29 +18,37 @@ from lookback.core.values.times import to_utc
 
 
 def arrival_number(arrival: int | None) -> int:
-    """Returns a number by which arrivals sort; None, which is before the first arrival, gives -1."""
+    """Returns a sortable number for an arrival: -1 for None, which means before the first arrival."""
     return -1 if arrival is None else arrival
 
 
 def describe_fast_clock(stream: Stream) -> str:
-    """Describes what a fast clock does to a stream whose max_future is more than may come late; empty if it is not."""
-    most = stream.max_out_of_orderness + stream.allowed_lateness
-    if stream.max_future <= most:
+    """Warns if one fast clock can make all other events too late; empty if max_future is low enough to prevent it."""
+    bound = stream.max_out_of_orderness + stream.allowed_lateness
+    if stream.max_future <= bound:
         return ""
     return (
         f"max_future ({format_duration(stream.max_future)}) exceeds max_out_of_orderness + allowed_lateness "
-        f"({format_duration(most)}): one event whose clock is further ahead than that makes all others too late, until "
-        f"their times have caught up. Set max_future to {format_duration(most)} or less"
+        f"({format_duration(bound)}): one event whose clock is further ahead than that makes all other events too "
+        f"late, until their times have caught up. Set max_future to {format_duration(bound)} or less"
     )
 
 
 def split_future(
     events: Events, committed_at: Int64s, stream: Stream, max_future: int | Int64s | None = None
 ) -> tuple[Events, list[LateEvent]]:
-    """Separates the events that are more than max_future ahead of their commit's time.
+    """Discards the events that are more than max_future ahead of their commit's time.
 
-    committed_at: in microseconds, shape (rows,). max_future: of each event; None for the stream's. An event exactly max_future ahead is kept. Returns the events to evaluate,
-    and a row of late_events for each discarded one.
+    An event exactly max_future ahead is kept.
+
+    Args:
+        events: Events of any commits.
+        committed_at: The commit time of each event in microseconds, shape (rows,).
+        stream: The declaration of the stream.
+        max_future: The limit of each event, or one for all; None for the stream's.
+
+    Returns:
+        The events to evaluate, and a row of late_events for each discarded event.
     """
     future = events.times - (stream.max_future if max_future is None else max_future) > committed_at
     if not future.any():
@@ -54,7 +62,7 @@ def split_future(
 
 
 def late_sort_key(stream: Stream, arrival: int, event_time: dt.datetime, event_id: str) -> tuple[int, dt.datetime, str]:
-    """Returns the key by which rows of late_events are sorted: by arrival, event time and event id. event_id: as text."""
+    """Returns the sort key of a row of late_events: arrival, event time and event id. event_id: as text."""
     integer = stream.fields[stream.event_id].is_integer
     return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 
@@ -72,7 +80,7 @@ def find_marks(events: Events, commits: Int64s) -> dict[int, int | None]:
 
 
 def merge_marks(parts: list[dict[int, int | None]]) -> dict[int, int | None]:
-    """Merges the marks that were found in several parts of the same commits."""
+    """Merges the marks found in several parts of the same commits."""
     merged: dict[int, int | None] = {}
     for part in parts:
         for commit, high in part.items():

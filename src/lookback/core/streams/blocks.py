@@ -1,6 +1,6 @@
 """Packs many events, or the output of a shard, into one binary value (a block) that Spark's operators pass on.
 
-Reading refuses other bytes and damaged blocks with a StateError.
+Unpacking anything but an intact block raises StateError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lookback.core.values.types import BIGINT, DataType
 
 COMMIT = "_commit_version"
 _HEADER = b"lookback"
-# Metadata of a narrow column: the number that its values are counted from.
+# Metadata of a narrow column: the number that is added to its stored values.
 _BASE = b"base"
 # A decimal of more digits needs more than 64 bits.
 _MAX_INT64_DIGITS = 18
@@ -45,7 +45,7 @@ ALERTS_SCHEMA = pa.schema(
         ("score", pa.int64()), ("change", pa.int32()), ("queue", pa.bool_()),
     ]
 )  # fmt: skip
-# The fields of AlertOrder that are not among the columns above; they serve to sort the alerts of all shards.
+# The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.
 _ORDER_COLUMNS = pa.schema(
     [
         ("order_phase", pa.int8()),
@@ -54,7 +54,7 @@ _ORDER_COLUMNS = pa.schema(
         ("order_key", pa.string()),
     ]
 )
-# The number of the candidate of a backtest that raised a row.
+# The column with the number of the backtest candidate that raised the row.
 TRIED = "tried"
 FLAGGED_SCHEMA = pa.schema(
     [
@@ -70,14 +70,14 @@ LATE_SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-# A grouping set, and how many events of a block have a key of the block's shard.
+# A grouping set, and the number of events in a block whose key belongs to the block's shard.
 OwnCount = tuple[tuple[str, ...], int]
 
 
 def narrow_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Stores whole numbers, dates, times and decimals of at most 18 digits in as few bytes as their range needs.
 
-    A narrow column holds the differences to the smallest value. `unpack_events` restores the values; NULLs stay NULL.
+    A narrow column holds differences from the smallest value. `unpack_events` restores the values; NULLs stay NULL.
     """
     fields, arrays = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
@@ -93,7 +93,7 @@ def narrow_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _narrow(array: pa.Array[Any]) -> tuple[pa.Array[Any], int] | None:
-    """Returns the differences to the smallest value, and that value; None if that saves no bytes."""
+    """Returns the differences from the smallest value, and that value; None if that saves no bytes."""
     values = _view_integers(array)
     if values is None or not len(values):
         return None
@@ -102,18 +102,18 @@ def _narrow(array: pa.Array[Any]) -> tuple[pa.Array[Any], int] | None:
     least, most = (int(known.min()), int(known.max())) if len(known) else (0, 0)
     for narrow in _NARROW:
         if narrow.itemsize < values.itemsize and most - least <= np.iinfo(narrow).max:
-            # The difference may overflow the wider type: its lower bytes are right all the same.
+            # The difference may overflow the wider type, but its lower bytes are correct even then.
             return pa.array((values - values.dtype.type(least)).astype(narrow), mask=null), least
     return (pa.array(values, mask=null), 0) if pa.types.is_decimal(array.type) else None
 
 
 def _view_integers(array: pa.Array[Any]) -> npt.NDArray[Any] | None:
-    """Returns the stored integers of an array, with any value where it is NULL; None if it stores something else."""
+    """Returns the stored integers of an array, with arbitrary values at NULLs; None if it does not store integers."""
     type_, buffer = array.type, array.buffers()[1] if array.type.num_buffers > 1 else None
     if buffer is None:
         return None
     if pa.types.is_decimal128(type_) and type_.precision <= _MAX_INT64_DIGITS:
-        # 16 bytes, of which the lower eight have the whole value.
+        # A value takes 16 bytes, but fits into the lower eight.
         pairs = np.frombuffer(buffer, np.int64, 2 * len(array), 16 * array.offset)
         return pairs[::2].copy()
     if pa.types.is_signed_integer(type_) or pa.types.is_timestamp(type_) or pa.types.is_date32(type_):
@@ -125,14 +125,14 @@ def _view_integers(array: pa.Array[Any]) -> npt.NDArray[Any] | None:
 def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
     """Packs a record batch and a header, which must be JSON, into a block.
 
-    batch: fields and the commit column, as they are or by `narrow_columns`.
+    batch: fields and the commit column, with or without `narrow_columns` applied.
     """
     table = pa.Table.from_batches([batch]).replace_schema_metadata({_HEADER: json.dumps(header).encode()})
     return _write_ipc(table)
 
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
-    """Unpacks the events and the header of a block. The header's `future` are LateEvents, its `own` an OwnCount each."""
+    """Unpacks the events and the header of a block. In the header, `future` lists LateEvents, `own` lists OwnCounts."""
     table = unpack_table(block)
     with _raise_state_error():
         header: dict[str, Any] = json.loads((table.schema.metadata or {})[_HEADER])
@@ -152,18 +152,18 @@ def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]
 
 
 def require_own(events: Events, counts: Sequence[Sequence[OwnCount]], shard: int, shards: int) -> None:
-    """Requires that a shard finds as many events of its own in its blocks as dispatch counted.
+    """Checks that a shard finds as many events of its own in its blocks as dispatch counted.
 
-    An event that dispatch sends by one key and the shard knows by another would be judged nowhere.
+    If dispatch and the shard computed different keys for an event, no shard would judge it.
 
     Args:
-        events: Those of the blocks.
-        counts: Of each block. A grouping set that a block does not count is not compared.
-        shard: The number of the shard.
-        shards: How many shards there are.
+        events: The events of the blocks.
+        counts: The counts of each block. A grouping set is compared only if every block counts it.
+        shard: The number of the shard, from 0.
+        shards: The number of shards.
 
     Raises:
-        SetupError: The numbers differ; names an event, what it means and the remedy.
+        SetupError: The numbers differ; the message names an event, the meaning and the remedy.
     """
     expected = Counter[tuple[str, ...]]()
     for each in counts:
@@ -173,19 +173,20 @@ def require_own(events: Events, counts: Sequence[Sequence[OwnCount]], shard: int
     is_own = {group_by: own for group_by, own in found if own is not None}
     for group_by, own in is_own.items():
         if np.count_nonzero(own) != expected[group_by]:
-            # One that no other key brings here, if there is one.
+            # Prefer an event that no other grouping set brings to this shard.
             foreign = ~np.logical_or.reduce(list(is_own.values()))
             at = int(np.argmax(foreign if foreign.any() else ~own))
             raise SetupError(
-                f"event {events.id_text(at)!r} of commit {events.commits[at]} came to a shard that does not judge it: by "
-                f"{', '.join(group_by) or 'no field'} {expected[group_by]:,} events of its own were sent to shard {shard + 1} of "
-                f"{shards}, which finds {np.count_nonzero(own):,}. The batch ends here, so that no event is lost. Python computes "
-                "keys differently on some machines: install the same versions of Lookback and its packages on all of them"
+                f"event {events.id_text(at)!r} of commit {events.commits[at]} came to a shard that does not judge it: "
+                f"grouped by {', '.join(group_by) or 'no field'}, {expected[group_by]:,} events were sent to shard "
+                f"{shard + 1} of {shards}, which finds {np.count_nonzero(own):,}. The batch ends here, so that no "
+                "event is lost. Some machines compute keys differently: install the same versions of Lookback and its "
+                "packages on all of them"
             )
 
 
 def _find_own(events: Events, group_by: tuple[str, ...], shard: int, shards: int) -> Mask | None:
-    """Marks the events whose key belongs to the shard; None if the keys cannot be computed, which breaks their rules alone."""
+    """Marks the events whose key belongs to the shard; None if keys cannot be computed (only their rules fail)."""
     try:
         return np.asarray(events.find_keys(group_by).shard(shards) == shard)
     except MemoryError:
@@ -208,7 +209,7 @@ def _read_column(table: pa.Table, name: str, type_: DataType) -> Column:
 
 
 def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] | None = None) -> bytes:
-    """Packs alerts and their order into a block, the measures as exact texts. tried: the number of each row's candidate."""
+    """Packs alerts and their order into a block, with measures as exact texts. tried: each row's candidate number."""
     columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
     columns["key"] = [list(key.items()) for key in columns["key"]]
     columns["measures"] = [[(name, to_text(value)) for name, value in each.items()] for each in columns["measures"]]
@@ -225,7 +226,7 @@ def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
     if not tables:
         return ALERTS_SCHEMA.empty_table()
     with _raise_state_error():
-        # Rows that are equal in all of these come from one shard, which packed them in order; the sort is stable.
+        # Rows that are equal in all of these come from one shard, which packed them in order. The sort is stable.
         names = ("arrival", "order_phase", "order_time", "order_event", "rule_id", "rule_version", "order_key")
         ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in names])
         return ordered.select(ALERTS_SCHEMA.names)
@@ -282,7 +283,7 @@ def unpack_table(block: bytes) -> pa.Table:
 
 @contextmanager
 def _raise_state_error() -> Iterator[None]:
-    """Turns the errors that reading damaged bytes can raise into a StateError."""
+    """Converts the errors that reading damaged bytes can raise into StateError."""
     try:
         yield
     except (

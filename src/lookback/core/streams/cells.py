@@ -1,7 +1,7 @@
 """Reads one value of a caller as a field's type, exactly.
 
-A value that does not fit is refused with a ValueError that tells why and what to write instead. Texts are read as
-`values.notation` says, as ingest does.
+A value that does not fit raises a ValueError with the reason and the remedy. Texts follow `values.notation`, as in
+ingest.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from lookback.core.values.notation import (
 from lookback.core.values.times import DAY_US, EPOCH, FIRST_TIME_US, LAST_TIME_US, parse_time
 from lookback.core.values.types import DataType
 
-# The least number of which float makes an infinity.
-_LEAST_INFINITE_FLOAT = (2 - 2**-24) * 2.0**127
+# The smallest number that becomes infinite as a float.
+_MIN_INFINITE_FLOAT = (2 - 2**-24) * 2.0**127
 # A double holds every whole number up to this one.
 _WHOLE_DOUBLES = 2**53
 _MAX_DIGITS = 1_000
@@ -38,7 +38,7 @@ _BEYOND_YEARS = "beyond the years 1 to 9999; correct it"
 
 
 def is_missing(value: Any, *, nan: bool = False) -> bool:
-    """Returns whether a caller's value means NULL. nan: NaN means NULL too, as in most columns of a pandas frame."""
+    """Returns whether a caller's value means NULL. nan: whether NaN does too, as in most columns of a pandas frame."""
     if value is None or value is pd.NaT or value is pd.NA:
         return True
     if isinstance(value, (np.datetime64, np.timedelta64)):
@@ -47,7 +47,7 @@ def is_missing(value: Any, *, nan: bool = False) -> bool:
 
 
 def read_cell(type_: DataType, value: Any, *, nan_is_missing: bool = False) -> Any:
-    """Reads a caller's value in the form that columns store, None for a missing one. Raises ValueError with a remedy."""
+    """Converts a caller's value to the form that columns store; missing gives None. Raises ValueError with a remedy."""
     if is_missing(value, nan=nan_is_missing):
         return None
     value = _to_python(value)
@@ -78,17 +78,17 @@ def _to_python(value: Any) -> Any:
         except OverflowError:
             raise ValueError(f"it is {_BEYOND_YEARS}") from None
     if isinstance(value, np.float32):
-        # The shortest text is what its author wrote.
+        # The shortest text that reads as this number is what its author wrote.
         return float(str(value))
     if isinstance(value, np.ndarray):
-        # Not by `item` or `tolist`: one element would lose its array, and times in nanoseconds would become numbers.
+        # `item` would unwrap an array of one element, and `tolist` would turn times in nanoseconds into numbers.
         return list(value) if value.ndim else value[()]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _read_integer(type_: DataType, value: Any) -> int:
     if isinstance(value, bool):
-        raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
+        raise ValueError("it is true or false, not a number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
         digits = find_integer(value.strip(BLANKS))
         if digits is None:
@@ -98,18 +98,19 @@ def _read_integer(type_: DataType, value: Any) -> int:
         value = int(digits)
     if isinstance(value, (int, float, Decimal)):
         if not _is_finite(value):
-            raise ValueError("it is no number; give None for a missing value")
+            raise ValueError("it is not a number; give None for a missing value")
         if isinstance(value, Decimal) and value and not -_MAX_DIGITS < value.adjusted() <= 40:
             raise ValueError(_explain_integer_range(type_) if value.adjusted() > 0 else _explain_not_whole(""))
         if value != int(value):
             raise ValueError(_explain_not_whole(""))
         if isinstance(value, float) and abs(value) > _WHOLE_DOUBLES:
             raise ValueError(
-                "it is a float, which is exact for whole numbers up to 2^53 only; give an integer or a text, in pandas a column Int64"
+                "it is a float, which is exact only for whole numbers up to 2^53; give an integer or a text; in "
+                "pandas, use a column of type Int64"
             )
         number = int(value)
     else:
-        raise ValueError("it is no whole number; write one, such as 12")
+        raise ValueError("it is not a whole number; write one, such as 12")
     if not -(2 ** (type_.bits - 1)) <= number < 2 ** (type_.bits - 1):
         raise ValueError(_explain_integer_range(type_))
     return number
@@ -117,8 +118,8 @@ def _read_integer(type_: DataType, value: Any) -> int:
 
 def _explain_not_whole(text: str) -> str:
     if "," in text or "_" in text:
-        return "it is no whole number; write its digits without separators, such as 1000"
-    return "it is no whole number; write one, such as 12, or declare the field as decimal(18,2) or double"
+        return "it is not a whole number; write its digits without separators, such as 1000"
+    return "it is not a whole number; write one, such as 12, or declare the field as decimal(18,2) or double"
 
 
 def _explain_integer_range(type_: DataType) -> str:
@@ -148,9 +149,9 @@ def _read_unscaled(type_: DataType, value: Any) -> int:
 
 
 def _read_exact(value: Any) -> Decimal:
-    """Reads a value as an exact number; a float as its shortest text, which is what its author wrote."""
+    """Converts a value to an exact number. A float is read from its shortest text, which is what its author wrote."""
     if isinstance(value, bool):
-        raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
+        raise ValueError("it is true or false, not a number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, float):
         return Decimal(repr(value))
     if isinstance(value, int):
@@ -162,7 +163,7 @@ def _read_exact(value: Any) -> Decimal:
             raise ValueError("it has more digits than a decimal can have; round it, or declare the field as string")
         return value
     if not isinstance(value, str):
-        raise ValueError("it is no number; write one, such as 12.50")
+        raise ValueError("it is not a number; write one, such as 12.50")
     text = value.strip(BLANKS)
     if is_not_finite(text):
         return Decimal("NaN")
@@ -174,23 +175,25 @@ def _require_number(text: str) -> None:
     if not is_number(text) or len(text) > _MAX_DIGITS:
         comma = re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text)
         if comma and not re.fullmatch(r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", text):
-            raise ValueError(f"it is no number; write a point where it has a decimal comma, {text.replace(',', '.')}")
+            raise ValueError(
+                f"it is not a number; write a point where it has a decimal comma, {text.replace(',', '.')}"
+            )
         if "," in text or "_" in text:
             raise ValueError(
-                "it is no number; write its digits without separators and a decimal point, such as 1000.50"
+                "it is not a number; write its digits without separators and a decimal point, such as 1000.50"
             )
-        raise ValueError("it is no number; write one, such as 12.50, or give None for a missing value")
+        raise ValueError("it is not a number; write one, such as 12.50, or give None for a missing value")
 
 
 def _read_float(type_: DataType, value: Any) -> float:
     if isinstance(value, bool):
-        raise ValueError("it is true or false, no number; give 1 or 0, or declare the field as boolean")
+        raise ValueError("it is true or false, not a number; give 1 or 0, or declare the field as boolean")
     if isinstance(value, str):
         value = value.strip(BLANKS)
         if not is_not_finite(value):
             _require_number(value)
     elif not isinstance(value, (int, float, Decimal)):
-        raise ValueError("it is no number; write one, such as 12.5")
+        raise ValueError("it is not a number; write one, such as 12.5")
     finite = not is_not_finite(value) if isinstance(value, str) else _is_finite(value)
     try:
         number = float(value)
@@ -198,10 +201,10 @@ def _read_float(type_: DataType, value: Any) -> float:
         number = math.inf
     except ValueError:  # a signalling NaN
         number = math.nan
-    if finite and (math.isinf(number) or (type_.name == "float" and abs(number) >= _LEAST_INFINITE_FLOAT)):
+    if finite and (math.isinf(number) or (type_.name == "float" and abs(number) >= _MIN_INFINITE_FLOAT)):
         wider = "double" if type_.name == "float" and math.isfinite(number) else "decimal(38,s) or string"
         raise ValueError(f"it is beyond the range of {type_}; declare the field as {wider}")
-    return number + 0.0  # turns -0.0, which equals 0.0 in SQL, into 0.0
+    return number + 0.0  # normalizes -0.0, which equals 0.0 in SQL
 
 
 def _is_finite(value: int | float | Decimal) -> bool:
@@ -225,11 +228,15 @@ def _read_time(value: Any) -> int:
     try:
         microseconds = parse_time(value)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError("it is no time; write it as 2026-01-31T12:00:00Z, or give microseconds since 1970") from None
+        raise ValueError(
+            "it is not a valid time; write it as 2026-01-31T12:00:00Z, or give microseconds since 1970"
+        ) from None
     if not FIRST_TIME_US <= microseconds <= LAST_TIME_US:
         raise ValueError(f"it is {_BEYOND_YEARS}")
     if not FIRST_TIME_US + DAY_US <= microseconds <= LAST_TIME_US - DAY_US:
-        raise ValueError("it is on 0001-01-01 or 9999-12-31, which not every zone has; give None for an unknown time")
+        raise ValueError(
+            "it is on 0001-01-01 or 9999-12-31, which some time zones cannot show; give None for an unknown time"
+        )
     return microseconds
 
 
@@ -239,22 +246,22 @@ def _read_day(value: Any) -> int:
             value = parse_datetime(value)
         except ValueError:
             if is_day(value):
-                raise ValueError("there is no such day; correct it, or give None for an unknown date") from None
+                raise ValueError("this day does not exist; correct it, or give None for an unknown date") from None
     if isinstance(value, dt.datetime):
         days, rest = divmod(parse_time(value), DAY_US)
         if rest:
             raise ValueError(
-                "it has a time of day, which a date does not hold; give the day alone, or declare a timestamp"
+                "it has a time of day, which a date cannot hold; give only the day, or declare the field as timestamp"
             )
         return days
     if not isinstance(value, dt.date):
-        raise ValueError("it is no date; write it as 2026-01-31")
+        raise ValueError("it is not a date; write it as 2026-01-31")
     return (value - EPOCH.date()).days
 
 
 def _read_items(type_: DataType, value: Any, nan_is_missing: bool) -> list[Any]:
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"it is no list; write one, such as {_EXAMPLES.get(str(type_.element), '[...]')}")
+        raise ValueError(f"it is not a list; write one, such as {_EXAMPLES.get(str(type_.element), '[...]')}")
     assert type_.element is not None
     return [_read_item(type_.element, at, item, nan_is_missing) for at, item in enumerate(value)]
 
@@ -275,9 +282,9 @@ def _read_text(value: Any) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise ValueError(
-                "it holds half a character (surrogates not allowed), which no table takes; correct it"
+                "it contains half a character (surrogates not allowed), which tables cannot store; correct it"
             ) from None
         return value
     if isinstance(value, float) and is_nan(value):
         raise ValueError("it is NaN; give None for a missing value")
-    raise ValueError("it is no text; put it in quotes, or convert it, such as str(12)")
+    raise ValueError("it is not a text; put it in quotes, or convert it, such as str(12)")

@@ -20,10 +20,10 @@ from lookback.core.values.reading import Refused, needs, read_mapping
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.types import BIGINT, DataType
 
-# A table that others write is declared by its path or as catalog.schema.table.
+# A table that Lookback does not write is declared by its path or as catalog.schema.table.
 _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
 _TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
-# Tables of the product.
+# Tables of Lookback, whose names a stream must not take.
 RESERVED_TABLES = frozenset(
     {
         "rules",
@@ -40,17 +40,17 @@ RESERVED_TABLES = frozenset(
         "lists",
     }
 )
-# Streams whose events the engine itself writes, so that their id, time and fields are fixed -> who writes them.
+# Streams whose events Lookback writes, so their id, time and fields are fixed -> id, time, fields, and who writes them.
 _OWN_STREAMS = {
     metrics.TABLE: (metrics.METRICS_ID, metrics.MEASURED_AT, metrics.FIELDS, "written by every evaluation"),
     alerts.TABLE: (alerts.CHANGE_ID, alerts.DECIDED_AT, alerts.FIELDS, "made of the alerts of all streams"),
 }
-# The types of the fields that can be the id and the time of an event.
+# The types that the id and the time of an event may have.
 _TYPES = {
     "event_id": frozenset({"tinyint", "smallint", "int", "bigint", "string"}),
     "event_time": frozenset({"timestamp"}),
 }
-# The types whose values have an order that every reader agrees on.
+# The types whose values every reader sorts in the same order.
 _ORDERED_TYPES = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp"})
 
 
@@ -100,15 +100,14 @@ Count = Annotated[int, PlainValidator(_read_count)]
 class Stream:
     """A checked stream declaration; durations are in microseconds.
 
-    name: also the name of the events table. fields: the declared columns in order, name -> type; those that look-ups bring
-    are the last. columns: field -> SQL expression over the source's columns, used by ingest only. comments: field -> its
-    description, for readers of the table.
-    An event is late if its time is below the watermark, which is the highest event time of all earlier commits minus
-    max_out_of_orderness. shards: the number of parts into which the keys of a new checkpoint are divided; None: chosen by
-    the evaluation. table: the path, or catalog.schema.table, of a Delta table of events that others write; empty:
-    Lookback's own table, which ingest fills. order_by: fields that order the events of one commit and one time in a table
-    that others write; the id decides last. value: the field that says what an event is worth; empty: none. lookups: the
-    tables whose values ingest adds to each event.
+    name: also the name of the events table. fields: the declared columns in order, name -> type; fields of look-ups
+    come last. columns: field -> SQL expression over the source's columns, used only by ingest. comments: field -> its
+    description, for readers of the table. An event is late if its time is below the watermark, which is the highest
+    event time of all earlier commits minus max_out_of_orderness. shards: the number of parts into which the keys of a
+    new checkpoint are divided; None: the evaluation decides. table: the path, or catalog.schema.table, of a Delta table
+    of events that other systems write; empty: Lookback's own table, which ingest fills. order_by: the fields that order
+    events with the same commit and time in such a table; ties are broken by id. value: the field with the worth of an
+    event; empty: none. lookups: the tables whose values ingest adds to each event.
     """
 
     name: Annotated[Name, Field(alias="stream")]
@@ -135,30 +134,30 @@ class Stream:
 
     @property
     def own_fields(self) -> dict[str, DataType]:
-        """The fields that an event has of its source, without those that look-ups bring."""
+        """The fields that come from the source of events, not from look-ups."""
         brought = {name for lookup in self.lookups for name in lookup.brings}
         return {name: type_ for name, type_ in self.fields.items() if name not in brought}
 
     @property
     def order_columns(self) -> dict[str, DataType]:
-        """The columns that order the events of one commit and one time, before their ids: name -> type."""
+        """The columns that order events with the same commit and time, before their ids do: name -> type."""
         if self.table or self.name in _OWN_STREAMS:
             return {name: self.fields[name] for name in self.order_by}
         return {POSITION: BIGINT}
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that every event is read with, whatever rules need: id, time and what orders events."""
+        """The columns that are always read, whatever rules need: the id, the time and the order columns."""
         return tuple(dict.fromkeys([self.event_id, self.event_time, *self.order_columns]))
 
     @property
     def columns_of_events(self) -> dict[str, DataType]:
-        """The columns that events are read from: the fields, and what orders events."""
+        """The columns that can be read of events: the fields and the order columns."""
         return {**self.fields, **self.order_columns}
 
     @property
     def is_of_alerts(self) -> bool:
-        """True for the stream `alerts`: its events are rows of the table of that name, which the engine writes."""
+        """True for the stream `alerts`, whose events are rows of the table of that name, which Lookback writes."""
         return self.name == alerts.TABLE
 
     @property
@@ -168,7 +167,7 @@ class Stream:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Stream:
-        """Reads a stream from a YAML document (see conf/streams). Raises StreamError with every problem."""
+        """Reads a stream from a parsed YAML document (see conf/streams). Raises StreamError with every problem."""
         if is_too_deep(document):
             raise StreamError("?", [Problem("", f"a stream has at most {MAX_NESTING} levels of lists and mappings")])
         if not isinstance(document, Mapping):
@@ -178,7 +177,7 @@ class Stream:
             )
         declared = document.get("fields")
         own = parse_fields(declared)
-        # A field with a type that is refused is declared too; its own problem says what to do.
+        # A field with an invalid type counts as declared, so that only its type is reported.
         names = set(declared) if isinstance(declared, Mapping) else set()
         lookups = parse_lookups(document.get("lookups"), own, names)
         fields = own._replace(types={**own.types, **lookups.fields})
@@ -189,7 +188,7 @@ class Stream:
             raise StreamError(str(document.get("stream")), error.problems) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the document with all defaults: from_dict(to_dict(x)) == x."""
+        """Returns the document with all defaults; `from_dict` reads it back as an equal stream."""
         document: dict[str, Any] = {"stream": self.name, "event_id": self.event_id, "event_time": self.event_time}
         document["fields"] = {name: str(type_) for name, type_ in self.own_fields.items()}
         document["columns"], document["comments"] = dict(self.columns), dict(self.comments)
@@ -215,32 +214,32 @@ _COUNTS = ("max_revisions", "max_failures", "commit_rows")
 
 
 def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
-    """Finds the problem of the field that says what an event is worth. names: all that are declared."""
+    """Finds the problem with the `value` field. names: all declared names, including those with an invalid type."""
     if not isinstance(value, str) or not value or not fields:
         return
     if value not in names:
         yield Problem("value", f"{value!r} is not one of the declared fields; {suggest(value, fields)}")
     elif value in fields and not fields[value].is_numeric:
-        yield Problem("value", f"field {value!r} is {fields[value]}; what an event is worth is a number")
+        yield Problem("value", f"field {value!r} is {fields[value]}; the value of an event must be a number")
 
 
 def _find_order_problems(
     document: Mapping[str, Any], names: set[Any], fields: Mapping[str, DataType]
 ) -> Iterator[Problem]:
-    """Finds the problems of the fields that order events, and of fields that are named like the column that does."""
+    """Finds problems with `order_by`, and with fields named like the column in which ingest stores the order."""
     listed, name = document.get("order_by"), document.get("stream")
     if not (document.get("table") or (isinstance(name, str) and name in _OWN_STREAMS)):
         for field_ in fields:
             if field_.lower() == POSITION:
                 yield Problem(
                     f"fields.{field_}",
-                    f"{field_!r} is the column in which ingest stores where it read an event; choose another name, and say "
-                    f'in `columns` what it is made from, such as `columns: {{place: "{field_}"}}`',
+                    f"{field_!r} is the column in which ingest stores where it read an event; choose another name, and "
+                    f'map it in `columns`, such as `columns: {{place: "{field_}"}}`',
                 )
         if listed:
             yield Problem(
                 "order_by",
-                "ingest stores the order in which it reads rows; leave it out, or name the `table` of others",
+                "ingest stores the order in which it reads rows; leave it out, or name another system's `table`",
             )
         return
     for field_ in listed if isinstance(listed, (list, tuple)) else ():
@@ -256,7 +255,7 @@ def _find_order_problems(
 
 
 def _find_name_problems(document: Mapping[str, Any], own: Mapping[str, DataType]) -> Iterator[Problem]:
-    """Finds what a stream may not be that has the name of a table of the product."""
+    """Finds the problems of a stream that has the name of one of Lookback's tables."""
     name = document.get("stream")
     known = _OWN_STREAMS.get(name) if isinstance(name, str) else None
     if known is None:
@@ -272,15 +271,16 @@ def _find_name_problems(document: Mapping[str, Any], own: Mapping[str, DataType]
             "another name",
         )
     if document.get("lookups"):
-        yield Problem("lookups", f"{name!r} is {written}, and ingest looks nothing up; leave it out")
+        yield Problem("lookups", f"{name!r} is {written}, so ingest cannot look anything up; leave it out")
 
 
 def _find_contradictions(
     document: Mapping[str, Any], own: Mapping[str, DataType], names: set[Any], fields: Mapping[str, DataType]
 ) -> Iterator[Problem]:
-    """Finds the values that do not go with the declared fields that can be used, or with another key.
+    """Finds values that contradict the declared fields or another key.
 
-    own: the fields of the source; names: all of them that are declared; fields: those of look-ups too.
+    own: the valid fields of the source; names: all its declared names, including those with an invalid type; fields:
+    own and the fields of look-ups.
     """
     name, table = document.get("stream"), document.get("table")
     for key, types in _TYPES.items():
@@ -301,4 +301,6 @@ def _find_contradictions(
         yield Problem("table", f"{name!r} is a table of the product; leave `table` out")
     for key in ("source", "columns", "lookups"):
         if document.get(key):
-            yield Problem(key, f"ingest reads by it, and into {table} others write; leave it out, or `table`")
+            yield Problem(
+                key, f"only ingest uses it, and ingest does not write {table}; leave it out, or leave out `table`"
+            )

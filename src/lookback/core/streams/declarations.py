@@ -1,4 +1,4 @@
-"""Knows by which lateness and limits a stream was judged, one declaration after another, as a restart may bring another one."""
+"""The history of a stream's declaration: which lateness and limits applied when. A restart may change them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
 
-# The part of a declaration by which events are judged. What ingest alone reads is none of it.
+# The keys of a declaration that affect how events are judged. Keys that only ingest reads are not among them.
 SETTINGS = (
     "max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "max_revisions", "max_failures", "limits",
 )  # fmt: skip
 
 
 class Declared(NamedTuple):
-    """A declaration of a stream, as rule_log has it. after: the last commit judged before it; None for the first.
+    """A declaration of a stream as logged in rule_log.
 
-    text: the settings and the release of Lookback, as JSON.
+    after: the last commit judged before it took effect; None for the first. text: the settings and the release of
+    Lookback, as JSON.
     """
 
     after: int | None
@@ -34,17 +35,17 @@ class Declared(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """A short text that two declarations share only if they are alike; empty for one that is not to be logged."""
+        """A fingerprint of the text; empty for a declaration that is not logged."""
         return sha256(self.text.encode()).hexdigest()[:16] if self.text else ""
 
     @classmethod
     def now(cls, stream: Stream, release: str, after: int | None = None) -> Declared:
-        """Makes the declaration of a stream under a release of Lookback."""
+        """Makes the entry for a stream's declaration under a release of Lookback."""
         return cls(after, stream, json.dumps({**list_settings(stream), "release": release}))
 
     @classmethod
     def from_text(cls, stream: Stream, text: str, after: int | None) -> Declared | None:
-        """Reads a declaration that rule_log has. stream: gives all but the settings. None for a text that is none."""
+        """Parses a declaration from rule_log; None if the text is invalid. stream: supplies all but the settings."""
         try:
             settings = {name: value for name, value in json.loads(text).items() if name in SETTINGS}
             return cls(after, Stream.from_dict({**stream.to_dict(), **settings}), text)
@@ -54,31 +55,31 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class Declarations:
-    """The declarations of a stream in the order in which they held; the first counts for all commits before the second."""
+    """The declarations of a stream in the order in which they applied. The first covers all commits up to the second."""
 
     listed: tuple[Declared, ...]
 
     @classmethod
     def of(cls, stream: Stream) -> Declarations:
-        """Makes the declarations of a stream that never had another one, or none that rule_log has."""
+        """Makes the history of a stream whose declaration never changed, or was never logged."""
         return cls((Declared(None, stream, ""),))
 
     @classmethod
     def from_rows(cls, stream: Stream, rows: Iterable[tuple[int | None, str]]) -> Declarations:
-        """Reads the rows of rule_log in the order in which they were written: arrival and message.
+        """Reads rows of rule_log, each an arrival and a message, in the order in which they were written.
 
-        Unreadable ones are passed over. Without any, the stream counts as it is declared.
+        Invalid rows are skipped. If none is left, the stream's current declaration applies throughout.
         """
         read = (Declared.from_text(stream, text, after) for after, text in rows)
         listed = _drop_replaced(each for each in read if each is not None)
         return cls(listed) if listed else cls.of(stream)
 
     def to_rows(self) -> list[tuple[int | None, str]]:
-        """Returns what `from_rows` reads."""
+        """Returns rows that `from_rows` can read."""
         return [(each.after, each.text) for each in self.listed]
 
     def after(self, judged: int | None) -> Declared:
-        """Returns the declaration that holds once all commits up to `judged` have been judged."""
+        """Returns the declaration that applies once all commits up to `judged` have been judged."""
         places = [_number(each.after) for each in self.listed]
         return self.listed[max(0, bisect_right(places, _number(judged)) - 1)]
 
@@ -88,19 +89,19 @@ class Declarations:
         return [each.after for each in self.listed[1:] if each.after is not None]
 
     def then(self, declared: Declared) -> Declarations:
-        """Adds a declaration, unless it is like the last one."""
+        """Adds a declaration, unless it equals the last one."""
         if declared.text == self.listed[-1].text:
             return self
         return Declarations(_drop_replaced([*self.listed, declared]))
 
     def with_limits(self, stream: Stream) -> Declarations:
-        """Returns the same declarations with the limits of `stream`, which say only what rules may come into force."""
+        """Returns the same declarations with the limits of `stream`. Limits only decide which rules are accepted."""
         return Declarations(
             tuple(each._replace(stream=replace(each.stream, limits=stream.limits)) for each in self.listed)
         )
 
     def describe(self, through: int) -> list[tuple[int | None, dict[str, Any]]]:
-        """Lists the settings that counted for the commits up to `through`, each with the commit after which it began."""
+        """Lists the settings that applied up to commit `through`, each with the commit after which it took effect."""
         known = list[tuple[int | None, dict[str, Any]]]()
         for each in self.listed:
             settings = list_settings(each.stream)
@@ -112,23 +113,23 @@ class Declarations:
 
     @property
     def last(self) -> Stream:
-        """The stream as it is declared last."""
+        """The latest declaration of the stream."""
         return self.listed[-1].stream
 
     @property
     def widest(self) -> Stream:
-        """A declaration that accepts every rule and every event which one of these accepts, and keeps what any of them keeps."""
+        """A declaration that accepts every rule and event, and keeps all data, that any of these accepts or keeps."""
         names = ("allowed_lateness", "max_session", "max_future")
         most = {name: max(getattr(each.stream, name) for each in self.listed) for name in names}
         return replace(self.last, limits=WIDEST_LIMITS, **most)
 
     @property
     def least_future(self) -> int:
-        """The least `max_future` of all."""
+        """The smallest `max_future` of all declarations."""
         return min(each.stream.max_future for each in self.listed)
 
     def list_values(self, setting: str, commits: Int64s) -> int | Int64s:
-        """Lists the values of a setting, such as `max_future`, that count for events of these commits; one number if all are equal."""
+        """Lists a setting's value, such as that of `max_future`, for each commit; one number if it never changed."""
         values: list[int] = [getattr(each.stream, setting) for each in self.listed]
         if len(set(values)) == 1:
             return values[0]
@@ -138,7 +139,7 @@ class Declarations:
 
 
 def list_settings(stream: Stream) -> dict[str, Any]:
-    """Lists the settings of a declaration by which events are judged, as a stream's YAML has them."""
+    """Lists the settings that affect how events are judged, in the form of a stream's YAML."""
     document = stream.to_dict()
     return {name: document[name] for name in SETTINGS}
 
@@ -146,9 +147,10 @@ def list_settings(stream: Stream) -> dict[str, Any]:
 def plan_declarations(
     before: Sequence[tuple[int | None, str]], unfinished: int | None, declared: Declared
 ) -> Declarations:
-    """Plans by which declaration a stream goes on: a batch that was begun and is repeated is judged as it was the first time.
+    """Decides which declarations a restarted stream uses: a repeated batch is judged by the one it was started with.
 
-    before: the rows of the plan that began the batch; unfinished: the last commit of that batch, None if there is none.
+    before: the rows of the plan that started the batch; unfinished: the last commit of that batch; None if there is
+    none.
     """
     known = Declarations.from_rows(declared.stream, before)
     if not before or unfinished is None:
@@ -158,7 +160,7 @@ def plan_declarations(
 
 
 def _drop_replaced(listed: Iterable[Declared]) -> tuple[Declared, ...]:
-    """Drops the declarations by which nothing was judged, since a later one of the same arrival replaced them."""
+    """Drops declarations that judged nothing because a later one replaced them at the same arrival."""
     kept = list[Declared]()
     for declared in listed:
         kept = [each for each in kept if _number(each.after) < _number(declared.after)]

@@ -1,4 +1,4 @@
-"""Events as columns, and how they are read from the rows of a caller."""
+"""Events in columns, and reading them from a caller's rows."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.lists import Lists
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
-# Bounds the values of expressions that events cache.
+# The maximum size of the cached values of expressions.
 MAX_VALUE_BYTES = 128 * 2**20
-# Commits of at least so many rows on average are moved as a whole when events are put in order.
+# When sorting, commits are moved as a whole if they have at least this many rows on average.
 _LONG_COMMIT_ROWS = 1_000
 # Digits of the longest number: a decimal without its point.
 _MAX_DIGITS = 38
@@ -45,10 +45,10 @@ _MAX_DIGITS = 38
 class Events:
     """Events of one stream as columns of equal length.
 
-    columns: by field name; commits: the commit version that added each event, shape (rows,). The id and time columns have
-    no NULLs. order: the names of the columns that order events of one commit and one time, before their ids. keys: those
-    that `find_keys` has found, by grouping set. The most recently used values of expressions are cached, since rules share
-    expressions.
+    columns: by field name. The id and time columns have no NULLs. commits: the commit version that added each event,
+    shape (rows,). order: the names of the columns that order events with the same commit and time, before their ids do.
+    keys: the results of `find_keys` by grouping set. Rules share expressions, so the most recently used values of
+    expressions are cached.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Events:
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
-        """Makes events of a stream. columns: with those that order its events."""
+        """Makes events of a stream. columns: include the stream's order columns."""
         return cls(columns, commits, stream.event_id, stream.event_time, tuple(stream.order_columns))
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class Events:
         return self.keys[group_by]
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
-        """Returns the same events with columns of calls of in_list (see `add_memberships`), as of their own times."""
+        """Returns the same events with columns for calls of in_list as of each event's time (see `add_memberships`)."""
         new = [membership for membership in memberships if membership.name not in self.columns]
         if not new:
             return self
@@ -104,7 +104,7 @@ class Events:
         return self._replace(columns)
 
     def join(self, others: Sequence[Events]) -> Events:
-        """Returns these events and others with the same columns, one after another."""
+        """Returns these events followed by more events with the same columns."""
         if not others:
             return self
         parts = [self, *others]
@@ -112,11 +112,11 @@ class Events:
         return self._replace(columns, np.concatenate([part.commits for part in parts]))
 
     def with_column(self, name: str, column: Column) -> Events:
-        """Returns the same events with a column of that name."""
+        """Returns the same events with a column added or replaced."""
         return self._replace({**self.columns, name: column})
 
     def id_value(self, at: int) -> int | str:
-        """Returns the id of one event: an integer or a text, as the stream declares it."""
+        """Returns the id of one event: an integer or a text, depending on the declaration."""
         value: int | str = self.id_column.values.item(at)
         return value
 
@@ -139,13 +139,13 @@ class Events:
         return [str(value) for value in self.columns[self._id].to_stored_list()]
 
     def sort_text(self, at: int) -> str:
-        """Returns a text by which one event sorts among those of its commit and time."""
+        """Returns a text that sorts one event among the events with the same commit and time."""
         return "".join(
             [*(_write_sortable(self.columns[name], at) for name in self._order), sortable_id(self.id_value(at))]
         )
 
     def in_order_of_arrival(self) -> Events:
-        """Sorts the events by (commit, event time, order columns, event id); rows that are equal in all keep their order.
+        """Sorts the events by (commit, event time, order columns, event id). The sort is stable.
 
         In an order column NULL comes first. Strings are compared by code point, which is the order of their UTF-8 bytes.
         """
@@ -158,7 +158,7 @@ class Events:
             if not len(at):
                 break
             rows, ranks = order[at], np.zeros(len(order), dtype=np.int64)
-            # Only tied rows are ranked: to compare texts takes long.
+            # Comparing texts is slow, so only tied rows are ranked.
             ranks[rows] = np.unique(values[rows], return_inverse=True)[1].ravel()
             known.append(ranks)
             order[at] = rows[np.lexsort([each[rows] for each in reversed(known)])]
@@ -179,7 +179,7 @@ class Events:
         return True
 
     def _list_tie_breakers(self) -> Iterator[Values]:
-        """Yields the values that order the events of one commit and one time, the most important first."""
+        """Yields the values that order events with the same commit and time, the most significant first."""
         for name in self._order:
             column = self.columns[name]
             if column.null is not None:
@@ -193,14 +193,14 @@ class Events:
 
     @classmethod
     def concat_arrived(cls, parts: Sequence[Events], stream: Stream) -> Events:
-        """Concatenates events, as `concat` does, in order of arrival (see `in_order_of_arrival`)."""
-        # A table is mostly written in order, so its long commits need only be moved as they are.
+        """Concatenates events as `concat` does, and sorts them in order of arrival (see `in_order_of_arrival`)."""
+        # Tables are mostly written in order, so it is enough to move long commits as a whole.
         pieces = [piece for part in parts for piece in part._split_long_commits() if len(piece)]
         pieces.sort(key=lambda piece: (piece.commits[0], piece.times[0]))
         return cls.concat(pieces or parts[:1], stream).in_order_of_arrival()
 
     def _split_long_commits(self) -> list[Events]:
-        """Returns the events by neighbours of one commit; all in one piece if these are few."""
+        """Splits the events into runs of one commit each; returns them in one piece if the runs are short."""
         edges = find_commit_edges(self.commits)
         if len(self) < _LONG_COMMIT_ROWS * (len(edges) - 1):
             return [self]
@@ -208,7 +208,7 @@ class Events:
 
     @classmethod
     def concat(cls, parts: Sequence[Events], stream: Stream) -> Events:
-        """Concatenates events; only the columns that all parts have are kept. Without parts: no rows, but all fields."""
+        """Concatenates events, keeping only the columns that all parts have. Without parts: no rows, but all fields."""
         if not parts:
             return empty_events(stream, stream.fields)
         if len(parts) == 1:
@@ -219,30 +219,30 @@ class Events:
 
 
 def _write_sortable(column: Column, at: int) -> str:
-    """Writes a value as a text that sorts like the values of its type, whatever text follows it; NULL comes first."""
+    """Formats a value as a text that sorts like the values of its type, whatever text follows it. NULL comes first."""
     if column.null is not None and column.null[at]:
         return "0"
     value = column.values[at]
     if isinstance(value, str):
-        # The end comes before every character, and a NUL within the text after it.
+        # The end marker sorts before every character, including an escaped NUL within the text.
         return "1" + value.replace("\0", "\0\1") + "\0\0"
     return "1" + str(int(value) + 10**_MAX_DIGITS).zfill(_MAX_DIGITS + 1)
 
 
 def _find_tied(keys: Sequence[Int64s]) -> Int64s:
-    """Finds the rows, which are sorted by `keys`, that equal a neighbour in all of them."""
+    """Finds rows that equal a neighbour in all `keys`. The rows are sorted by these keys."""
     is_same = reduce(and_, (key[1:] == key[:-1] for key in keys))
     tied: Int64s = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
     return tied
 
 
 def find_commit_edges(commits: Int64s) -> list[int]:
-    """Finds where neighbours of one commit begin among events, from 0 on, and where the last ones end."""
+    """Finds where runs of rows of one commit begin, starting with 0, and where the last run ends."""
     return [0, *(np.flatnonzero(commits[1:] != commits[:-1]) + 1).tolist(), len(commits)]
 
 
 def empty_events(stream: Stream, fields: Iterable[str]) -> Events:
-    """Makes events without rows, with columns for `fields` and for the id and time."""
+    """Makes events without rows, with columns for `fields`, the id, the time and the order columns."""
     columns = {name: from_values(stream.columns_of_events[name], []) for name in {*stream.key_columns, *fields}}
     return Events.of(columns, np.zeros(0, dtype=np.int64), stream)
 
@@ -250,13 +250,26 @@ def empty_events(stream: Stream, fields: Iterable[str]) -> Events:
 def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events, Int64s | None]:
     """Reads events, and the times of their commits, from a list of dicts, a pandas frame or an Arrow table.
 
-    A column `arrival` groups rows into commits; without it each row is a commit of its own, numbered from next_commit.
-    In a stream whose events Lookback ingests, the rows of a commit that have one time keep the order in which they are
-    given, unless a column `position` says where each was read. A column `committed_at` holds the times of the commits; they are returned in microseconds, shape (rows,), or None
-    without it. Missing fields are NULL; other columns are ignored. None, NaT and pd.NA are NULL. NaN is NULL in a pandas
-    frame, where it marks a missing value, except in columns of the types Float32, Float64 and those of Arrow, which mark
-    missing values otherwise; elsewhere it is the double NaN. Raises EventError, naming row, field and remedy, for a value
-    that does not fit its field exactly.
+    Missing fields are NULL, and undeclared columns are ignored, except:
+
+    - `arrival` groups rows into commits. Without it, each row is its own commit, numbered from next_commit.
+    - `position` orders rows with the same commit and time, if Lookback ingests the stream. Without it, they keep the
+      order in which they are given.
+    - `committed_at` is the time of each row's commit.
+
+    None, NaT and pd.NA are NULL. NaN is NULL in a pandas frame, where it marks a missing value, except in columns of
+    type Float32, Float64 or an Arrow type, which mark missing values differently. Elsewhere it is the double NaN.
+
+    Args:
+        rows: The events.
+        stream: The declaration of their stream.
+        next_commit: The number of the next commit.
+
+    Returns:
+        The events, and the times of their commits in microseconds, shape (rows,); None without `committed_at`.
+
+    Raises:
+        EventError: A value does not fit its field exactly; the message names row, field and remedy.
     """
     table, count = _split_columns(rows)
     columns = {}
@@ -278,7 +291,7 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
 
 
 def find_row_problems(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[str]:
-    """Finds all cells that do not fit their fields, and describes each in a sentence; rows are counted from 1."""
+    """Describes every cell that does not fit its field in one sentence each; rows are counted from 1."""
     problems = []
     for number, row in enumerate(rows, 1):
         for name, type_ in stream.fields.items():
@@ -293,7 +306,7 @@ def find_row_problems(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list
 
 
 def _split_columns(rows: object) -> tuple[dict[str, list[Any]], int]:
-    """Returns the columns of each name, and the number of rows."""
+    """Returns the columns by name, and the number of rows. A name can have several columns."""
     named: Iterable[tuple[Any, Any]]
     if isinstance(rows, (pa.Table, pa.RecordBatch)):
         named, count = zip(rows.schema.names, rows.columns, strict=True), rows.num_rows
@@ -318,7 +331,7 @@ def _split_columns(rows: object) -> tuple[dict[str, list[Any]], int]:
 
 
 def _find_column(table: Mapping[str, Sequence[Any]], name: str) -> Any:
-    """Returns the column of a name, None if there is none. Raises EventError if there are several."""
+    """Returns the column with this name, or None. Raises EventError if there are several."""
     columns = table.get(name, ())
     if len(columns) > 1:
         raise EventError(f"there are {len(columns)} columns {name!r}; rename or drop all but one of them")
@@ -332,7 +345,7 @@ def _format_value(value: object) -> str:
 def _format_repr(value: object) -> str:
     try:
         return f"{value!r:.100}"
-    except Exception:  # noqa: BLE001 - a caller's value may have no text, such as a time beyond the calendar
+    except Exception:  # noqa: BLE001 - a caller's value may have no repr, such as a time beyond the calendar
         return f"a {type(value).__name__}"
 
 
@@ -362,7 +375,7 @@ def _read_commit_times(values: Any) -> Int64s:
 
 
 def _read_required(requirement: str, type_: DataType, values: Any) -> Column:
-    """Reads a column about the commits of rows, which must have no NULLs. requirement: the beginning of messages."""
+    """Reads a column about commits, which must not contain NULLs. requirement: the start of error messages."""
     column = _read_column(requirement, type_, values)
     if column.null is not None:
         at = int(np.flatnonzero(column.null)[0])
@@ -382,9 +395,9 @@ def _read_column(requirement: str, type_: DataType, values: Any) -> Column:
         return column
     try:
         listed = list(values.to_pylist()) if isinstance(values, (pa.ChunkedArray, pa.Array)) else list(values)
-    except (ValueError, OverflowError) as error:  # Arrow holds times that Python has no object for
+    except (ValueError, OverflowError) as error:  # Arrow has times that Python cannot represent
         raise EventError(f"{requirement} ({error}); correct the column, or give None for an unknown time") from None
-    # Columns of these types mark missing values otherwise, so NaN in them is a value.
+    # These types mark missing values differently, so NaN is a value in them.
     nan_is_missing = isinstance(values, pd.Series) and not isinstance(
         values.dtype, (pd.ArrowDtype, pd.Float32Dtype, pd.Float64Dtype)
     )
@@ -400,7 +413,7 @@ def _read_cell(requirement: str, type_: DataType, row: int, value: Any, nan_is_m
 
 
 def _read_whole_column(type_: DataType, values: Any) -> Column | None:
-    """Reads a column at once if its values already have the type; None if they must be read one by one."""
+    """Reads a column as a whole if it already has the type; None if its values must be read one by one."""
     if isinstance(values, pd.Series):
         values = _convert_series(type_, values)
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -417,7 +430,7 @@ def _read_whole_column(type_: DataType, values: Any) -> Column | None:
         column = normalize_zeros(from_arrow(values, type_))
     except pa.ArrowException:
         return None
-    # Reading one by one reports the row of a value out of bounds.
+    # If a value is out of bounds, reading one by one will report its row.
     return column if find_beyond_calendar(column) is None else None
 
 

@@ -1,4 +1,4 @@
-"""The fields that a declaration names: their names and types, and texts about them."""
+"""Parses the fields of a declaration: their names, their types, and texts per field."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ RESERVED_FIELDS = frozenset(
 
 
 class ParsedFields(NamedTuple):
-    """The declared fields that can be used, and the problems of the others."""
+    """The valid fields of a declaration, and the problems of the invalid ones."""
 
     types: dict[str, DataType]
     problems: list[Problem]
 
 
 def is_field_name(name: object) -> bool:
-    """Returns whether a field may have this name."""
+    """Returns whether this is a valid name for a field."""
     return isinstance(name, str) and bool(_FIELD.fullmatch(name))
 
 
 def parse_fields(declared: object) -> ParsedFields:
-    """Parses a mapping of field to Spark type; a problem's place begins below it."""
+    """Parses a mapping of field to Spark type. The place of a problem is relative to the mapping."""
     if not isinstance(declared, Mapping) or not declared:
         return ParsedFields({}, [Problem("", f"a mapping of field to Spark type is needed, got {declared!r}")])
     fields: dict[str, DataType] = {}
@@ -63,7 +63,7 @@ def _require_fields(fields: ParsedFields) -> dict[str, DataType]:
 
 
 def texts_by_field(kind: str) -> PlainValidator:
-    """Returns what reads a mapping of field to text."""
+    """Returns a validator for a mapping of field to text."""
 
     def read(texts: object) -> dict[str, str]:
         texts = texts or {}
@@ -78,11 +78,11 @@ def texts_by_field(kind: str) -> PlainValidator:
 
 
 def find_undeclared(texts: object, fields: Mapping[str, DataType], place: str, of: str) -> Iterator[Problem]:
-    """Finds the fields of a mapping of field to text that are not declared. of: where they should be declared."""
+    """Finds names in a mapping of field to text that are not declared. of: where they should be declared."""
     for name in texts if isinstance(texts, Mapping) else ():
         if name not in fields:
             yield Problem(f"{place}.{name}", f"{name!r} is not one of {of}")
 
 
-# A key that holds a mapping of field to type, parsed before.
+# A key whose value has been parsed by `parse_fields`.
 FieldTypes = Annotated[Mapping[str, DataType], PlainValidator(_require_fields)]

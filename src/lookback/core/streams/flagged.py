@@ -1,4 +1,4 @@
-"""The events that variants of a rule flag, in columns: many variants of one rule need no alert of each."""
+"""The events that variants of a rule flag, in columns. Comparing variants takes only flags, not alerts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD_BITS = 64
 
 
 class FlagPlace(NamedTuple):
-    """The place of a rule's flags: the bit of the rules of a group, which are judged over the same keys."""
+    """The place of a rule's flags: its group, whose rules share the same keys, and its bit within the group."""
 
     group: int
     bit: int
@@ -22,9 +22,10 @@ class FlagPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class FlaggedEvents:
-    """The events that at least one rule of a group has noted in place of alerts (see `Evaluator`).
+    """The events that at least one rule of a group flagged instead of raising alerts (see `Evaluator`).
 
-    keys: texts by group_by field; times in microseconds; arrivals: commits. bits: shape (events, words), a bit for each rule.
+    keys: texts by group_by field. times: microseconds. arrivals: commits. bits: shape (events, words), one bit per
+    rule.
     """
 
     group: int
@@ -36,7 +37,7 @@ class FlaggedEvents:
 
 
 def make_bits(rows: int, flags: Iterable[tuple[int, Int64s]]) -> Int64s:
-    """Returns the words of each row, shape (rows, words), with the bits set. flags: each bit with its rows, each row once."""
+    """Sets bits in the words of rows, shape (rows, words). flags: each bit with its rows, without duplicates."""
     listed = list(flags)
     words = 1 + max((bit for bit, _ in listed), default=0) // WORD_BITS
     bits = np.zeros((rows, words), dtype=np.uint64)
@@ -47,7 +48,7 @@ def make_bits(rows: int, flags: Iterable[tuple[int, Int64s]]) -> Int64s:
 
 
 def count_bits(words: Int64s, bits: int) -> Int64s:
-    """Returns per bit, from 0, in how many rows it is set. words: shape (rows, words); bits: how many are counted."""
+    """Counts the rows in which each of the first `bits` bits is set. words: shape (rows, words)."""
     counts = np.zeros(bits, dtype=np.int64)
     for bit in range(bits):
         word, shift = divmod(bit, WORD_BITS)

@@ -1,7 +1,7 @@
-"""Look-ups of a stream: the tables that ingest joins, and the fields that they bring into each event.
+"""Look-ups of a stream: the tables that ingest joins, and the fields that they add to each event.
 
-The joined values are stored in the event with the version of the table that they came from, so what is judged later does
-not depend on what the table holds by then.
+The event stores the joined values and the version of the table that they came from, so later changes to the table do
+not affect how the event is judged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lookback.core.values.reading import Refused, read_mapping
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.types import BIGINT, DataType
 
-# What becomes of an event whose key has no row in the table, or several that differ.
+# What ingest does with an event whose key has no row in the table, or several rows that differ.
 NULL, REJECT = "null", "reject"
 _TABLE = re.compile(r"[a-z][a-z0-9_]{0,127}|(?:\w[\w-]{0,254}\.){2}\w{1,255}", re.ASCII)
 
@@ -69,10 +69,11 @@ Policy = Annotated[str, PlainValidator(_read_policy)]
 class Lookup:
     """A table that ingest joins to each event.
 
-    table: the name of one in the place of the stream's tables, or catalog.schema.table. on: field of the event -> column
-    of the table; a row belongs to an event if all of them are equal, and NULL equals nothing. fields: the fields that the
-    look-up brings, name -> type. columns: field -> SQL expression over the table's columns; default: the column of the
-    same name. missing, ambiguous: NULL or REJECT, for an event without a row, and with rows whose fields differ.
+    table: the name of a table stored next to the stream's tables, or catalog.schema.table. on: field of the event ->
+    column of the table; a row matches an event if all of them are equal, and NULL equals nothing. fields: the fields
+    that the look-up adds, name -> type. columns: field -> SQL expression over the table's columns; default: the column
+    of the same name. missing, ambiguous: NULL or REJECT, for an event without a row, and for one with rows whose fields
+    differ.
     """
 
     table: Annotated[str, PlainValidator(_read_table)]
@@ -89,11 +90,11 @@ class Lookup:
 
     @property
     def brings(self) -> Mapping[str, DataType]:
-        """All fields that the look-up brings, that of the version last."""
+        """All fields that the look-up adds; the version field is last."""
         return {**self.fields, self.version_field: BIGINT}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the look-up as a declaration has it, with all defaults."""
+        """Returns the look-up in the form of a declaration, with all defaults."""
         return {
             "table": self.table,
             "on": dict(self.on),
@@ -105,12 +106,12 @@ class Lookup:
 
 
 def name_version_field(table: str) -> str:
-    """Returns the name of the field that holds the version of a table: the last part of the table's name is in it."""
+    """Returns the name of the field that holds the version of a table: the last part of its name and `_version`."""
     return f"{table.rpartition('.')[2]}_version"
 
 
 class ParsedLookups(NamedTuple):
-    """The look-ups of a declaration, the fields that they bring, and all problems. A look-up with a problem is not listed."""
+    """The valid look-ups of a declaration, the fields that look-ups add, and all problems."""
 
     listed: tuple[Lookup, ...]
     fields: dict[str, DataType]
@@ -118,7 +119,7 @@ class ParsedLookups(NamedTuple):
 
 
 def parse_lookups(declared: object, own: ParsedFields, names: set[Any]) -> ParsedLookups:
-    """Parses the look-ups of a stream. own: the stream's own fields; names: all that it declares, with those refused."""
+    """Parses the look-ups of a stream. own: the fields of its source; names: all declared names, valid or not."""
     if declared is None:
         return ParsedLookups((), {}, [])
     if not isinstance(declared, (list, tuple)):
@@ -150,7 +151,7 @@ def parse_lookups(declared: object, own: ParsedFields, names: set[Any]) -> Parse
 def _find_contradictions(
     document: Mapping[Any, Any], parsed: ParsedFields, own: ParsedFields, names: set[Any]
 ) -> Iterator[Problem]:
-    """Finds what does not go with the stream's own fields, or with another key of the look-up."""
+    """Finds values that contradict the stream's own fields or another key of the look-up."""
     on = document.get("on")
     for name in [on] if isinstance(on, str) and on else on if isinstance(on, Mapping) else ():
         if _is_text(name) and names and name not in names:
@@ -162,14 +163,14 @@ def _find_contradictions(
 
 
 class _Taken:
-    """The columns that are taken by now, in lower case: those of fields with the place that declares them."""
+    """The column names in use so far, in lower case. places: where each is declared; empty for the stream's own."""
 
     def __init__(self, places: dict[str, str]) -> None:
         self._places = places
         self._tables: dict[str, str] = {}
 
     def add(self, table: object, parsed: ParsedFields, place: str) -> Iterator[Problem]:
-        """Adds the fields of a look-up and that of its table's version. Yields the problems of those that are taken."""
+        """Adds the fields and the version field of a look-up. Yields a problem for each name that is already in use."""
         for name in parsed.types:
             other = self._places.setdefault(name.lower(), place)
             version_of = self._tables.get(name.lower())

@@ -23,8 +23,8 @@ class MetricColumn(NamedTuple):
 class RuleCounts:
     """The counts of one rule.
 
-    evaluated: the events that it judged, for windows those that it counted; matched: the alert rows that it raised or that
-    were suppressed; suppressed: those of them that `suppress` withheld; failed: errors while judging.
+    evaluated: the events that it judged, or for windows, counted. matched: its alert rows, raised or suppressed.
+    suppressed: the matched rows that `suppress` withheld. failed: errors while judging.
     """
 
     evaluated: int = 0

@@ -33,7 +33,7 @@ READER_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "parquet": ("compression", "datetimeRebaseMode", "int96RebaseMode", "mergeSchema"),
 }  # fmt: skip
-# Options of every format, which choose the files and how many are read at once; only Databricks has the last two.
+# Options of all formats that select files and limit how many are read at once; only Databricks has the last two.
 FINDER_OPTIONS = (
     "basePath", "ignoreCorruptFiles", "ignoreMissingFiles", "latestFirst", "maxBytesPerTrigger", "maxFileAge",
     "maxFilesPerTrigger", "modifiedAfter", "modifiedBefore", "pathGlobFilter", "recursiveFileLookup",
@@ -44,7 +44,7 @@ FINDER_OPTIONS = (
 def find_source_problems(source: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields a problem for each key or option that would be ignored, and for each value of the wrong kind.
 
-    A place begins below `source`. The other problems of a topic are found when spark/ingest reads it.
+    Places are relative to `source`. spark/ingest finds the other problems of a topic when it reads it.
     """
     is_topic = source.get("format") == KAFKA
     keys = KAFKA_KEYS if is_topic else FILE_KEYS
@@ -76,19 +76,19 @@ def _explain_unknown_key(key: str, value: object, keys: tuple[str, ...], is_topi
 
 
 def _find_option(name: str, known: Iterable[str]) -> str | None:
-    """Finds an option, ignoring case as Spark does, and returns it as Spark writes it; None if it is unknown."""
+    """Finds an option, ignoring case as Spark does, and returns Spark's spelling; None if it is unknown."""
     return next((option for option in known if option.lower() == name.lower()), None)
 
 
 def _find_option_problems(options: Mapping[Any, Any], format_: object, place: str) -> Iterator[Problem]:
     of_format = READER_OPTIONS.get(str(format_))
-    # Without a format, the suffix of the files will decide, so the options of all formats are accepted.
+    # Without a format, the suffix of the files decides, so the options of all formats are accepted.
     readers = of_format or tuple(dict.fromkeys(name for names in READER_OPTIONS.values() for name in names))
     known = (*readers, *FINDER_OPTIONS)
     for name in map(str, options):
-        # A name with a dot is a setting of Auto Loader or of a file system.
+        # A name with a dot is a setting of Auto Loader or a file system.
         if "." in name or _find_option(name, known):
             continue
         hint = suggest(name, known, "see Spark's data source options")
         what = f"{format_} files" if of_format else "files"
-        yield Problem(f"{place}.{name}", f"{name!r} is no option of Spark's reader of {what}; {hint}")
+        yield Problem(f"{place}.{name}", f"{name!r} is not an option of Spark's reader of {what}; {hint}")

@@ -22,7 +22,7 @@ class ArrayFile(Protocol):
     """A place beside memory for an object with its arrays, which are Arrow's buffers there, and take no memory."""
 
     def write(self, content: Any) -> bool:
-        """Puts an object there, in place of one before. Returns False, and changes nothing, if that is not possible.
+        """Stores an object, replacing an earlier one. Returns False, and changes nothing, if that is not possible.
 
         content: made of arrays of one dimension, tuples, lists, dicts, texts, numbers, None and objects whose attributes are.
         """

@@ -59,7 +59,7 @@ def _read_row(name: str, value: Any, place: str, rows: list[ListChange], problem
         problems.append(Problem(place, f"the value must be a text or a whole number, got {_show(text)}; {remedy}"))
     if kind not in (None, CIDR):
         remedy = f"write {CIDR} for ranges of addresses, or leave it out"
-        problems.append(Problem(place, f"there is no kind {_show(kind)}; {remedy}"))
+        problems.append(Problem(place, f"unknown kind {_show(kind)}; {remedy}"))
     if row.get("expires_at") is not None:
         try:
             expires_at = parse_calendar_time(row["expires_at"])

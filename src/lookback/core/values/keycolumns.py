@@ -97,7 +97,7 @@ class KeyColumns:
 
     @classmethod
     def decode(cls, arrays: Sequence[Values | None], rows: int, place: str) -> KeyColumns:
-        """Reads so many rows from arrays that `encode` returned. Raises StateError."""
+        """Reads `rows` rows from arrays that `encode` returned. Raises StateError."""
         is_json, pairs = arrays[0], list(zip(arrays[1::2], arrays[2::2], strict=False))
         if is_json is None or is_json.dtype != np.dtype(bool) or len(arrays) != 1 + 2 * len(is_json) or not pairs:
             raise _refuse(place)

@@ -25,14 +25,14 @@ Int64s = npt.NDArray[np.int64]
 _UInt64s = npt.NDArray[np.uint64]
 _SIP_KEYS = ("lookback.key.low", "lookback.keyhigh")
 _SEEDS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03))
-# Up to so many sorted runs are merged, which numpy's stable sort does in fewer passes than by radix.
-_MOST_RUNS = 16
+# Up to this many sorted runs are merged: numpy's stable sort then needs fewer passes than a radix sort.
+_MAX_RUNS = 16
 # So many rows are looked at first.
 _FIRST_ROWS = 1_000
 # A block of the values that are searched for fits in a processor's first cache.
 _SEARCHED_AT_ONCE = 4096
 # Pairs of group and time are numbered below this.
-_MOST_PLACES = 2**62
+_MAX_PLACES = 2**62
 _NULL = np.uint64(0x5851F42D4C957F2D)
 
 
@@ -216,14 +216,14 @@ def _place_runs(numbers: Int64s, times: Int64s) -> Int64s | None:
     """Returns (number, time) of each row as one integer; None if these do not fit, or are not a few sorted runs."""
     # Most rows that are no runs show it at once.
     begin = numbers[:_FIRST_ROWS]
-    if not len(numbers) or np.count_nonzero(begin[1:] < begin[:-1]) >= _MOST_RUNS:
+    if not len(numbers) or np.count_nonzero(begin[1:] < begin[:-1]) >= _MAX_RUNS:
         return None
     base = int(times.min())
     span = int(times.max()) - base + 1
-    if (int(numbers.max()) + 1) * span >= _MOST_PLACES:
+    if (int(numbers.max()) + 1) * span >= _MAX_PLACES:
         return None
     placed = numbers * span + (times - base)
-    return placed if np.count_nonzero(placed[1:] < placed[:-1]) < _MOST_RUNS else None
+    return placed if np.count_nonzero(placed[1:] < placed[:-1]) < _MAX_RUNS else None
 
 
 def order_by_number(numbers: Int64s) -> Int64s:
@@ -297,7 +297,7 @@ class _PlaceInSpan:
     def of(cls, times: Int64s, numbered: int) -> _PlaceInSpan | None:
         """Returns None if the numbers could overflow."""
         low, high = (int(times.min()), int(times.max()) + 1) if len(times) else (0, 0)
-        return cls(low, high) if numbered * (high - low + 1) < _MOST_PLACES else None
+        return cls(low, high) if numbered * (high - low + 1) < _MAX_PLACES else None
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class _PlaceInOwnSpans:
         first, last = np.zeros(numbered + 1, dtype=np.int64), np.zeros(numbered + 1, dtype=np.int64)
         first[has_rows], last[has_rows] = times[(ends - counts)[has_rows]], times[ends[has_rows] - 1] + 1
         sizes = last - first + 1
-        if sizes.sum(dtype=np.float64) >= _MOST_PLACES:
+        if sizes.sum(dtype=np.float64) >= _MAX_PLACES:
             return None
         return cls(np.cumsum(sizes) - sizes - first, first, last)
 

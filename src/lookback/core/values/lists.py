@@ -26,17 +26,18 @@ from lookback.core.values.keys import Int64s, Keys, encode_keys, number_values
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
 
-# The expiry of a value that never expires, and the one of a text that is no value.
+# The expiry of a value that never expires, and that of a text that is not in the list.
 FOREVER = 2**63 - 1
 _NO_VALUE = -(2**63)
 # The kind of rows whose values are ranges of addresses, such as 10.0.0.0/8.
 CIDR = "cidr"
 _FORMAT = 1
 # A few changes are kept beside the sorted values until there are more than this, and than a multiple of the root of their number.
-_FEWEST_CHANGED = 1_000
+_MIN_CHANGED = 1_000
 _CHANGED_BY_ROOT = 16
-# A process remembers of a list and a field so many answers; fewer new values than one in so many known ones are not added.
-_MOST_ANSWERS, _FEW_SHARE = 250_000, 8
+# A process keeps at most this many answers per list and field, and adds new values only if they are at least
+# one in _MIN_SHARE of the known ones.
+_MAX_ANSWERS, _MIN_SHARE = 250_000, 8
 # The texts of values, those of rows of kind cidr, and the ranges of addresses.
 _TABLES = 3
 _RANGE = re.compile(r"[0-9a-fA-F:.]+/[0-9.]+")
@@ -121,7 +122,7 @@ class _Values:
     def of(cls, low: Int64s, high: Int64s, until: Int64s) -> _Values:
         order = np.argsort(low)
         in_order = low[order]
-        # Rows of one value, of which there are few, and two hashes that share their low half.
+        # Few rows share a value, or the low half of a hash.
         if bool((in_order[1:] == in_order[:-1]).any()):
             order = np.lexsort((until, high, low))
         return cls(low[order], high[order], until[order], count=len(low))
@@ -170,7 +171,7 @@ class _Values:
             changed[hashed] = after
             count += len(after) - len(before)
         result = replace(self, changed=changed, count=count)
-        most = max(_FEWEST_CHANGED, _CHANGED_BY_ROOT * isqrt(len(self.low)))
+        most = max(_MIN_CHANGED, _CHANGED_BY_ROOT * isqrt(len(self.low)))
         return result.merge() if len(changed) > most else result
 
     def add_all(self, keys: Keys, until: Int64s) -> _Values:
@@ -243,9 +244,9 @@ class Answers:
 
     def _remember(self, index: Index, found: Column, new: Values) -> None:
         # To make the index again for a few costs more than to ask about them again.
-        if len(new) * _FEW_SHARE < len(index):
+        if len(new) * _MIN_SHARE < len(index):
             return
-        if len(index) + len(new) > _MOST_ANSWERS:
+        if len(index) + len(new) > _MAX_ANSWERS:
             self.evict()
             return
         values = np.concatenate([index.to_numpy(), new])
@@ -299,7 +300,7 @@ class _List:
 _BITS = {4: 32, 6: 128}
 # The prefix of the IPv6 addresses that stand for those of IPv4, ::ffff:0:0/96.
 _MAPPED_BITS = 96
-# More ranges than this are not shown in place of a first and last address.
+# A first and last address are shown as at most this many ranges.
 _MAX_SUGGESTED = 8
 
 
@@ -484,7 +485,7 @@ def _change_values(before: _Values, rows: ListRows) -> _Values:
     if not len(rows):
         return before
     keys = encode_keys([Column(STRING, rows.values)], len(rows), has_repeats=False)
-    if rows.rows.min() > 0 and rows.rows.sum() > max(_FEWEST_CHANGED, before.count // 4):
+    if rows.rows.min() > 0 and rows.rows.sum() > max(_MIN_CHANGED, before.count // 4):
         each = np.repeat(np.arange(len(rows)), rows.rows)
         return before.add_all(keys.take(each), rows.until[each])
     net = Counter[tuple[_Hash, int]]()

@@ -20,7 +20,7 @@ DATE = "(?!0000)([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})"
 _ZONE = "([Zz]|[Uu][Tt][Cc]|[Gg][Mm][Tt]|[+-][0-9]{2}(?::?[0-9]{2})?)"
 # A day and a time of day: hour, minute, second, fraction, zone. One digit is enough for month, day and hour.
 TIME = f"{DATE}[Tt ]([0-9]{{1,2}}):([0-9]{{2}})(?::([0-9]{{2}})(?:[.,]([0-9]+))?)? ?{_ZONE}?"
-# The same in the basic format of ISO 8601. Without the T it would be a number.
+# The same in the basic format of ISO 8601; without the T it would be a number.
 BASIC_TIME = (
     "(?!0000)([0-9]{4})([0-9]{2})([0-9]{2})[Tt]"
     f"([0-9]{{2}})([0-9]{{2}})(?:([0-9]{{2}})(?:[.,]([0-9]+))?)? ?{_ZONE}?"

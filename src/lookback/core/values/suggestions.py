@@ -30,4 +30,4 @@ def suggest(name: object, known: Iterable[str], otherwise: str | None = None) ->
     nearest = find_nearest(name, listed)
     if nearest is not None:
         return f"did you mean {nearest!r}?"
-    return f"known are {', '.join(listed)}" if otherwise is None else otherwise
+    return f"known: {', '.join(listed)}" if otherwise is None else otherwise

@@ -1,4 +1,4 @@
-"""One rule while it is written: its text and form, checks, trials with their sliders, and the way to publication.
+"""The parts for writing a rule: its text and form, checks, trials with their sliders, and publication.
 
-This package must not know how the page that shows its parts is laid out.
+This package must not know the layout of the page that shows its parts.
 """

@@ -1,4 +1,4 @@
-"""Checks a rule while it is written: the problems and remarks of `lookback rules check`, each with its place and line."""
+"""Checks a rule as you write it: the problems and remarks of `lookback rules check`, each with its place and line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem or a remark. place: a dotted path, empty for the whole document; line: of the text, from 1 on."""
+    """A problem or a remark, with its dotted path (empty for the whole document) and its line, counted from 1."""
 
     place: str
     message: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check. problems: what has to be mended before the rule can be published. words: the rule in words."""
+    """The result of a check: problems to fix before publication, remarks, and the rule in words."""
 
     problems: list[Finding]
     remarks: list[Finding]
@@ -36,23 +36,23 @@ class Checked:
 
     @property
     def is_fine(self) -> bool:
-        """True if the rule can be published."""
+        """Whether the rule can be published."""
         return not self.problems
 
 
 def check_text(text: RuleText, streams: Mapping[str, Stream]) -> Checked:
-    """Checks the rule in a text against its stream, and runs its own tests. streams: every declared stream by name."""
+    """Checks the rule in a text against its stream, one of the declared `streams`, and runs its own tests."""
     try:
         rule = check_rule(text.document, streams)
     except RuleError as error:
-        return Checked(_place(error.problems, text), [], f"{count_noun(len(error.problems), 'problem')} to mend")
+        return Checked(_place(error.problems, text), [], f"{count_noun(len(error.problems), 'problem')} to fix")
     tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
     words = f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
     return Checked([], _place(find_remarks(rule), text), words)
 
 
 def find_nearest_place(place: str, known: Iterable[str]) -> str:
-    """Finds the place among `known` that is, or is around, the place of a finding; empty if none is."""
+    """Finds the place of a finding, or the nearest enclosing one, among `known`; empty if there is none."""
     places = set(known)
     while place and place not in places:
         place = place[: max(place.rfind("."), place.rfind("["), 0)]

@@ -1,6 +1,6 @@
-"""The fields of the form of a rule: what they show of a document, and how a text changes with them.
+"""The fields of a rule's form: what they show of a document, and how they change its text.
 
-A field that cannot show all that stands in its place is not `is_whole`: it is changed in the YAML alone, and stays as it is.
+A field that cannot show its whole value is not `is_whole`: the form leaves it alone, and you change it in the YAML.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lookback.desk.rule.text import RuleText
 
 KINDS = tuple(KEYS_OF_KIND)
-# The aggregates that a measure can be begun with; an aggregate of a field takes its name in the braces.
+# The aggregates for new measures; the name of a field goes in the braces.
 AGGREGATES = {
     "count(*)": "",
     "count(distinct {})": "count",
@@ -37,7 +37,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True)
 class WindowField:
-    """The window of a rule. kind: of the rule. parts: texts by the keys of that kind in `WINDOW_FORMS`; none for a sequence."""
+    """The window of a rule: the rule's kind, and texts by the kind's keys in `WINDOW_FORMS`; none for a sequence."""
 
     kind: str
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class WindowField:
 
 @dataclass(frozen=True)
 class MeasureField:
-    """A measure. window, delay: those of its own window, which looks back; empty for the rule's."""
+    """A measure. `window` and `delay` describe its own lookback window; empty for the rule's."""
 
     name: str
     aggregate: str
@@ -65,7 +65,7 @@ class ValueField:
 
 
 def read_value(document: Mapping[str, Any], name: str) -> ValueField:
-    """Reads the value of a key as a text; empty if there is none."""
+    """Reads the value of a key as a text; empty if the key is missing."""
     value = document.get(name)
     if value is None:
         return ValueField(name, "")
@@ -76,27 +76,27 @@ def read_value(document: Mapping[str, Any], name: str) -> ValueField:
 
 
 def put_value(text: RuleText, name: str, written: str) -> RuleText:
-    """Writes the value of a key; an empty text takes the key out. A score becomes a number if it is one."""
+    """Writes the value of a key; an empty text removes the key. A score becomes a number if possible."""
     if not written:
         return text.remove([name])
     return text.put([name], int(written) if name == "score" and written.isascii() and written.isdigit() else written)
 
 
 def put_flag(text: RuleText, name: str, is_set: bool, default: bool = False) -> RuleText:
-    """Writes true or false; the default takes the key out, unless it is written there."""
+    """Writes true or false; the default removes the key unless the document spells it out."""
     if is_set == default and not isinstance(text.get(name), bool):
         return text.remove([name])
     return text.put([name], is_set)
 
 
 def read_group_by(document: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Reads the fields of group_by; None if they are no list of names."""
+    """Reads the fields of group_by; None if they are not a list of names."""
     value = document.get("group_by", [])
     return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
 
 
 def put_group_by(text: RuleText, chosen: Iterable[str]) -> RuleText:
-    """Writes the fields of group_by; those that were there keep their order, and new ones follow."""
+    """Writes the fields of group_by; existing ones keep their order, and new ones follow."""
     wanted, before = list(chosen), read_group_by(text.document) or ()
     names = [name for name in before if name in wanted]
     names += [name for name in wanted if name not in before]
@@ -104,7 +104,7 @@ def put_group_by(text: RuleText, chosen: Iterable[str]) -> RuleText:
 
 
 def read_window(document: Mapping[str, Any]) -> WindowField:
-    """Reads the window, or the kind alone of a sequence."""
+    """Reads the window; for a sequence only the kind."""
     value = document.get("window")
     if SEQUENCE in document:
         return WindowField(SEQUENCE, {}, value is None)
@@ -120,7 +120,7 @@ def read_window(document: Mapping[str, Any]) -> WindowField:
 
 
 def put_window(text: RuleText, parts: Mapping[str, str]) -> RuleText:
-    """Writes the parts of a window of the kind that is there. Empty parts are taken out, but for its size."""
+    """Writes the parts of a window of the current kind. Empty parts other than the size are removed."""
     there = read_window(text.document)
     size, *others = WINDOW_FORMS[there.kind]
     given = {size: parts.get(size, ""), **{key: parts[key] for key in others if parts.get(key)}}
@@ -136,7 +136,7 @@ def put_window(text: RuleText, parts: Mapping[str, str]) -> RuleText:
 
 
 def choose_kind(text: RuleText, kind: str) -> RuleText:
-    """Makes a rule of another kind of a text: takes out what is not for that kind, and begins what it needs."""
+    """Changes the kind of a rule: removes the parts that the kind does not allow, and adds those it needs."""
     there = read_window(text.document)
     if kind == there.kind:
         return text
@@ -155,7 +155,7 @@ def choose_kind(text: RuleText, kind: str) -> RuleText:
 
 
 def read_measures(document: Mapping[str, Any]) -> list[MeasureField]:
-    """Reads the measures in their order; none if they are no mapping."""
+    """Reads the measures in their order; none if they are not a mapping."""
     value = document.get("measures")
     return [_read_measure(str(name), each) for name, each in value.items()] if isinstance(value, Mapping) else []
 
@@ -176,7 +176,7 @@ def _read_measure(name: str, value: Any) -> MeasureField:
 
 
 def put_measure(text: RuleText, measure: MeasureField) -> RuleText:
-    """Writes a measure that is there or is new, with its own window if it has one."""
+    """Writes a new or existing measure, with its own window if it has one."""
     place = ["measures", measure.name]
     there = _read_measure(measure.name, text.get(*place)) if text.get(*place) is not None else None
     if there == measure:
@@ -193,27 +193,27 @@ def put_measure(text: RuleText, measure: MeasureField) -> RuleText:
 
 
 def begin_measure(text: RuleText, aggregate: str, name: str = "") -> RuleText:
-    """Adds a measure of an aggregate, under a name that is made of it. name: of its field."""
+    """Adds a measure of an aggregate over the field `name`, and derives the measure's name from both."""
     written = aggregate.format(name if _PLAIN_NAME.fullmatch(name) else quote_identifier(name))
     words = re.findall(r"[A-Za-z0-9_]+", f"{aggregate.partition('(')[0]} {name}", re.ASCII)
     return text.put(["measures", _find_free("_".join(words) or "n", text.get("measures"))], written)
 
 
 def list_argument_fields(aggregate: str, stream: Stream) -> list[str]:
-    """Lists the fields that an aggregate of `AGGREGATES` takes by their types."""
+    """Lists the fields whose types suit an aggregate of `AGGREGATES`."""
     function = AGGREGATES[aggregate]
     check = AGGREGATE_ARGUMENTS.get(function)
     return [] if check is None else [name for name, type_ in stream.fields.items() if check(type_) is None]
 
 
 def read_parameters(document: Mapping[str, Any]) -> list[ValueField]:
-    """Reads the parameters in their order; none if they are no mapping."""
+    """Reads the parameters in their order; none if they are not a mapping."""
     value = document.get("parameters")
     return [read_value(value, name) for name in value] if isinstance(value, Mapping) else []
 
 
 def put_parameter(text: RuleText, name: str, written: str) -> RuleText:
-    """Writes the value of a parameter as YAML reads it: a number, true or false, else a text. Raises SetupError."""
+    """Writes the value of a parameter as YAML would read it: number, boolean or text. Raises SetupError."""
     value = read_parameter(written.strip())
     if message := find_wrong_value(value):
         raise SetupError(f"{name} {message}")
@@ -221,14 +221,14 @@ def put_parameter(text: RuleText, name: str, written: str) -> RuleText:
 
 
 def begin_parameter(text: RuleText) -> RuleText:
-    """Adds a parameter with a name that is free."""
+    """Adds a parameter with an unused name."""
     return text.put(["parameters", _find_free("limit", text.get("parameters"))], 1)
 
 
 def rename(text: RuleText, place: Sequence[str], name: str) -> RuleText:
-    """Gives a measure or a parameter another name. Raises SetupError for a name that it cannot have."""
+    """Renames a measure or a parameter. Raises SetupError for an invalid name."""
     if not NAME.fullmatch(name):
-        raise SetupError("a name has letters, digits and _, and no digit first")
+        raise SetupError("a name may have letters, digits and _, and must not begin with a digit")
     return text.rename(place, name)
 
 

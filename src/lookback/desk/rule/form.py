@@ -1,6 +1,6 @@
-"""The form of a rule: a field for each part of its document, with the problems of its place below it.
+"""The form of a rule: a field for each part of its document, with the problems of that part below it.
 
-The form reads a text and says how it changes (see `rulefields`); it holds no document of its own.
+The form reads a text and returns changes to it (see `rulefields`); it keeps no document itself.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 _WIDE = {"width": "98%"}
 _SHORT = {"width": "265px"}
-# The keys of a document with one value each: the title of the field, what it says, and the lines that it has room for.
+# The keys with a single value: title, hint and number of lines of the field.
 _VALUES = {
     "rule_id": ("Rule id", "The rule's name: lower-case letters, digits, '.', '_' or '-'. It never changes", 1),
-    "description": ("Description", "What the rule looks for, for those who review its alerts", 2),
+    "description": ("Description", "What the rule looks for, for reviewers of its alerts", 2),
     "where": ("Where", "The events that the rule sees, as Spark SQL; empty: all", 2),
     "when": ("When", "The condition that raises an alert, over measures and fields, as Spark SQL", 2),
     "message": ("Message", "The text of the alert; names in braces are filled in", 2),
-    "suppress": ("Suppress", "After an alert, so long no other of its key, such as 1 hour; empty: every alert is raised", 1),
+    "suppress": ("Suppress", "Raises no other alert of the key for this long, such as 1 hour; empty: raise every alert", 1),
     "score": ("Score", "What an alert adds to the risk of its entity; empty: by severity", 1),
     "allowed_lateness": ("Lateness", "How far behind the watermark an event may be; empty: as the stream says", 1),
-    "effective_from": ("From", "What lies before this time triggers nothing; empty: no limit", 1),
-    "effective_until": ("Until", "What lies at or after this time triggers nothing; empty: no limit", 1),
+    "effective_from": ("From", "Events before this time trigger nothing; empty: no limit", 1),
+    "effective_until": ("Until", "Events at or after this time trigger nothing; empty: no limit", 1),
 }  # fmt: skip
 _CHOICES = {
-    "severity": ("Severity", "How grave an alert is", SEVERITIES),
-    "late": ("Late events", "What an event does that comes late", LATE_POLICIES),
+    "severity": ("Severity", "Severity of the alerts", SEVERITIES),
+    "late": ("Late events", "What the rule does with a late event", LATE_POLICIES),
 }
 _FLAGS = {
-    "early": ("Early", "Windows give a result after each event too, before they end", False),
-    "reset_on_alert": ("Reset on alert", "An alert empties what the rule has gathered for its key", False),
-    "warm_start": ("Warm start", "The rule comes into force with the events of before in its windows", True),
+    "early": ("Early", "Windows also give a result after each event, before they end", False),
+    "reset_on_alert": ("Reset on alert", "An alert resets the windows of its key", False),
+    "warm_start": ("Warm start", "The rule starts with earlier events in its windows", True),
 }
 
 
 class Place:
-    """A field of the form, with a line below it for the problems of its place."""
+    """A field of the form, with a line for its problems below it."""
 
     def __init__(self, place: str, control: Any, on_change: Callable[[Place], None]) -> None:
         self.place, self.control = place, control
@@ -79,7 +79,7 @@ class Place:
             self._on_change(self)
 
     def show(self, value: Any, is_whole: bool = True) -> None:
-        """Shows a value without acting on it. is_whole: whether the field shows all that is there, and so may change it."""
+        """Shows a value without reporting a change. `is_whole`: the field shows all of it, and may change it."""
         self._is_shown = True
         try:
             self.control.value = value
@@ -88,7 +88,7 @@ class Place:
             self._is_shown = False
 
     def show_options(self, options: Iterable[Any], value: Any, is_whole: bool = True) -> None:
-        """Shows a value among options, each a text or a pair of text and value."""
+        """Shows a value among options, each a text or a (text, value) pair."""
         self._is_shown = True
         try:
             if tuple(self.control.options) != tuple(options):
@@ -98,14 +98,14 @@ class Place:
         self.show(value, is_whole)
 
     def tell(self, messages: Sequence[str]) -> None:
-        """Shows the problems of this place; none hides the line."""
+        """Shows the problems of this field; without any it hides the line."""
         self._note.value = clean_text("\n".join(messages))
         self._note.layout.display = "" if messages else "none"
 
 
 @dataclass
 class _Row:
-    """The fields of a measure or of a parameter, in one row. key: the name under which it is in the document."""
+    """The fields of a measure or a parameter in one row. `key` is its name in the document."""
 
     key: str
     places: dict[str, Place]
@@ -113,7 +113,7 @@ class _Row:
 
 
 class RuleForm:
-    """The fields of the form. change: called with the field, and with how the text changes."""
+    """The fields of the form. `change` gets the field and a function that changes the text."""
 
     def __init__(
         self, streams: Mapping[str, Stream], change: Callable[[Place | None, Callable[[RuleText], RuleText]], None]
@@ -140,7 +140,7 @@ class RuleForm:
         )
         self._kind = self._add(
             "kind",
-            _make_dropdown("Kind", "How events are looked at together: a window, or steps one after the other"),
+            _make_dropdown("Kind", "How events are combined: by a window, or as steps in order"),
             lambda value, text: rulefields.choose_kind(text, value),
         )
         keys = dict.fromkeys(key for keys in WINDOW_FORMS.values() for key in keys)
@@ -154,7 +154,7 @@ class RuleForm:
         self._aggregate = _make_dropdown(
             "Aggregate", "What a new measure computes", "lookback-new-aggregate", options=list(rulefields.AGGREGATES)
         )
-        self._argument = _make_dropdown("of", "The field that it computes it of", "lookback-new-argument")
+        self._argument = _make_dropdown("of", "The field to aggregate", "lookback-new-argument")
         self._aggregate.observe(lambda _: self._show_arguments(), names="value")
         self.widget = self._lay_out()
 
@@ -165,7 +165,7 @@ class RuleForm:
         add_parameter = make_button(
             "Add parameter",
             lambda: self._change(None, rulefields.begin_parameter),
-            "Add a parameter, which expressions take as :name",
+            "Add a parameter, which expressions use as :name",
             "lookback-add-parameter",
         )
         self._new_measure = make_row(self._aggregate, self._argument, add_measure)
@@ -223,10 +223,10 @@ class RuleForm:
             return change
 
         fields = {
-            "name": ("Name", "The name of the measure, by which conditions and the message mean it", "180px"),
+            "name": ("Name", "The name of the measure in conditions and the message", "180px"),
             "aggregate": ("is", "One aggregate, such as sum(amount) or count(*) filter (where amount > 1000)", "300px"),
-            "window": ("over", "A window of its own, which looks back, such as 30 days; empty: the rule's", "150px"),
-            "delay": ("up to before", "Its window ends so long before the event, such as 1 day; empty: at the event", "190px"),
+            "window": ("over", "Its own lookback window, such as 30 days; empty: the rule's", "150px"),
+            "delay": ("up to before", "How long before the event it ends, such as 1 day; empty: at the event", "190px"),
         }  # fmt: skip
         for part, (title, hint, width) in fields.items():
             control = _make_text_field(title, hint, f"lookback-measure-{part}", layout={"width": width})
@@ -278,7 +278,7 @@ class RuleForm:
         self._argument.layout.display = "" if rulefields.AGGREGATES[aggregate] else "none"
 
     def show(self, text: RuleText, but: Place | None) -> None:
-        """Shows a text in all fields but one."""
+        """Shows a text in all fields except `but`."""
         before, self._text = self._find_stream(), text
         document, stream = text.document, self._find_stream()
         if stream is not before or stream is None:
@@ -315,7 +315,7 @@ class RuleForm:
         if self._group_by is not but:
             unknown = [name for name in group_by or () if name not in fields]
             options = [(f"{name} ({type_})", name) for name, type_ in fields.items()]
-            options += [(clean_text(f"{name} (no field of the stream)", 120), name) for name in unknown]
+            options += [(clean_text(f"{name} (not a field of the stream)", 120), name) for name in unknown]
             self._group_by.show_options(options, group_by or (), group_by is not None)
         entity = rulefields.read_value(document, "entity")
         if self._entity is not but:
@@ -339,7 +339,7 @@ class RuleForm:
             place.show(value, is_whole)
 
     def _list_places(self) -> dict[str, Place]:
-        """Lists the fields by the places of the document whose problems are shown below them."""
+        """Maps places of the document to the fields that show their problems."""
         places = {**self._values, **self._choices, **self._flags}
         places |= {"stream": self._stream, "group_by": self._group_by, "entity": self._entity}
         places |= {"window": self._kind, **{f"window.{key}": part for key, part in self._parts.items()}}
@@ -354,7 +354,7 @@ class RuleForm:
         return places
 
     def tell(self, problems: Sequence[Finding]) -> None:
-        """Shows each problem below the field of its place."""
+        """Shows each problem below its field."""
         places = self._list_places()
         by_place: dict[int, list[str]] = {}
         for each in problems:
@@ -367,7 +367,7 @@ class RuleForm:
             place.tell(by_place.get(id(place), []))
 
     def disable(self) -> None:
-        """Lets no field be changed, as long as the YAML cannot be read."""
+        """Disables all fields while the YAML is invalid."""
         for place in [
             *self._list_places().values(),
             self._kind,
@@ -378,7 +378,7 @@ class RuleForm:
 
 
 class _Rows:
-    """Rows of fields, as many as there are measures or parameters. widget: the column of rows."""
+    """Rows of fields, one per measure or parameter, in a column `widget`."""
 
     def __init__(self, make: Callable[[_Row], None]) -> None:
         self._make = make
@@ -387,7 +387,7 @@ class _Rows:
         self.widget = make_column()
 
     def show(self, wanted: Sequence[tuple[str, Mapping[str, str], bool]], but: Place | None) -> None:
-        """Shows rows: the key of each, the texts of its fields, and whether they show all that is there."""
+        """Shows rows, given the key of each, the texts of its fields, and whether they show the whole value."""
         while len(self._all) < len(wanted):
             row = _Row("", {}, make_row(name="lookback-form-row"))
             self._make(row)
@@ -406,12 +406,12 @@ class _Rows:
 
 
 def make_area(title: str, hint: str, lines: int) -> Any:
-    """Makes a field for a text of several lines."""
+    """Makes a multi-line text field."""
     return make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=_WIDE, continuous_update=True)
 
 
 def _make_text_field(title: str, hint: str, *classes: str, layout: Any) -> Any:
-    """Makes a field for a short text, which is checked while one types."""
+    """Makes a short text field that is checked as you type."""
     return make_field(ipywidgets.Text, title, hint, *classes, layout=layout, continuous_update=True)
 
 
@@ -427,12 +427,12 @@ def _make_list(title: str, hint: str) -> Any:
 
 
 def _with_default(known: Iterable[str], value: str) -> list[tuple[str, str]]:
-    """Lists the options of a key that may be left out."""
+    """Lists the options of an optional key."""
     return [("(default)", ""), *((clean_text(name, 120), name) for name in _with_unknown(known, value) if name)]
 
 
 def _with_unknown(known: Iterable[str], value: str) -> list[str]:
-    """Lists the options of a key, and the value that is there if it is none of them."""
+    """Lists the options of a key, plus its current value if that is not among them."""
     names = list(known)
     return names if value in names else [*names, value]
 

@@ -1,4 +1,4 @@
-"""The last steps of a rule that is being written: what the gate asks, publishing, and making it active."""
+"""The last steps of writing a rule: checking the gate, publishing, and activating."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STATUSES = ("active", "shadow", "paused", "draft")
 
 
 class PublishingPanel:
-    """The fields and buttons of the gate and of publishing. widget: all of them.
+    """The fields and buttons for the gate and for publishing, in `widget`.
 
-    rules: the table of the rules. gate: that of the settings, None for none. read_document: returns the rule that is to be
-    published, or raises SetupError.
+    It takes the rules table, the gate of the settings (None for none), and `read_document`, which returns the rule to
+    publish or raises SetupError.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class PublishingPanel:
         self.clear()
 
     def clear(self) -> None:
-        """Shows no conditions."""
+        """Clears the conditions."""
         self._show_rows([])
 
     def _make_rows(self) -> tuple[Any, Any]:
-        hint = "Append the next version to the rules table; a stream that runs obeys it within seconds"
+        hint = "Append the next version to the rules table; a running stream applies it within seconds"
         publish = self._work.make_button("Publish", self._publish, hint, "lookback-publish")
-        hint = "What the settings ask of the rule before it is active"
+        hint = "Check the conditions that the settings set for an active rule"
         check = self._work.make_button("Check the gate", self._check_gate, hint, "lookback-gate")
-        hint = "Make the published draft active, if it has all that the gate asks"
+        hint = "Make the published draft active if it meets the gate"
         make_active = self._work.make_button("Activate", self._activate, hint, "lookback-activate")
         return make_row(self._status, self._author, self._comment), make_row(check, publish, make_active)
 
@@ -79,9 +79,7 @@ class PublishingPanel:
         self._show_rows(rows)
         missing = sum(not each.met for each in conditions)
         self._work.status.show(
-            "The rule has all that the gate asks."
-            if not missing
-            else f"{count_noun(missing, 'condition')} of the gate not met.",
+            "The rule meets the gate." if not missing else f"{count_noun(missing, 'condition')} of the gate not met.",
             "done",
         )
 
@@ -99,7 +97,11 @@ class PublishingPanel:
 
         def show(found: Activation) -> None:
             self._show_conditions(found.conditions)
-            done = "is not active: not all is met" if found.version is None else f"is active as version {found.version}"
+            done = (
+                "is not active: not all conditions are met"
+                if found.version is None
+                else f"is active as version {found.version}"
+            )
             self._work.status.show(f"Version {found.candidate} {done}.", "done")
 
         self._work.start("Activate", work, show, is_lasting=True)

@@ -1,4 +1,4 @@
-"""The sliders of a what-if, and its two pictures, which follow them at once from what was judged."""
+"""The sliders of a what-if, and its two charts, which follow them immediately."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WIDE = {"width": "98%"}
 
 
 class Sliders:
-    """The sliders of a what-if, and its two pictures, which follow them at once. take: called with the values that are chosen."""
+    """The sliders of a what-if, and its two charts, which follow them immediately. `take` gets the chosen values."""
 
     def __init__(self, take: Callable[[Mapping[str, Any]], None]) -> None:
         self._take = take
@@ -86,7 +86,8 @@ class Sliders:
         ]
 
     def _make_slider(self, name: str, values: Sequence[Any], first: Any) -> Any:
-        # A value is never a description, which ipywidgets 7 writes as HTML; the name of a parameter has only letters and digits.
+        # ipywidgets 7 renders descriptions as HTML, so they never contain values; parameter names are only letters and
+        # digits.
         slider = make_field(
             ipywidgets.SelectionSlider,
             name,
@@ -100,7 +101,7 @@ class Sliders:
         return slider
 
     def _draw(self, name: str) -> None:
-        """Draws both pictures along a parameter, from what was judged."""
+        """Draws both charts along a parameter, from the figures of the backtest."""
         if self._tuning is None:
             return
         chosen = self.chosen
@@ -119,7 +120,7 @@ class Sliders:
 
 
 def draw(figure: Figure) -> Any:
-    """Makes a picture of a figure."""
+    """Renders a figure as a picture."""
     return make_picture(draw_png(figure), read_title(figure), "lookback-picture")
 
 

@@ -1,7 +1,7 @@
 """A rule as the text of its YAML file, which a form reads and changes place by place.
 
-The text is the truth: a change replaces the characters of one value, so that comments, order and everything that the form
-has no field for stay as they are. Each change is read back and compared with the document that it has to make.
+The text is the source of truth: a change replaces the characters of one value, so that comments, order and parts
+without a form field stay the same. Each change is parsed again and compared with the intended document.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND
 
 # Editors that know the YAML language server check a file that begins with this line.
 HEADER = "# yaml-language-server: $schema=../rule.schema.json\n"
-# The columns of a long text that is folded over several lines.
+# The width at which long texts are folded.
 _WIDTH = 120
-# Texts in these places are SQL or have braces in them, and are always in quotes.
+# Texts at these keys are SQL or have braces, so they are always quoted.
 _QUOTED_KEYS = ("where", "when", "message", "until", "absent")
 _BLOCK_KEYS = ("measures", "parameters")
 _AFTER_WHERE = COMMON_KEYS.index("where") + 1
 _OF_KINDS = tuple(dict.fromkeys(key for keys in KEYS_OF_KIND.values() for key in keys))
-# The order in which new keys are put.
+# The order of new keys.
 _ORDER = (*COMMON_KEYS[:_AFTER_WHERE], *_OF_KINDS, *COMMON_KEYS[_AFTER_WHERE:])
 
 
 @dataclass(frozen=True)
 class RuleText:
-    """The text of a rule's YAML file. name: of the file, for messages.
+    """The text of a rule's YAML file, which messages call `name`.
 
-    A place is a sequence of keys, such as ("measures", "total"). Raises SetupError when it is made if the text is no YAML or
-    no mapping.
+    A place is a sequence of keys, such as ("measures", "total"). The constructor raises SetupError if the text is not
+    YAML or not a mapping.
     """
 
     text: str
@@ -67,27 +67,27 @@ class RuleText:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The document; do not change it."""
+        """The document. Do not change it."""
         return self.parsed.document
 
     def get(self, *place: str) -> Any:
-        """Returns the value in a place; None if there is none."""
+        """Returns the value at a place; None if there is none."""
         value: Any = self.document
         for key in place:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def put(self, place: Sequence[str], value: Any) -> RuleText:
-        """Returns the text with a value in a place, which may be new. Mappings around it are made where they are missing.
+        """Returns the text with a value at a place, which may be new. Missing mappings around it are created.
 
-        Raises SetupError if the text cannot be changed there without changing something else, as with anchors.
+        Raises SetupError if this would also change another part of the document, as with anchors.
         """
         if _is_alike(self.get(*place), value) and place[-1] in (self.get(*place[:-1]) or {}):
             return self
         wanted = _with_value(self.document, place, value)
         outer, at = self._find_outer(place)
         if at < len(place) - 1:
-            # A mapping around the value is missing, or is no mapping: it is written with the value in it.
+            # The mapping around the value is missing or not a mapping, so write it with the value in it.
             for key in reversed(place[at + 1 :]):
                 value = {key: value}
         key, entry = place[at], _find_entry(outer, place[at])
@@ -95,7 +95,7 @@ class RuleText:
         return self._choose(texts, wanted, place)
 
     def remove(self, place: Sequence[str]) -> RuleText:
-        """Returns the text without a place; a mapping that has nothing else in it goes too. Raises SetupError as `put` does."""
+        """Returns the text without a place, and without mappings that become empty. Raises SetupError as `put` does."""
         while len(place) > 1 and len(self.get(*place[:-1]) or ()) == 1:
             place = place[:-1]
         outer, at = self._find_outer(place)
@@ -105,19 +105,19 @@ class RuleText:
         return self._choose([self._cut(outer, entry)], _without_value(self.document, place), place)
 
     def rename(self, place: Sequence[str], key: str) -> RuleText:
-        """Returns the text with another key in a place. Raises SetupError as `put` does, and if the key is there already."""
+        """Returns the text with another key at a place. Raises SetupError as `put` does, or if the key exists."""
         outer, at = self._find_outer(place)
         entry = _find_entry(outer, place[at]) if at == len(place) - 1 else None
         if entry is None or key == place[-1]:
             return self
         if _find_entry(outer, key) is not None:
-            raise SetupError(f"{'.'.join([*place[:-1], key])} is there already; choose another name")
+            raise SetupError(f"{'.'.join([*place[:-1], key])} already exists; choose another name")
         start, end = entry[0].start_mark.index, entry[0].end_mark.index
         texts = [self.text[:start] + written + self.text[end:] for written in _write_scalars(key, "", "")]
         return self._choose(texts, _with_key(self.document, place, key), place)
 
     def _find_outer(self, place: Sequence[str]) -> tuple[yaml.MappingNode, int]:
-        """Finds the innermost mapping around a place that is there, and the position in `place` of its key."""
+        """Finds the innermost existing mapping around a place, and the position in `place` of its key."""
         node: yaml.MappingNode = self.parsed.node
         for at, key in enumerate(place[:-1]):
             entry = _find_entry(node, key)
@@ -127,7 +127,7 @@ class RuleText:
         return node, len(place) - 1
 
     def _choose(self, texts: Iterable[str], wanted: Mapping[str, Any], place: Sequence[str]) -> RuleText:
-        """Chooses the first text that means the document that is wanted."""
+        """Returns the first text whose document is the wanted one."""
         for text in texts:
             try:
                 made = RuleText(text, self.name)
@@ -141,7 +141,7 @@ class RuleText:
         )
 
     def _replace(self, key: str, entry: tuple[Any, Any], value: Any) -> Iterator[str]:
-        """Yields texts with another value for an entry, the one most like what is there first."""
+        """Yields texts with another value for an entry, the most similar one first."""
         node = entry[1]
         colon = self.text.find(":", entry[0].end_mark.index) + 1
         start, end = max(colon, node.start_mark.index), self._find_end(node)
@@ -152,7 +152,7 @@ class RuleText:
             if "\n" not in between:
                 yield f"{self.text[:colon]}{between or ' '}{written}{self.text[max(end, start) :]}"
             else:
-                # The value begins on a line below its key, behind which there may be a comment.
+                # The value begins on a line below its key, which may be followed by a comment.
                 comment, _, rest = between.partition("\n")
                 kept = f"{comment}\n{rest.rstrip()}" if rest.strip() else comment.rstrip()
                 yield f"{self.text[:colon]} {written}{kept}{self.text[end:]}"
@@ -176,7 +176,7 @@ class RuleText:
             yield self.text[:at] + break_ + entry + self.text[at:]
 
     def _find_before(self, key: str, outer: yaml.MappingNode) -> tuple[Any, Any] | None:
-        """Finds the entry behind which a new key is put; None if it comes first."""
+        """Finds the entry after which to insert a new key; None to insert it first."""
         entries: list[tuple[Any, Any]] = outer.value
         if outer is not self.parsed.node or key not in _ORDER:
             return entries[-1]
@@ -198,7 +198,7 @@ class RuleText:
         return self.text[:begin] + (self.text[line + 1 :] if line >= 0 else "")
 
     def _find_end(self, node: Any) -> int:
-        """Finds the end of a node without the comments and blank lines behind it, which belong to what follows."""
+        """Finds the end of a node, excluding trailing comments and blank lines, which belong to the next node."""
         end: int = node.end_mark.index
         if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
             last = node.value[-1]
@@ -213,7 +213,7 @@ def _find_entry(node: yaml.MappingNode, key: str) -> tuple[Any, Any] | None:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    """Returns whether two values are the same, types and all; the order of keys makes no difference."""
+    """Returns whether two values and their types are the same, ignoring the order of keys."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return len(one) == len(other) and all(key in other and _is_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -245,7 +245,7 @@ def _with_key(document: Mapping[str, Any], place: Sequence[str], new: str) -> di
 
 
 def _write_entries(key: str, value: Any, indent: str) -> Iterator[str]:
-    """Yields ways to write a new entry of a block with its line break: the best first, the safest last."""
+    """Yields ways to write a new entry of a block with its line break, from the prettiest to the safest."""
     if key in _BLOCK_KEYS and isinstance(value, Mapping) and value:
         inner = f"{indent}  "
         lines = "".join(next(_write_entries(name, each, inner)) for name, each in value.items())
@@ -262,9 +262,9 @@ def _write_key(key: str) -> str:
 
 
 def _write_values(key: str, value: Any, indent: str, style: str) -> Iterator[str]:
-    """Yields ways to write a value on the line of its key: the best first, the safest last.
+    """Yields ways to write a value on the line of its key, from the prettiest to the safest.
 
-    style: that of the value that was there, as PyYAML names it.
+    `style` is PyYAML's style of the previous value.
     """
     if isinstance(value, str):
         yield from _write_scalars(value, indent, style or ('"' if key in _QUOTED_KEYS else ""))

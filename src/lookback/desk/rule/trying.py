@@ -1,4 +1,4 @@
-"""The trials of a rule that is being written: a quick look at the newest events, and a backtest with a what-if."""
+"""Trials while writing a rule: a quick look at the newest events, and a backtest with a what-if."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class _Tested:
 
 
 class TryingPanel:
-    """The fields and buttons of the trials. controls: to start them; results: what they found.
+    """The fields and buttons of trials (controls), and their results.
 
-    rules: the table of the rules. read_document: returns the rule that is to be tried, or raises SetupError. take: called with
-    the values of a what-if that a person has chosen.
+    It takes the rules table; `read_document`, which returns the rule to try or raises SetupError; and `take`, which
+    gets the values chosen in a what-if.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TryingPanel:
         self.results = make_column(self._look_result, self._sliders.widget)
 
     def clear(self) -> None:
-        """Shows no results."""
+        """Clears the results."""
         self._look_result.children = []
         self._sliders.clear()
 
@@ -121,17 +121,17 @@ class TryingPanel:
 
     def _make_backtest(self) -> tuple[Any, Any]:
         make = partial(make_field, ipywidgets.Text)
-        self._since = make("Since", "The event time from which on it speaks; empty: the first", "lookback-since")
+        self._since = make("Since", "The event time from which alerts count; empty: the first", "lookback-since")
         self._vary = make(
             "What if",
-            "Values to try, such as limit=500,1000,2000, several with semicolons; empty: the first number of the parameters",
+            "Values to try, such as limit=500,1000,2000, separated by semicolons; empty: the first numeric parameter",
             "lookback-vary",
         )
         self._against = make("Against", "The id of a published rule to compare with; empty: none", "lookback-against")
         self._budget = make_field(
             ipywidgets.BoundedFloatText,
             "Budget",
-            "The alerts that the team can look at in a day; 0: none is drawn",
+            "The alerts that the team can review in a day; 0: no line",
             "lookback-budget",
             value=0,
             min=0,
@@ -168,7 +168,9 @@ class TryingPanel:
 
     def _show_backtest(self, tested: _Tested) -> None:
         self._sliders.show(tested.tuning, self._budget.value or None)
-        beside = [f" Beside {each.rule_id} version {each.version}: {each.sentence}." for each in tested.comparisons[:1]]
+        beside = [
+            f" Against {each.rule_id} version {each.version}: {each.sentence}." for each in tested.comparisons[:1]
+        ]
         self._work.status.show(f"{tested.events:,} events judged; nothing was published.{''.join(beside)}", "done")
 
 

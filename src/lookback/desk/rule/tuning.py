@@ -1,4 +1,4 @@
-"""The values of parameters that a what-if has judged, of which one is chosen by moving sliders."""
+"""The parameter values that a what-if has tried, from which you choose by moving sliders."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The figures of the variants of one rule. today: the values that the rule has now."""
+    """The figures of a rule's variants, and the rule's current values (today)."""
 
     figures: Sequence[Figures]
     today: Mapping[str, Any]
 
     @property
     def values(self) -> dict[str, list[Any]]:
-        """The values that were judged, by the parameters that have more than one, in the order of the what-if."""
+        """The tried values of each parameter with more than one, in the order of the what-if."""
         names = list(self.figures[0].parameters) if self.figures else []
         found = {name: list(dict.fromkeys(each.parameters.get(name) for each in self.figures)) for name in names}
         return {name: values for name, values in found.items() if len(values) > 1}
 
     @property
     def first_choice(self) -> dict[str, Any]:
-        """The values to begin with: those that the rule has now where they were judged, else the middle ones."""
+        """The initial values: the rule's current ones if they were tried, else the middle ones."""
         return {
             name: self.today[name] if self.today.get(name) in values else values[len(values) // 2]
             for name, values in self.values.items()
         }
 
     def find(self, chosen: Mapping[str, Any]) -> Figures | None:
-        """Finds the figures of a choice; None if it was not judged."""
+        """Finds the figures of a choice; None if it was not tried."""
         return next((each for each in self.figures if self._is_of(each, chosen)), None)
 
     def slice(self, name: str, chosen: Mapping[str, Any]) -> list[Figures]:
-        """Lists the figures along one parameter, with the others as they are chosen."""
+        """Lists the figures along one parameter, with the chosen values of the remaining parameters."""
         others = {other: value for other, value in chosen.items() if other != name}
         return [each for each in self.figures if self._is_of(each, others)]
 
     def describe(self, chosen: Mapping[str, Any]) -> str:
-        """Says in a sentence what the rule does with the chosen values."""
+        """Describes in a sentence what the rule does with the chosen values."""
         values = ", ".join(f"{name} {value}" for name, value in chosen.items())
         each = self.find(chosen)
         if each is None:
-            return f"With {values} nothing was judged; run the backtest with these values."
+            return f"{values} was not tried; run the backtest with these values."
         per_day = "" if each.alerts_per_day is None else f", {format_figure(each.alerts_per_day)} a day"
         ratios = [
             f"{name} {ratio:.0%}" for name in ("precision", "recall") if (ratio := getattr(each, name)) is not None
         ]
-        known = ", ".join(ratios) or "no labels to tell what is right"
+        known = ", ".join(ratios) or "no labels to measure precision"
         keys = count_noun(each.keys, "key")
         return f"With {values}: {count_noun(each.alerts, 'alert')}{per_day}, of {keys}; {known}."
 

@@ -1,4 +1,4 @@
-"""The way of a batch: events are dispatched to shards, shards judge them, and their answers become rows of tables.
+"""The path of a batch: events are dispatched to shards and evaluated there, and the answers become rows of tables.
 
 This package must not know when a batch runs, or why.
 """

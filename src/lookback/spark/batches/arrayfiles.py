@@ -1,11 +1,11 @@
-"""Keeps arrays in files, which the processes of a machine share in place of memory of their own.
+"""Stores arrays in memory-mapped files, so that the processes of a machine share them instead of each using memory.
 
-A file holds an object with its arrays as they are in memory, so that reading it only maps them: a search touches a few
-blocks, the operating system keeps what is touched often, and gives its memory back where others need it. The processes that
-share files run the same release, and files do not outlive them; what must last is in pages.
+A file contains an object and its arrays in their memory layout, so that reading it only maps them. A search touches a
+few blocks; the operating system caches blocks that are used often, and frees their memory for other uses. The processes
+that share files run the same release, and the files do not outlive them; lasting data is in pages.
 
-Layout: a head `LBar` and the length of a text (u64), a text of JSON that says what the object is made of, and the arrays, each
-at a multiple of 64 bytes.
+Layout: a header `LBar` and the length of the JSON (u64), JSON that describes the object, and the arrays, each aligned
+to 64 bytes.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ import pyarrow as pa
 
 _HEAD = struct.Struct("<4sQ")
 _MAGIC = b"LBar"
-# Numpy reads numbers fastest at multiples of their size.
+# NumPy reads aligned numbers fastest.
 _ALIGNED_BYTES = 64
-# One part in so many of a disk is left to others.
+# Keep a tenth of the disk free.
 _FREE_PART = 10
 _Array = npt.NDArray[Any]
 
-# By address. Arrow keeps a file mapped while its buffer is used, without a descriptor, of which a process has few.
+# By address. Arrow keeps a file mapped while its buffer is used, without a file descriptor, which are limited.
 _mapped = WeakValueDictionary[int, pa.Buffer]()
-# Of what is mapped, so much may stay in memory, together with the libraries of the process.
+# How much mapped memory may stay resident, including the libraries of the process.
 _MAX_RESIDENT_BYTES = 2**27
-_DONT_NEED = 4  # MADV_DONTNEED of Linux
+_DONT_NEED = 4  # Linux's MADV_DONTNEED
 
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file for an object with its arrays, or for none yet."""
+    """A file for an object with arrays. It may not exist yet."""
 
     path: Path
 
     def write(self, content: Any) -> bool:
-        """Writes an object into a file, in place of one that is there.
+        """Writes an object to the file, replacing an existing one.
 
-        content: made of arrays of one dimension, tuples, lists, dicts, texts, numbers, None and objects whose attributes are.
-        Returns False, and writes nothing, if an array has Python objects, or if the disk has no room.
+        `content` may consist of one-dimensional arrays, tuples, lists, dicts, strings, numbers, None, and objects whose
+        attributes consist of these. Returns False and writes nothing if an array has Python objects or the disk is too
+        full.
         """
         arrays = list[_Array]()
         try:
@@ -81,9 +82,9 @@ class MappedFile:
         return True
 
     def read(self, classes: Mapping[str, type[Any]]) -> Any:
-        """Returns the object of a file, whose arrays cannot be written to; None if there is no such file, or it is damaged.
+        """Returns the object in the file, with read-only arrays; None if the file is missing or damaged.
 
-        classes: by name, those of which it may have objects.
+        `classes` are the classes, by name, whose objects the file may contain.
         """
         try:
             with pa.memory_map(str(self.path)) as file:
@@ -106,9 +107,9 @@ class MappedFile:
 
 
 def release_mapped(above: int = _MAX_RESIDENT_BYTES) -> None:
-    """Gives back the memory of what this process has read of its files, if that is more than `above` bytes.
+    """Releases the memory of mapped files if this process uses more than `above` bytes of shared memory.
 
-    The operating system may go on to keep it. On other systems than Linux it alone decides.
+    The operating system may keep the blocks cached. On systems other than Linux, this does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[2]) * os.sysconf("SC_PAGE_SIZE")
@@ -120,7 +121,7 @@ def release_mapped(above: int = _MAX_RESIDENT_BYTES) -> None:
 
 
 def _place(position: int, sizes: Sequence[int]) -> list[int]:
-    """Returns where arrays of these sizes begin that follow a position, and where the last one ends."""
+    """Returns where arrays of these sizes begin after a position, and where the last one ends."""
     starts = []
     for size in sizes:
         starts.append(position + -position % _ALIGNED_BYTES)
@@ -130,12 +131,12 @@ def _place(position: int, sizes: Sequence[int]) -> list[int]:
 
 def _describe_array(array: _Array) -> tuple[str, int]:
     if array.dtype.hasobject or array.ndim != 1:
-        raise TypeError("an array of Python objects, or of more dimensions")
+        raise TypeError("the array has Python objects or several dimensions")
     return array.dtype.str, len(array)
 
 
 def _describe(content: Any, arrays: list[_Array], numbers: dict[int, int]) -> Any:
-    """Returns what an object is made of, as JSON has it, and collects its arrays. numbers: of these, by identity."""
+    """Describes an object for JSON, and collects its arrays. `numbers` maps their identities to indexes."""
     if content is None or isinstance(content, (bool, int, float, str)):
         return content
     if isinstance(content, np.ndarray):
@@ -151,7 +152,7 @@ def _describe(content: Any, arrays: list[_Array], numbers: dict[int, int]) -> An
 
 
 def _make(described: Any, arrays: Sequence[_Array], classes: Mapping[str, type[Any]]) -> Any:
-    """Makes the object that `_describe` described."""
+    """Rebuilds the object that `_describe` described."""
     if not isinstance(described, dict):
         return described
     if "array" in described:

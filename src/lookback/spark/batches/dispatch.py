@@ -1,4 +1,4 @@
-"""Decides before the shuffle which shard needs which event, and packs the events of a shard into blocks."""
+"""Decides before the shuffle which shards need which events, and packs each shard's events into blocks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from lookback.core.streams.alerts import LateEvent
 
 EVENTS, RULE = "events", "rule"
-# Texts of a row of the rules table are cut to one character more than a valid row can have.
-_MOST_CHARACTERS = {
+# Texts in rows of the rules table are cut to one character more than is valid.
+_MAX_CHARACTERS = {
     "rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000, "author": 1_000,
     "approved_by": 1_000,
 }  # fmt: skip
-# The rows that go to the stateful operator and that it returns: few and large.
+# The rows that the stateful operator takes and returns: few and large.
 BLOCKS = StructType(
     [
         StructField("shard", StringType(), nullable=False),
@@ -51,19 +51,19 @@ BLOCKS = StructType(
     ]
 )
 KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
-# The kinds of changes that count; those of updates have another number.
+# The kinds of changes that matter; updates have another number.
 INSERTED, DELETED = 1, 2
 _KINDS = {"insert": INSERTED, "delete": DELETED}
 _WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
-# A stream with at most so many fields is read whole, so that a rule that reads one more field needs no new query. Only the
-# fields that rules read go on to the shards.
-_FEW_FIELDS = 32
-# So many rows are packed at once, which bounds the memory of the worker.
+# With up to this many fields, a query reads all of them, so that a rule that needs another field does not need a new
+# query. Shards get only the fields that rules read.
+_MAX_FIELDS_READ_WHOLE = 32
+# Rows packed at once, which limits the worker's memory.
 _CHUNK_ROWS = 200_000
 
 
 def find_shard_labels(spark: SparkSession, shards: int) -> list[str]:
-    """Finds a label for each shard, such that Spark's shuffle puts shard i on partition i of `shards`."""
+    """Finds a label for each shard so that Spark's shuffle puts shard i on partition i of `shards`."""
     column = F.col("label")
     candidates = spark.range(64 * shards + 64).select(F.concat(F.lit("s"), F.col("id").cast("string")).alias("label"))
     rows = candidates.select(column, F.pmod(F.hash(column), F.lit(shards)).alias("partition")).collect()
@@ -76,22 +76,23 @@ def find_shard_labels(spark: SparkSession, shards: int) -> list[str]:
 def build_event_blocks(
     changes: DataFrame, declarations: Declarations, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
-    """Packs the events of a change feed into blocks. The result has no watermark column, so Spark drops no late row."""
+    """Packs the events of a change feed into blocks, without a watermark column, so that Spark drops no late rows."""
     stream = declarations.last
-    fields = stream.fields if len(stream.fields) <= _FEW_FIELDS else plan.coverage.fields
+    fields = stream.fields if len(stream.fields) <= _MAX_FIELDS_READ_WHOLE else plan.coverage.fields
     rows = select_changes(changes, declarations, fields)
     blocks = rows.mapInArrow(Dispatch(declarations, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
-    # Spark's watermark serves only to fire timers.
+    # Spark's watermark is used only to fire timers.
     woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
     return woken.select(*BLOCKS.names)
 
 
 def select_changes(changes: DataFrame, declarations: Declarations, fields: Iterable[str]) -> DataFrame:
-    """Selects what `BlockBuilder` takes of a change feed. fields: those that rules read."""
+    """Selects the columns of a change feed that `BlockBuilder` needs, including the `fields` that rules read."""
     stream = declarations.last
     committed = F.col("_commit_timestamp")
     ahead = F.unix_micros(stream.event_time) - F.unix_micros(committed)
-    # To Python numbers cost less than texts, and NULL costs less than a time. To compare texts costs less than to cut them.
+    # Passing numbers to Python is cheaper than texts, and NULL cheaper than a time. Comparing texts is cheaper than
+    # cutting them.
     kind = F.lit(0)
     for name, number in _KINDS.items():
         kind = F.when(F.col("_change_type") == name, number).otherwise(kind)
@@ -104,7 +105,7 @@ def select_changes(changes: DataFrame, declarations: Declarations, fields: Itera
 
 
 def build_rule_blocks(changes: DataFrame, labels: list[str], gates: Mapping[int, str]) -> DataFrame:
-    """Packs every change of the rules table into a block, once for each shard. gates: see `Plan`."""
+    """Packs every change of the rules table into a block for each shard. For `gates` see `Plan`."""
     gate = F.lit("")
     for commit, asked in sorted(gates.items()):
         gate = F.when(F.col("commit") >= commit, asked).otherwise(gate)
@@ -117,22 +118,22 @@ def build_rule_blocks(changes: DataFrame, labels: list[str], gates: Mapping[int,
 def select_rule_changes(changes: DataFrame) -> DataFrame:
     """Selects the columns of a RuleChange from the rules table's change feed.
 
-    Texts that are too long for a rule are cut but stay too long, and bytes that are not UTF-8 are replaced.
+    Texts that are too long for a rule are cut but remain too long. Bytes that are not UTF-8 are replaced.
     """
     kind = F.col("_change_type")
     change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
-    texts = (F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MOST_CHARACTERS.items())
+    texts = (F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MAX_CHARACTERS.items())
     commit = F.col(COMMIT).alias("commit")
     return changes.select(change.alias("change"), commit, "version", *texts)
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Packs record batches of events into a block per shard; every block has the marks of all commits.
+    """Packs record batches of events into one block per shard. Every block has the marks of all commits.
 
-    The plan in the checkpoint says which events and fields are sent. It grows while the query runs, so that a new rule
-    needs no new query. If a worker cannot read it, or it has a field that the query does not read, `coverage` is used.
-    Each block carries its coverage, and the shards check whether that is enough.
+    The plan in the checkpoint determines which events and fields are sent. It grows while the query runs, so that a new
+    rule does not need a new query. `coverage` is used if a worker cannot read the plan, or the plan has a field that
+    the query does not read. Each block contains its coverage, and the shards check whether it suffices.
     """
 
     declarations: Declarations
@@ -141,7 +142,7 @@ class Dispatch:
     checkpoint: Checkpoint
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the blocks of `batches`; called by Spark's mapInArrow."""
+        """Yields the blocks of `batches`. Spark's mapInArrow calls this."""
         coverage: Coverage | None = None
         builder = BlockBuilder(self.declarations, self.labels)
         for chunk in merge_batches(batches):
@@ -162,17 +163,17 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class BlockBuilder:
-    """Builds the blocks of all shards. labels: those of the shards. account: what is counted of all events, if anything is."""
+    """Builds the blocks of all shards, identified by `labels`. `account` counts events, if given."""
 
     declarations: Declarations
     labels: tuple[str, ...]
     account: Account | None = None
 
     def build(self, chunk: pa.RecordBatch, kind: int, coverage: Coverage) -> pa.RecordBatch:
-        """Builds a block for each shard. chunk: rows of `select_changes`, all of one kind, which is INSERTED or DELETED."""
+        """Builds a block per shard. `chunk` has rows of `select_changes` of one `kind`, INSERTED or DELETED."""
         stream = self.declarations.last
         routing = _Routing(stream, coverage)
-        # The bytes of a block are copied a dozen times on their way through the JVM.
+        # Keep blocks small: the JVM copies their bytes a dozen times.
         sent = narrow_columns(chunk.select([*sorted({*stream.key_columns, *coverage.fields}), COMMIT]))
         commits = chunk.column(COMMIT).to_numpy()
         types = stream.columns_of_events
@@ -195,7 +196,7 @@ class BlockBuilder:
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
-        # Once for all shards.
+        # Only the first shard gets these counts.
         wanted = self.account.count_wanted(events) if self.account is not None and kind == INSERTED else []
         headers = [{**header, "wanted": wanted}] + [{**header, "wanted": []}] * (len(self.labels) - 1)
         payloads = [
@@ -208,10 +209,10 @@ class BlockBuilder:
 
 
 class _Routing:
-    """Sends events to shards by a coverage. reads: the columns that it needs for that, with those that every event has.
+    """Routes events to shards according to a coverage. `reads` has the columns it needs, including key columns.
 
-    An error here sends more events, never fewer, and never ends the batch: the shards judge by the rules themselves, where
-    a rule that breaks is quarantined alone.
+    After an error, more events are sent, never fewer, and the batch continues: the shards evaluate the rules themselves
+    and quarantine only the rule that fails.
     """
 
     def __init__(self, stream: Stream, coverage: Coverage) -> None:
@@ -226,8 +227,9 @@ class _Routing:
     def route(self, events: Events, shards: int) -> Iterator[tuple[Mask, list[OwnCount]]]:
         """Routes events to shards.
 
-        Yields, per shard, a mask of its events, which are those that a grouping set needs and whose key belongs to the
-        shard, and for `require_own` how many of these have a key that belongs to the shard, by grouping set.
+        Yields:
+            For each shard, a mask of its events: those that a grouping set needs and whose key belongs to the shard.
+            For `require_own`, also how many of these have a key that belongs to the shard, by grouping set.
         """
         needs = [
             (group_by, self._select_events(conditions, events), _find_shards(group_by, events, shards))
@@ -252,7 +254,7 @@ class _Routing:
                 value = events.value(condition)
             except NOT_THE_RULES:
                 raise
-            except Exception:  # noqa: BLE001 - the shards find out which rule breaks
+            except Exception:  # noqa: BLE001 - the shards find out which rule fails
                 return np.ones(len(events), dtype=bool)
             selected |= value.is_true()
             # An error counts as false, but the shard logs it.
@@ -261,7 +263,7 @@ class _Routing:
 
 
 def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
-    """Compiles the conditions of which an event must satisfy one; None, for all events, if one of them is invalid."""
+    """Compiles conditions of which an event must meet at least one. None, for all events, if one is invalid."""
     try:
         return None if texts is None else [_compile_condition(sql, stream) for sql in texts]
     except NOT_THE_RULES:
@@ -271,12 +273,12 @@ def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Express
 
 
 def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
-    """Finds the shard of each event under a grouping set; None, for all shards, if the keys cannot be computed."""
+    """Finds the shard of each event for a grouping set. None, for all shards, if the keys cannot be computed."""
     try:
         return events.find_keys(group_by).shard(shards)
     except NOT_THE_RULES:
         raise
-    except Exception:  # noqa: BLE001 - the shards see the same and stop the rules of this grouping set
+    except Exception:  # noqa: BLE001 - the shards get the same error and stop the rules of this grouping set
         return None
 
 
@@ -300,7 +302,7 @@ _ARROW_BLOCKS = pa.schema(
 
 
 def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of the batches in larger batches."""
+    """Merges batches into larger ones."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -314,5 +316,5 @@ def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def take_rows(chunk: pa.RecordBatch, at: Int64s) -> pa.RecordBatch:
-    """Returns the rows of a chunk at ascending positions; the chunk itself if these are all."""
+    """Returns the rows of a chunk at ascending positions, or the chunk itself for all rows."""
     return chunk if len(at) == chunk.num_rows else chunk.take(pa.array(at))

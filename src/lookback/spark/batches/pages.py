@@ -1,4 +1,4 @@
-"""The pages of a shard in Spark's state store, with copies of the large ones on the disk of the executor."""
+"""The pages of a shard in Spark's state store, with copies of large pages on the executor's disk."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from lookback.spark.batches.arrayfiles import MappedFile
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
-# A smaller page comes from the state store as fast.
-_LEAST_BYTES = 16_384
+# Smaller pages are read as fast from the state store.
+_MIN_BYTES = 16_384
 _INDEX, _DECODED = ".index", ".decoded"
 
 
 class ShardPages:
-    """A store of the core: pages in the state store's map, and copies of large ones for the other workers of the machine.
+    """A store of the core: pages in Spark's state store, and copies of large pages for other workers on the machine.
 
-    Spark hands a page of its state store to Python byte by byte: 7.3 MB took 390 ms on a busy machine. Its tasks take any
-    idle worker, so one often gets a shard that another worker had before. It then reads the copies, as fast as files are. Copies are in the
-    folder of Spark's own temporary files, which Spark removes when it ends; without such a folder there are none. They
-    belong to one manifest, byte for byte, as a state in memory does; for any other the state store is read. Beside a copy,
-    the core may keep what it decodes from the page.
-    read, written: bytes, from and to the state store.
+    Spark passes a page of its state store to Python byte by byte: 7.3 MB took 390 ms on a busy machine. Its tasks use
+    any idle worker, so a worker often gets a shard that another worker had before, and then reads the copies. These are
+    in the folder of Spark's temporary files, which Spark removes when it ends; without such a folder no copies are
+    made. Copies belong to exactly one manifest, like a state in memory; for any other manifest the state store is read.
+    Beside a copy, the core may store what it decodes from the page.
+
+    Attributes:
+        read: The bytes read from the state store.
+        written: The bytes written to the state store.
     """
 
     def __init__(self, pages: MapState, query: str, label: str) -> None:
@@ -41,7 +44,7 @@ class ShardPages:
         self.read = self.written = 0
 
     def get(self, name: str) -> bytes | None:
-        """Returns the page of that name; None if there is none. Raises StoreFailed."""
+        """Returns a page, or None if it does not exist. Raises StoreFailed if the state store fails."""
         copy = self._read_copy(name)
         if copy is not None:
             return copy
@@ -57,12 +60,12 @@ class ShardPages:
         return page
 
     def get_text(self, name: str) -> str | None:
-        """Returns the text of a page that `encode_text` made; None if there is no such page."""
+        """Returns the text of a page that `encode_text` made, or None if the page does not exist."""
         page = self.get(name)
         return None if page is None else decode_text(page, name)
 
     def put(self, name: str, page: bytes) -> None:
-        """Keeps a page, in place of one of the same name."""
+        """Stores a page, replacing one of the same name."""
         self.written += len(page)
         self._copies.pop(name, None)
         self._pages.updateValue((name,), (page,))
@@ -74,13 +77,13 @@ class ShardPages:
         self._pages.removeKey((name,))
 
     def find_file(self, name: str) -> MappedFile | None:
-        """Returns the file for what is decoded of a page, which goes with the copy of the page; None if that has none."""
+        """Returns the file for the decoded content of a page, which lives as long as its copy; None without a copy."""
         if self._folder is None or name not in self._copies:
             return None
         return MappedFile(self._folder / self._name_decoded(name))
 
     def find_copies(self, manifest: bytes | None) -> None:
-        """Finds the copies of the pages to which a manifest belongs; until then, pages come from the state store."""
+        """Finds the copies that belong to a manifest. Before this call, pages come from the state store."""
         self._copies = {}
         if self._folder is not None and manifest is not None:
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
@@ -88,7 +91,7 @@ class ShardPages:
                 self._copies = {name: (file, size) for name, (file, size) in found.items()}
 
     def keep_copies(self, manifest: bytes | None) -> None:
-        """Notes that the copies belong to a manifest, after the last page of a batch was put; removes all others."""
+        """Marks the copies as those of a manifest and removes older ones. Call it after the last `put` of a batch."""
         if self._folder is None or manifest is None:
             return
         index = _name_index(manifest)
@@ -105,8 +108,8 @@ class ShardPages:
         return self._copies[name][0] + _DECODED
 
     def _copy(self, name: str, page: bytes) -> None:
-        if self._folder is not None and len(page) >= _LEAST_BYTES:
-            # Each copy has a file of its own: another attempt of the same task may write at the same time.
+        if self._folder is not None and len(page) >= _MIN_BYTES:
+            # Each copy has its own file, because another attempt of the same task may write at the same time.
             file = uuid.uuid4().hex
             with contextlib.suppress(OSError):
                 (self._folder / file).write_bytes(page)
@@ -124,7 +127,7 @@ class ShardPages:
 
 
 def _make_folder(query: str, label: str) -> Path | None:
-    """Makes the folder of a shard's copies; None if Spark names no folder, or it cannot be written to."""
+    """Creates the folder for a shard's copies; returns None if Spark names no folder or it is not writable."""
     place = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if not place:
         return None

@@ -1,4 +1,4 @@
-"""The stateful operator. It imports almost nothing, as Spark starts an interpreter to look at it before every query."""
+"""The stateful operator. It imports little because Spark starts an interpreter to inspect it before every query."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PAGE = StructType([StructField("page", BinaryType(), nullable=False)])
 
 
 class ShardProcessor(StatefulProcessor):
-    """Evaluates the blocks of one shard and returns the rows to be written.
+    """Evaluates the blocks of one shard and returns the rows to write.
 
-    query: the folder of the checkpoint. query_id: that of the query, if versions wait for their history; else None.
+    `query` is the folder of the checkpoint. `query_id` is None if versions do not wait for their history.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ShardProcessor(StatefulProcessor):
         self._schedule, self._query_id = schedule, query_id
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Opens the pages; called by Spark before the first rows of a batch."""
+        """Opens the pages. Spark calls this before the first rows of a batch."""
         self._handle = handle
         self._pages = handle.getMapState(PAGES, _NAME, _PAGE)
 
@@ -51,7 +51,7 @@ class ShardProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Judges one batch of one shard."""
+        """Evaluates one batch of one shard."""
         yield self._open_shard(key).judge(rows)
 
     def handleExpiredTimer(  # noqa: N802
@@ -60,12 +60,12 @@ class ShardProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
-        """Drops the state that no window needs any more."""
+        """Drops state that no window needs any more."""
         self._open_shard(key).drop_old()
         return iter(())
 
     def close(self) -> None:
-        """Does nothing: nothing is held open."""
+        """Does nothing, because nothing is kept open."""
 
     def _open_shard(self, key: Any) -> Shard:
         from lookback.core.engine.schedule import Schedule

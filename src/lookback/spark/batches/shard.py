@@ -1,4 +1,4 @@
-"""One shard between Spark's rows and its state store: blocks in, answers out."""
+"""Evaluates one shard: blocks in, answers out, with state in Spark's state store."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from lookback.spark.checkpoints.histories import Histories, describe_waiting
 from lookback.spark.checkpoints.listfiles import ListFiles
 
 ALERTS, LATE, LOG, NOTES, FAILURES, REPORT = "alerts", "late", "log", "notes", "failures", "report"
-# The states of the shards that this Python worker has evaluated, by (query, shard). A state is only a copy: it is used if
-# its manifest equals the one in the state store byte for byte.
+# The states of the shards that this Python worker has evaluated, by (query, shard). A state is only a cached copy, used
+# if its manifest equals the one in the state store byte for byte.
 _IN_MEMORY: dict[tuple[str, str], ShardState] = {}
-_MOST_IN_MEMORY = 64
-# To give memory back takes tens of milliseconds, and to take it again as long: only where it is worth it.
+_MAX_IN_MEMORY = 64
+# Releasing memory takes tens of milliseconds, and so does allocating it again, so do it only for large amounts.
 _MUCH_BYTES = 512 * 2**20
-# The name of the page that holds the rule changes that wait for their time.
+# The name of the page with the rule changes that wait for their time.
 WAITING = "waiting"
 
 
 class UncoveredError(Exception):
-    """Ends a batch in which a rule comes into force that needs more than dispatch sends.
+    """Aborts a batch in which a new rule needs more than dispatch sends.
 
-    Its text carries the required coverage through Spark's own errors to the driver.
+    The message carries the required coverage through Spark's errors to the driver.
     """
 
     _TEXT = re.compile(r"dispatch must send <<([A-Za-z0-9+/=]*)>>")
@@ -67,16 +67,16 @@ class UncoveredError(Exception):
 
     @classmethod
     def find_required(cls, error: BaseException) -> Coverage | None:
-        """Returns the coverage that dispatch must send, if `error` was caused by one of these errors; else None."""
+        """Returns the coverage that dispatch must send if such an error caused `error`, else None."""
         match = cls._TEXT.search(str(error))
         return None if match is None else Coverage.from_dict(json.loads(base64.b64decode(match[1])))
 
 
 class Shard:
-    """Judges the blocks of one shard.
+    """Evaluates the blocks of one shard.
 
-    label: the shard's name. labels: those of all shards; the first one also returns the facts that all of them know.
-    histories: where versions that are warming find their history; None if every version starts without it.
+    The first of all `labels` also returns the facts that every shard knows. `label` is this shard's. `histories` has
+    the histories for versions that are warming up; None if versions start without history.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Shard:
         self._handle, self._pages = handle, ShardPages(pages, self._query, label)
 
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
-        """Judges one batch."""
+        """Evaluates one batch."""
         with pause_collector():
             answers = self._judge(rows)
-        # First the files: what is left tells whether the allocator holds much.
+        # Release the files first: the rest shows how much memory the allocator holds.
         release_mapped()
         give_back_memory()
         return answers
@@ -110,12 +110,12 @@ class Shard:
     def _judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         started = time.perf_counter()
         batch, future, offered = self._unpack_batch(rows)
-        # Arrow keeps what the blocks took, which is as much as the events.
+        # Arrow keeps the memory of the blocks, which is as much as the events take.
         pa.default_memory_pool().release_unused()
         state, cached = self._open_state()
         output, waiting = self._process(state, batch)
         if not output.covered:
-            # The task must fail before it saves: saved state could outlive it beside that of the repeated batch.
+            # The task must fail before it saves state, which could otherwise survive beside that of the repeated batch.
             raise UncoveredError(output.required)
         self._save_state(state)
         self._keep_waiting(waiting)
@@ -124,7 +124,7 @@ class Shard:
             output.late += future
         report = self._make_report(state, offered if self._first else 0)
         report["evaluated"] = {rule_id: count for rule_id, count in output.evaluated.items() if count}
-        # Rule changes that wait need more than the rules in force; the plan of the start covers them.
+        # Waiting rule changes need more than the rules in force; the plan made at the start covers them.
         if output.log and not waiting:
             report["required"] = output.required.to_dict()
         report.update(
@@ -134,10 +134,10 @@ class Shard:
         return _pack_answers(self._label, output, report, with_log=self._first)
 
     def _process(self, state: ShardState, batch: Batch) -> tuple[Output, list[WaitingChange]]:
-        """Judges a batch. During a rebuild, rule changes wait until the commit after which they took effect."""
+        """Evaluates a batch. During a rebuild, rule changes wait for the commit after which they took effect."""
         if self._schedule is None:
             output = Output(pack=pack_alerts)
-            # A batch that is repeated ends before the others begin, so it has one declaration.
+            # A repeated batch ends before newer batches begin, so one declaration applies to all of it.
             judged = min(batch.marks) - 1 if batch.marks else state.last_commit
             evaluator = declare(self._evaluator, state, self._declarations.after(judged), output)
             return evaluator.process(state, batch, output), []
@@ -159,7 +159,7 @@ class Shard:
                 self._pages.put(WAITING, encode_text(text))
 
     def drop_old(self) -> None:
-        """Drops the state that no window needs any more."""
+        """Drops state that no window needs any more."""
         state, _ = self._open_state()
         state.timer = None
         state.drop_old()
@@ -167,7 +167,7 @@ class Shard:
         self._pages.keep_copies(state.manifest)
 
     def _open_state(self) -> tuple[ShardState, bool]:
-        """Returns the shard's state and whether memory had it; else it is read, with the runs that memory still has."""
+        """Returns the shard's state, and whether it was in memory. Otherwise reads it, reusing runs still in memory."""
         known = _IN_MEMORY.pop((self._query, self._label), None)
         manifest = self._pages.get(MANIFEST)
         self._pages.find_copies(manifest)
@@ -184,7 +184,7 @@ class Shard:
         return state, cached
 
     def _forget_old_states(self, state: ShardState) -> None:
-        """Frees the states of shards that another worker has judged since: every shard gets the commits of every batch."""
+        """Frees states that are behind: as every shard gets every commit, another worker has evaluated their shards."""
         old = [
             key
             for key, each in _IN_MEMORY.items()
@@ -203,7 +203,7 @@ class Shard:
                 self._handle.registerTimer(timer)
             state.timer = timer
         state.save()
-        if len(_IN_MEMORY) >= _MOST_IN_MEMORY:
+        if len(_IN_MEMORY) >= _MAX_IN_MEMORY:
             _IN_MEMORY.pop(next(iter(_IN_MEMORY)))
         _IN_MEMORY[self._query, self._label] = state
 
@@ -232,7 +232,7 @@ class Shard:
                 future += header["future"]
                 offered += 0 if header["deleted"] else header["rows"]
         coverage = reduce(and_, sent) if sent else None
-        # In the order in which they are judged: no copy is made of them then.
+        # Already in the order of evaluation, so that they need not be copied.
         events = Events.concat_arrived(inserted, self._stream)
         gone = Events.concat(deleted, self._stream)
         for part, counts in ((events, own[False]), (gone, own[True])):
@@ -258,10 +258,10 @@ class Shard:
 
 
 def give_back_memory(above: int = _MUCH_BYTES) -> None:
-    """Gives free memory back to the system, on Linux with glibc, where this process holds more bytes than `above`.
+    """Returns free memory to the system, on Linux with glibc, if this process holds more than `above` bytes.
 
-    The allocator keeps what a large batch freed between what is still in use. Spark has more workers than tasks, and takes
-    any of them for the next batch, so without this each of them holds what one needs.
+    The allocator keeps memory that a large batch has freed. Spark has more workers than tasks and uses any of them for
+    the next batch, so without this every worker would hold as much memory as one needs.
     """
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -275,10 +275,10 @@ def give_back_memory(above: int = _MUCH_BYTES) -> None:
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Pauses the collector of cyclic garbage.
+    """Pauses the cyclic garbage collector.
 
-    A batch makes hundreds of thousands of objects and hardly a cycle, and while it does the collector would visit all of
-    them and of the state again and again: with rules of many small objects, such as sequences, half of the time.
+    A batch creates hundreds of thousands of objects but hardly any cycles, and the collector would visit all of them
+    and the state repeatedly. For rules with many small objects, such as sequences, this took half of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -298,7 +298,7 @@ def _pack_answers(label: str, output: Output, report: dict[str, Any], *, with_lo
         rows.append((LATE, pack_late(output.late)))
     if output.failures:
         rows.append((FAILURES, pack_failures(merge_failures(output.failures))))
-    # All shards log the same rows, so one of them sends them. Notes are known to one shard or a few.
+    # All shards log the same rows, so only one sends them. Only one or a few shards know a note.
     rows += [
         (kind, json.dumps([vars(row) for row in logged]).encode())
         for kind, logged in ((LOG, output.log if with_log else []), (NOTES, output.notes))

@@ -1,4 +1,4 @@
-"""Writes the output of a batch: each table at most once, and never again when the batch is repeated."""
+"""Writes the output of a batch, exactly once per table, even if the batch is repeated."""
 
 from __future__ import annotations
 
@@ -43,18 +43,37 @@ _LOG_SCHEMA = pa.schema(
 _LOG = logging.getLogger("lookback")
 # The tables that a batch writes.
 OUTPUTS = ("rule_log", "late_events", "alerts")
-# So many commits of a table's history are read at first to look for a batch's mark.
+# How many commits of a table's history are first searched for a batch's mark.
 _FIRST_LIMIT = 50
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """The figures of one batch. watermark: microseconds; arrival: the last commit judged.
+    """The figures of one batch.
 
-    alerts: rows written, by rule_id. discarded: the late events that no rule took. by_rule: the counts of each rule that
-    did anything, of a version in shadow under `RULE_ID (shadow)`. state_rows, remembered: what all shards keep, see `core.state.shard.StateCounts`.
-    run_ms: the time in which Spark reads, dispatches and judges. evaluate_ms: the part of it that the slowest shard takes.
-    write_ms: the time for the tables. required: the coverage from now on, if the batch changed the rules. warming: the versions that wait for their history.
+    Attributes:
+        batch_id: The number of the batch.
+        events: The events read.
+        alerts: The alert rows written, by rule_id.
+        late: The rows written to late_events.
+        failed: The log rows about failed rules.
+        log: The rows written to rule_log.
+        watermark: The watermark after the batch, in microseconds.
+        arrival: The last commit evaluated.
+        state_rows: The rows that all shards keep; see `core.state.shard.StateCounts`.
+        state_bytes_written: The bytes written to the state store.
+        rules: The rules in force.
+        evaluate_ms: The part of `run_ms` that the slowest shard takes.
+        run_ms: The time in which Spark reads, dispatches and evaluates the events.
+        write_ms: The time for writing the tables.
+        shards_in_memory: The shards whose state was still in memory.
+        finished_at: When the batch was written.
+        required: The coverage needed from now on, if the batch changed the rules.
+        failures: The errors of rules.
+        discarded: The late events that no rule used.
+        remembered: See `core.state.shard.StateCounts`.
+        by_rule: The counts of each rule that did anything; shadow versions are under `RULE_ID (shadow)`.
+        warming: The versions that wait for their history.
     """
 
     batch_id: int
@@ -95,8 +114,12 @@ class BatchReport:
 class Sink:
     """Writes the output of the shards.
 
-    query_id: that of the checkpoint. check: first look whether the next batch is written already. missing: during a
-    rebuild, drops the rows that a table has already.
+    Attributes:
+        tables: The tables.
+        stream: The stream.
+        query_id: The query id of the checkpoint.
+        check: Whether to check first if the next batch was already written.
+        missing: During a rebuild, drops the rows that a table already has.
     """
 
     tables: Tables
@@ -104,18 +127,18 @@ class Sink:
     query_id: str
     check: bool = True
     missing: Callable[[str, pa.Table], pa.Table] | None = None
-    # No row of rule_log has this time yet, nor a later one; None before the first is written.
+    # No row of rule_log has this time or a later one. None before the first row is written.
     _next_time: dt.datetime | None = field(default=None, init=False)
 
     def write(self, answers: pa.Table, batch_id: int, run_ms: float) -> BatchReport:
         """Appends alerts, late events and log rows, each in one commit that carries the batch's mark.
 
-        Only the first batch after a start can be a repeated one; for it each table's history is searched.
+        Only the first batch after a start can be a repetition, so only then each table's history is searched.
         """
         mark, failures = f"{self.query_id}:{batch_id}", _merge_failures(answers)
         log = _make_log(answers, failures, self.stream.name, batch_id)
         started = self._choose_time(log.num_rows)
-        # By its time the rows of a batch keep the order in which they were obeyed.
+        # Increasing times keep the order in which the changes of a batch took effect.
         times = [started + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
         log = log.append_column("logged_at", pa.array(times, _TIME))
         alerts = _merge_alerts(answers, started)
@@ -125,7 +148,7 @@ class Sink:
                 self.missing(name, rows)
                 for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
             )
-        # The log goes first, so that every alert that is written has the log row of its rule's activation.
+        # Write the log first, so that for every alert the log already has its rule's activation.
         for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
                 self._append(rows, name, mark)
@@ -138,7 +161,7 @@ class Sink:
         return report
 
     def _choose_time(self, rows: int) -> dt.datetime:
-        """Chooses the time of a batch, which orders its `rows` rows of rule_log after all before them."""
+        """Chooses the time of a batch so that its `rows` rows of rule_log sort after all earlier ones."""
         if self._next_time is None and rows:
             self._next_time = choose_log_time(self.tables, self.stream.name)
         time = dt.datetime.now(dt.timezone.utc)
@@ -159,27 +182,27 @@ def is_written(tables: Tables, name: str, mark: str) -> bool:
 
 
 def find_last_written(tables: Tables, query: str) -> int:
-    """Returns the last batch of a query of which one of the outputs has rows; -1 for none."""
+    """Returns the last batch of a query that has rows in any output table; -1 if there is none."""
     return max((batch for name in OUTPUTS for batch in _find_last_batches(tables, name, query)), default=-1)
 
 
 def _find_last_batches(tables: Tables, name: str, query: str) -> list[int]:
-    """Finds batches of a query whose marks the commits of a table carry, the last one among them; empty for none."""
+    """Finds recent batches of a query by the marks in a table's commits, including the last one."""
     if not tables.may_have_rows(name):
         return []
     folder = tables.log_folder(name)
-    # The log's files answer without a job that reads them all, where no commit is of this query.
+    # Without a commit of this query, a job would read the whole log. Reading its files directly is faster.
     parts = _read_history(tables, name) if folder is None else _read_log(folder, tables.version(name))
     for marks in parts:
         batches = [each.rpartition(":")[2] for each in marks if each.startswith(f"{query}:")]
-        # Batches of a query are written in order: a mark of it ends the search.
+        # Batches of a query are written in order, so its first mark ends the search.
         if numbers := [int(each) for each in batches if each.isdecimal()]:
             return numbers
     return []
 
 
 def _read_history(tables: Tables, name: str) -> Iterator[list[str]]:
-    """Yields the user metadata of the last commits of a table, each time of more of them."""
+    """Yields the user metadata of the last commits of a table, more of them each time."""
     limit = _FIRST_LIMIT
     while True:
         rows = tables.history(name, limit).select("userMetadata").collect()
@@ -190,7 +213,7 @@ def _read_history(tables: Tables, name: str) -> Iterator[list[str]]:
 
 
 def _read_log(folder: Path, last: int) -> Iterator[list[str]]:
-    """Yields the user metadata of each commit in the log of a local table, from `last` back to where it was cleaned."""
+    """Yields the user metadata of each commit in a local table's log, from `last` back to the oldest one left."""
     for version in range(last, -1, -1):
         try:
             actions = read_actions(commit_file(folder, version), "commitInfo")
@@ -210,7 +233,7 @@ def _merge_alerts(answers: pa.Table, decided_at: dt.datetime) -> pa.Table:
 
 
 def _merge_late(answers: pa.Table, stream: Stream) -> pa.Table:
-    """Returns one row per late event, in order of arrival, with the strongest action of any shard."""
+    """Returns a row per late event, in order of arrival, with the strongest action of any shard."""
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for payload in _list_payloads(answers, LATE):
         for row in unpack_late(payload):
@@ -224,7 +247,7 @@ def _merge_late(answers: pa.Table, stream: Stream) -> pa.Table:
 
 
 def _merge_failures(answers: pa.Table) -> list[Failure]:
-    """Returns the errors while judging, one for each rule and version."""
+    """Returns the errors of the evaluation, one per rule and version."""
     return merge_failures([f for payload in _list_payloads(answers, FAILURES) for f in unpack_failures(payload)])
 
 
@@ -233,8 +256,8 @@ def _read_rows(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
 
 
 def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int) -> pa.Table:
-    """Makes the rows of rule_log, in the order in which they were obeyed, without their times."""
-    # Equal commands of one batch have a row each, while several shards may send the same note.
+    """Returns the rows of rule_log in the order in which they took effect, without times."""
+    # Keep equal commands of a batch, but drop duplicate notes, which several shards may send.
     rows = _read_rows(answers, LOG)
     notes = {json.dumps(row): row for row in _read_rows(answers, NOTES)}.values()
     rows += sorted(
@@ -252,7 +275,7 @@ def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch
 
 
 def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:
-    """Counts the rows of alerts: role of a rule -> verdict -> rows."""
+    """Counts the rows of alerts by role of the rule, then by verdict."""
     counts: dict[str, Counter[str]] = {}
     for row in alerts.group_by(["rule_id", "mode", "verdict"]).aggregate([([], "count_all")]).to_pylist():
         counts.setdefault(name_role(row["rule_id"], row["mode"]), Counter())[row["verdict"]] = row["count_all"]
@@ -267,7 +290,7 @@ def _count_by_rule(
     for report in reports:
         evaluated.update(report["evaluated"])
     for failure in failures:
-        # A rule that broke has failed once more, besides the events that it counted.
+        # A rule that broke counts as one more failure besides the failed events.
         failed[name_role(failure.rule_id, failure.mode)] += failure.count + bool(failure.reason)
     none: Counter[str] = Counter()
     return {

@@ -1,4 +1,4 @@
-"""The files of a stream's checkpoint beside Spark's own: its plan, histories of rules, and lists.
+"""Lookback's files in a stream's checkpoint, beside Spark's: the plan, histories of rules, and lists.
 
-This package must not know what a batch does with it.
+This package must not know what a batch does with them.
 """

@@ -1,4 +1,4 @@
-"""Reads, writes, checks and repairs the checkpoint of an evaluation: its query's id, its plan and its progress."""
+"""Reads, writes, checks and repairs the checkpoint of an evaluation: the query's id, plan and progress."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _PLAN = "lookback.json"
 _REBUILD = "rebuild.json"
 _READ = "read-{}.json"
-# The sources of the query in its order, which is also that of the lines of an offsets file after version and metadata, and
-# the table of lists, which the driver reads.
+# The sources of the query, in the order of their lines in an offsets file (after version and metadata), and the table
+# of lists, which only the driver reads.
 EVENTS, RULES, LISTS = "events", "rules", "lists"
 _SOURCES = (EVENTS, RULES)
-# A file that the state store saved, with its version. The files that belong to a .zip are named otherwise.
+# A file of the state store, with its version. The files that belong to a .zip have other names.
 _STATE = re.compile(r"(\d+)\.(?:changelog|zip)")
-# The versions of Spark's logs that this release knows. Later versions may write a source's id before its offset.
+# The versions of Spark's logs that this release supports. Later versions may write a source's id before its offset.
 _KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
 _VERSION = re.compile(r"v\d+")
 _SOURCE_ID = re.compile(r"[^{\[\"]*:(?=[{-])")
@@ -41,11 +41,11 @@ _REMEDY = "rebuild it from the tables: lookback evaluate {stream} --rebuild"
 
 
 class UnknownFormatError(SetupError):
-    """A file of Spark's in the checkpoint is whole, but has a format that this release does not know."""
+    """A file of Spark's in the checkpoint is intact but has an unknown format."""
 
 
 def checkpoint_folder(tables: Tables, stream: Stream) -> str:
-    """Returns the default checkpoint folder of a stream's evaluation, which is below the tables' root or volume.
+    """Returns the default checkpoint folder of a stream's evaluation, under the tables' root or volume.
 
     Raises SetupError for tables of a catalog without a reachable volume.
     """
@@ -56,12 +56,16 @@ def checkpoint_folder(tables: Tables, stream: Stream) -> str:
 class Plan:
     """The plan of a query.
 
-    shards: the number of parts that the keys are divided into, fixed by the first batch. coverage: the events and fields
-    that dispatch sends, enough for the rules in force, even those whose rows were deleted since. declared: the part of the
-    stream's declaration that state depends on. starts: the first commit that
-    is read of each source. spark: the version of Spark that plans the query.
-    gates: what an enforced gate asks of active rows, by the commit of the rules from which on it does (see `RuleChange`).
-    settings: the rows of the `Declarations` by which the query judges.
+    Attributes:
+        shards: The number of parts that the keys are divided into, fixed by the first batch.
+        coverage: The events and fields that dispatch sends: enough for all rules in force, including those whose rows
+            were deleted since.
+        declared: The part of the stream's declaration that state depends on.
+        starts: The first commit to read of each source.
+        spark: The version of Spark that plans the query.
+        gates: What an enforced gate requires of active rows, by the rules commit from which it applies; see
+            `RuleChange`.
+        settings: The rows of the `Declarations` that the query uses.
     """
 
     shards: int
@@ -73,12 +77,12 @@ class Plan:
     settings: Sequence[tuple[int | None, str]] = ()
 
     def first_commit(self, source: str) -> int:
-        """Returns the first commit of a source that the query reads."""
+        """Returns the first commit that the query reads of a source."""
         return self.starts.get(source, 0)
 
 
 def snapshot_declaration(stream: Stream) -> dict[str, Any]:
-    """Returns the part of a stream's declaration that window state depends on, as plain values."""
+    """Returns the part of a stream's declaration that state depends on, as plain values."""
     fields = {name: str(type_) for name, type_ in stream.fields.items()}
     return {
         "stream": stream.name, "event_id": stream.event_id, "event_time": stream.event_time, "fields": fields,
@@ -87,9 +91,10 @@ def snapshot_declaration(stream: Stream) -> dict[str, Any]:
 
 
 def repartition(spark: SparkSession, folder: str | Place, partitions: int) -> None:
-    """Divides the state of a stopped query among `partitions` partitions, at most as many as it has shards.
+    """Divides the state of a stopped query into `partitions` partitions.
 
-    Raises SetupError if there is no such checkpoint, if it has fewer shards, or if this Spark cannot repartition state.
+    Raises SetupError if the checkpoint does not exist, it has fewer shards than that, or this Spark cannot repartition
+    state.
     """
     checkpoint = Checkpoint(open_place(folder, spark))
     plan = checkpoint.read_plan()
@@ -98,9 +103,9 @@ def repartition(spark: SparkSession, folder: str | Place, partitions: int) -> No
     if not 1 <= partitions <= plan.shards:
         raise SetupError(
             f"{folder} divides its keys into {plan.shards} shards, so its state has 1 to {plan.shards} partitions, not "
-            f"{partitions}; more shards are chosen with a new checkpoint: `evaluate --rebuild --shards`"
+            f"{partitions}; for more shards make a new checkpoint: `evaluate --rebuild --shards`"
         )
-    # Spark 4.2 has this as an experimental call.
+    # An experimental API of Spark 4.2.
     manager = getattr(spark, "_streamingCheckpointManager", None)
     if manager is None:
         raise SetupError(
@@ -113,18 +118,18 @@ def repartition(spark: SparkSession, folder: str | Place, partitions: int) -> No
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in a folder of this machine, also a mounted one such as /Volumes/..., or of an object store."""
+    """A checkpoint in a local folder, a mounted one such as /Volumes/..., or an object store."""
 
     folder: Place
 
     @property
     def query_id(self) -> str | None:
-        """The id that the query keeps over restarts; None before its first start."""
+        """The id of the query, which survives restarts; None before its first start."""
         file = self.folder / "metadata"
         return str(json.loads(file.read_text())["id"]) if file.exists() else None
 
     def ensure_query_id(self) -> str:
-        """Returns the query's id. Before the first start it chooses one and stores it, which Spark then uses."""
+        """Returns the query's id. Before the first start, chooses and stores one for Spark to use."""
         known = self.query_id
         if known is not None:
             return known
@@ -134,35 +139,35 @@ class Checkpoint:
 
     @property
     def owner_file(self) -> Place:
-        """The file that names the evaluating process. It lies beside the folder, which may be moved.
+        """The file that names the evaluating process. It is beside the folder, because the folder may be moved.
 
-        A symbolic link leads to one folder, so its owner is the same.
+        Symbolic links are resolved, so that each folder has only one owner.
         """
         folder = self.folder.resolve() if isinstance(self.folder, Path) else self.folder
         return folder.parent / f".{folder.name}.owner"
 
     @property
     def is_new(self) -> bool:
-        """True until a batch has been planned."""
+        """Whether no batch has been planned yet."""
         return not _list_batches(self.folder / "offsets") and not _list_batches(self.folder / "commits")
 
     def read_last_judged(self) -> int | None:
-        """Returns the last commit of the events table that finished batches have read whole; None before the first batch.
+        """Returns the last commit of the events table that finished batches read completely; None before any.
 
-        Raises SetupError if the file cannot be read, and UnknownFormatError.
+        Raises SetupError if the file cannot be read, and UnknownFormatError if its format is unknown.
         """
         batches = _list_batches(self.folder / "commits")
         offset = _read_offsets(self.folder / "offsets" / str(batches[-1]))[EVENTS] if batches else None
         return None if offset is None else offset - 1
 
     def find_last_judged(self) -> int | None:
-        """Returns the same as `read_last_judged`, but None if a file cannot be read or has an unknown format."""
+        """Like `read_last_judged`, but returns None if a file cannot be read or has an unknown format."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, SetupError):
             return self.read_last_judged()
         return None
 
     def find_unfinished(self) -> int | None:
-        """Returns the last commit of the events that a begun batch reads, which is repeated at the start; None without one."""
+        """Returns the last events commit of an unfinished batch, which is repeated at the start; None without one."""
         planned, finished = _list_batches(self.folder / "offsets"), _list_batches(self.folder / "commits")
         if not planned or planned[-1] in finished:
             return None
@@ -172,28 +177,28 @@ class Checkpoint:
         return None
 
     def read_last_batch_time(self) -> float | None:
-        """Returns the time at which the last batch finished, in seconds from the epoch; None before the first."""
+        """Returns when the last batch finished, in seconds since the epoch; None before the first."""
         finished = _list_batches(self.folder / "commits")
         return (self.folder / "commits" / str(finished[-1])).stat().st_mtime if finished else None
 
     def find_next_commits(self) -> dict[str, int]:
-        """Returns, per source, the first commit that the next batch reads; an unfinished batch is read again."""
+        """Returns the first commit of each source that the next batch reads. An unfinished batch is read again."""
         return self._find_commits_after(_list_batches(self.folder / "commits"))
 
     def find_last_planned(self) -> int:
-        """Returns the number of the last batch that was planned; -1 before the first."""
+        """Returns the number of the last planned batch; -1 before the first."""
         return max(_list_batches(self.folder / "offsets"), default=-1)
 
     def note_read(self, source: str, commit: int, stamp: int) -> None:
-        """Notes the last commit of a table that was read, with its time, by which the table is known again at a start.
+        """Stores the last commit read from a table and its time, so that the next start can recognize the table.
 
-        It need not survive a crash of the machine: without a note nothing is compared.
+        The note may be lost in a crash of the machine; then nothing is compared.
         """
         note = json.dumps([commit, stamp]).encode()
         write_whole(self.folder / _READ.format(source), note, durable=False)
 
     def read_noted(self, stream: Stream) -> dict[str, tuple[int, int]]:
-        """Returns, by the name of a table, the commit and the time that `note_read` noted last, where it did."""
+        """Returns for each table, by name, the last commit and time that `note_read` stored, if any."""
         noted = {}
         for source in (EVENTS, RULES, LISTS):
             with contextlib.suppress(OSError, ValueError, TypeError):
@@ -202,19 +207,19 @@ class Checkpoint:
         return noted
 
     def read_batch(self, batch: int) -> dict[str, int | None]:
-        """Returns, per source, the last commit that a planned batch reads whole; None where there is none."""
+        """Returns the last commit of each source that a planned batch reads completely, or None."""
         offsets = _read_offsets(self.folder / "offsets" / str(batch))
         return {name: None if each is None else each - 1 for name, each in offsets.items()}
 
     def find_reread_commits(self) -> dict[str, int]:
-        """Returns, per source, the first commit that Spark looks up at a start: the first one of the last finished batch."""
+        """Returns the first commit of each source that Spark reads at a start: the first of the last finished batch."""
         return self._find_commits_after(_list_batches(self.folder / "commits")[:-1])
 
     def plan_gates(self, asked: str) -> dict[int, str]:
-        """Returns the gates of the next plan. asked: what the gate of the settings asks now.
+        """Returns the gates of the next plan. `asked` is what the gate in the settings requires now.
 
-        A change of the settings holds from the first commit of the rules on that no batch has been planned to read: a batch
-        that is repeated decides as it did before.
+        A changed setting applies from the first rules commit that no batch has been planned to read, so that a repeated
+        batch decides as before.
         """
         plan = self.read_plan()
         before = {} if plan is None else dict(sorted(plan.gates.items()))
@@ -224,7 +229,7 @@ class Checkpoint:
         if last[1] == asked:
             return before
         begin = plan.first_commit(RULES)
-        # Without offsets that can be read there is no batch that would be repeated.
+        # Without readable offsets, no batch will be repeated.
         with contextlib.suppress(OSError, SetupError):
             begin = self._find_commits_after(_list_batches(self.folder / "offsets"))[RULES]
         return {**dict([last] if last[1] else []), begin: asked}
@@ -238,7 +243,7 @@ class Checkpoint:
         return {name: starts[name] if (after := offsets.get(name)) is None else after for name in _SOURCES}
 
     def read_plan(self) -> Plan | None:
-        """Returns the plan of the query's last start; None before the first. Raises SetupError if the file is damaged."""
+        """Returns the plan of the query's last start; None before any. Raises SetupError if the file is damaged."""
         file = self.folder / _PLAN
         if not file.exists():
             return None
@@ -262,7 +267,7 @@ class Checkpoint:
         self.write_json(_PLAN, document)
 
     def read_rebuild(self) -> dict[str, Any] | None:
-        """Returns the document that `write_rebuild` stored; None if this checkpoint's state is not rebuilt.
+        """Returns the document that `write_rebuild` stored; None if the checkpoint is not being rebuilt.
 
         Raises SetupError if the file is damaged.
         """
@@ -275,11 +280,11 @@ class Checkpoint:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 
     def write_rebuild(self, document: Mapping[str, Any]) -> None:
-        """Stores how the state is rebuilt; called before anything else is in the folder."""
+        """Stores how to rebuild the state; called before anything else is written to the folder."""
         self.write_json(_REBUILD, document)
 
     def move_aside(self) -> Place | None:
-        """Renames the folder, if it exists, so that its name ends in the time. Returns the new path."""
+        """Renames the folder, if it exists, by appending the time. Returns the new path."""
         if not self.folder.exists():
             return None
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -289,23 +294,20 @@ class Checkpoint:
         return target
 
     def require_fit(self, stream: Stream, shards: int | None) -> None:
-        """Raises SetupError if the checkpoint belongs to another stream or has another number of shards.
-
-        shards: the required number; None accepts any.
-        """
+        """Raises SetupError if the checkpoint does not match the stream, or `shards` if given."""
         plan = self.read_plan()
         if plan is None or self.is_new:
             return
         remedy = _REMEDY.format(stream=stream.name)
         if shards not in (None, plan.shards):
             raise SetupError(
-                f"{self.folder} divides its keys into {plan.shards} shards for good, not {shards}; leave the number out, or "
+                f"{self.folder} has {plan.shards} shards, which cannot change to {shards}; leave the number out, or "
                 f"{remedy} --shards {shards}"
             )
         if problems := _find_changes(plan, stream):
             raise SetupError(
-                f"{self.folder} does not fit stream {stream.name!r} as it is declared now: {'; '.join(problems)}. "
-                f"Take the change back, or {remedy}"
+                f"{self.folder} does not match the current declaration of stream {stream.name!r}: "
+                f"{'; '.join(problems)}. Undo the change, or {remedy}"
             )
 
     def require_spark(self, version: str, stream: str) -> None:
@@ -313,17 +315,24 @@ class Checkpoint:
         plan = self.read_plan()
         if plan is not None and not self.is_new and _parse_minor_version(version) < _parse_minor_version(plan.spark):
             raise SetupError(
-                f"{self.folder} was last written by Spark {plan.spark}, and this is Spark {version}: an older Spark cannot be "
-                f"trusted to read what a newer one wrote. Go on with Spark {plan.spark} or newer, or "
+                f"{self.folder} was last written by Spark {plan.spark}, but this is Spark {version}: an older Spark "
+                f"may misread what a newer one wrote. Use Spark {plan.spark} or newer, or "
                 f"{_REMEDY.format(stream=stream)}"
             )
 
     def repair(self, stream: Stream, is_written: Callable[[str], bool]) -> list[str]:
-        """Repairs the damage that a crash may leave in the last batch, if that is safe. Returns a line for each repair.
+        """Repairs the damage that a crash may leave in the last batch, if that is safe.
 
-        is_written: returns whether an output table has a commit with this mark, `query id:batch`. Raises SetupError,
-        naming the file, if the checkpoint has other damage, and UnknownFormatError, before anything is changed, if a file
-        has an unknown format.
+        Args:
+            stream: The stream.
+            is_written: Returns whether an output table has a commit with this mark, `query id:batch`.
+
+        Returns:
+            A line for each repair.
+
+        Raises:
+            SetupError: If the checkpoint has other damage; the message names the file.
+            UnknownFormatError: If a file has an unknown format. Nothing is changed then.
         """
         if self.is_new:
             return self._repair_new()
@@ -335,11 +344,11 @@ class Checkpoint:
         if finished and not _is_whole(self.folder / "commits" / str(finished[-1]), lines=2):
             if planned[-1:] != finished[-1:]:
                 raise self._make_torn_error(stream, self.folder / "commits" / str(finished[-1]))
-            done.append(self._remove("commits", finished.pop(), "the batch is run again, and written once"))
+            done.append(self._remove("commits", finished.pop(), "the batch runs again, but is written only once"))
         if planned and planned[-1] not in finished and not _is_planned(self.folder / "offsets" / str(planned[-1])):
             if is_written(f"{self.query_id}:{planned[-1]}"):
                 raise self._make_torn_error(stream, self.folder / "offsets" / str(planned[-1]))
-            done.append(self._remove("offsets", planned.pop(), "the batch had written nothing, and is planned again"))
+            done.append(self._remove("offsets", planned.pop(), "the batch had written nothing and is planned again"))
         needed = [*planned[-1:], *finished[-1:]]
         for number in sorted(set(needed)):
             if not _is_planned(self.folder / "offsets" / str(number)):
@@ -347,24 +356,24 @@ class Checkpoint:
         if ahead := self._find_unfinished_state(finished):
             for file in ahead:
                 _unlink(file)
-            done.append(f"{len(ahead)} files of state of a batch that was not finished are removed: it is run again")
+            done.append(f"removed {len(ahead)} state files of an unfinished batch, which runs again")
         return done
 
     def require_known_format(self) -> None:
-        """Raises UnknownFormatError if a log of Spark's lacks the format that this release reads and repairs."""
+        """Raises UnknownFormatError if one of Spark's logs has a format that this release cannot read and repair."""
         for kind in ("offsets", "commits"):
             for number in _list_batches(self.folder / kind)[-2:]:
                 file = self.folder / kind / str(number)
                 if unknown := _find_unknown_format(file, kind):
                     raise UnknownFormatError(
-                        f"{file} {unknown}, a format that this release does not know: another version of Spark may have "
-                        "written it. Nothing is repaired or deleted. Evaluate with the Spark and the Lookback that wrote it; "
-                        "or, at your own risk, write accept_unknown_checkpoint: true into conf/settings.yml, and Spark "
-                        "goes on with it as it is"
+                        f"{file} {unknown}, a format that this release does not know: another version of Spark may "
+                        "have written it. Nothing was repaired or deleted. Use the versions of Spark and Lookback that "
+                        "wrote it. Or, at your own risk, set accept_unknown_checkpoint: true in conf/settings.yml to "
+                        "let Spark use it unchecked"
                     )
 
     def _find_unfinished_state(self, finished: list[int]) -> list[Place]:
-        """Finds the files of state that are newer than the last finished batch; its repetition could take them as its own.
+        """Finds state files newer than the last finished batch, which a repeated batch could mistake for its own.
 
         Batch n ends with version n + 1 of the state.
         """
@@ -378,7 +387,7 @@ class Checkpoint:
         if not file.exists() or _is_readable(file, lambda each: json.loads(each.read_text())["id"]):
             return []
         _unlink(file)
-        return [f"{file} was torn and is removed: nothing had begun"]
+        return [f"removed the torn file {file}: nothing had begun"]
 
     def _require_whole(self, stream: Stream, name: str, read: Callable[[Place], object]) -> None:
         file = self.folder / name
@@ -388,25 +397,25 @@ class Checkpoint:
     def _make_torn_error(self, stream: Stream, file: Place) -> SetupError:
         what = "is torn or damaged" if file.exists() else "is missing"
         return SetupError(
-            f"{file} {what}: the evaluation cannot go on from this checkpoint; {_REMEDY.format(stream=stream.name)}"
+            f"{file} {what}: the evaluation cannot resume from this checkpoint; {_REMEDY.format(stream=stream.name)}"
         )
 
     def _remove(self, kind: str, number: int, because: str) -> str:
         file = self.folder / kind / str(number)
         _unlink(file)
-        return f"{file} was torn and is removed: {because}"
+        return f"removed the torn file {file}: {because}"
 
     def write_json(self, name: str, document: object) -> None:
-        """Stores a document as JSON in the file of this name, which is replaced at once and survives a crash."""
+        """Stores a document as a JSON file, atomically and crash-safe."""
         Parcels(self.folder).write(name, json.dumps(document).encode())
 
     def parcels(self, kind: str) -> Parcels:
-        """Returns the parcels of a kind, which have a folder of their own, with a name that none of Spark's has."""
+        """Returns the parcels of a kind, in their own folder, whose name does not clash with Spark's."""
         return Parcels(self.folder / f"lookback-{kind}")
 
 
 def _parse_minor_version(version: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version of Spark; an empty tuple if it has none."""
+    """Returns the first two numbers of a Spark version; an empty tuple if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return () if match is None else (int(match[1]), int(match[2]))
 
@@ -417,10 +426,10 @@ def _list_batches(folder: Place) -> list[int]:
 
 
 def _read_offsets(file: Place) -> dict[str, int | None]:
-    """Returns, per source, the first commit after those that a batch reads. Raises SetupError if the file is unreadable."""
+    """Returns the first commit of each source after a batch. Raises SetupError if the file is unreadable."""
     if unknown := _find_unknown_format(file, "offsets"):
         raise UnknownFormatError(
-            f"{file} {unknown}, a format that this release does not know; the last commit judged cannot be read from it"
+            f"{file} {unknown}, a format that this release does not know, so the last evaluated commit is unknown"
         )
     try:
         lines = file.read_text().splitlines()[2:]
@@ -437,13 +446,13 @@ def _read_offsets(file: Place) -> dict[str, int | None]:
 
 
 def _find_unknown_format(file: Place, kind: str) -> str | None:
-    """Describes how a file of one of Spark's logs differs from the known format; None if it does not, is torn or missing."""
+    """Describes how a file of Spark's logs differs from the known format; None if it matches, is torn or is missing."""
     try:
         version, *lines = file.read_text().splitlines() or [""]
     except (OSError, UnicodeDecodeError):
         return None
     if _VERSION.fullmatch(version) and version not in _KNOWN_VERSIONS[kind]:
-        return f"is of version {version}"
+        return f"has version {version}"
     if kind == "commits" or version not in _KNOWN_VERSIONS[kind]:
         return None
     sources = [line for line in lines[1:] if line != "-"]
@@ -451,9 +460,9 @@ def _find_unknown_format(file: Place, kind: str) -> str | None:
         return "names its sources"
     read = [offset for line in sources if (offset := _parse_json(line)) is not None]
     if any(not isinstance(offset, dict) or "reservoirVersion" not in offset for offset in read):
-        return "has offsets without a version of a table"
+        return "has offsets without a table version"
     if len(lines) - 1 > len(_SOURCES):
-        return f"has {len(lines) - 1} sources and not {len(_SOURCES)}"
+        return f"has {len(lines) - 1} sources instead of {len(_SOURCES)}"
     return None
 
 
@@ -470,7 +479,7 @@ def _is_planned(file: Place) -> bool:
 
 
 def _is_whole(file: Place, lines: int) -> bool:
-    """Returns whether a file of Spark's has its version and at least `lines` lines, each of them JSON or `-`."""
+    """Returns whether a file of Spark's has a version and at least `lines` lines in all, each JSON or `-`."""
 
     def read(file: Place) -> None:
         version, *rest = file.read_text().splitlines()
@@ -493,12 +502,12 @@ def _is_readable(file: Place, read: Callable[[Place], object]) -> bool:
 
 def _unlink(file: Place) -> None:
     file.unlink()
-    # Hadoop's checksum of the file.
+    # The file's Hadoop checksum.
     (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
 
 
 def _find_changes(plan: Plan, stream: Stream) -> list[str]:
-    """Describes how a stream's declaration differs from the one that the state was made from."""
+    """Describes how a stream's declaration differs from the one that the state was built with."""
     before = plan.declared
     if not before:
         return []
@@ -506,7 +515,7 @@ def _find_changes(plan: Plan, stream: Stream) -> list[str]:
         return [f"it is the checkpoint of stream {before['stream']!r}"]
     now = snapshot_declaration(stream)
     problems = [
-        f"{key} was {before[key]}, is {now[key]}"
+        f"{key} was {before[key]}, now {now[key]}"
         for key in ("event_id", "event_time", "order_by")
         if before[key] != now[key]
     ]
@@ -516,5 +525,5 @@ def _find_changes(plan: Plan, stream: Stream) -> list[str]:
         if is_now is None:
             problems.append(f"field {name}, which rules read, is gone")
         elif is_now != was:
-            problems.append(f"field {name} was {was}, is {is_now}")
+            problems.append(f"field {name} was {was}, now {is_now}")
     return problems

@@ -1,4 +1,4 @@
-"""The files by which shards and the driver agree about versions that are warming: who waits, and where the history is."""
+"""Files through which shards and the driver coordinate warm-ups: which versions wait, and where their history is."""
 
 from __future__ import annotations
 
@@ -15,47 +15,53 @@ from lookback.spark.checkpoints.parcels import Parcels
 
 # The kind of the parcels of histories in a checkpoint.
 _KIND = "histories"
-# The parcel that says into how many pieces a history was divided; it is written when all of them are.
+# The parcel with the number of pieces of a history. It is written after all of them.
 _READY = "ready"
 
 
 @dataclass(frozen=True)
 class Histories:
-    """The histories that the driver of a query leaves in the folder of its checkpoint. query_id: that of the query."""
+    """The histories that the driver of the query `query_id` stores in its checkpoint."""
 
     parcels: Parcels
     query_id: str
 
     @classmethod
     def of(cls, checkpoint: Place, query_id: str) -> Histories:
-        """Returns those of a checkpoint's folder."""
+        """Returns the histories in the folder of a checkpoint."""
         return cls(Checkpoint(checkpoint).parcels(_KIND), query_id)
 
     def read_part(self, name: str, part: int) -> bytes:
-        """Reads a part of a history. Raises StoreFailed if it is not there."""
+        """Reads a part of a history. Raises StoreFailed if it is missing."""
         return self.parcels.read(name_part(name, part))
 
     def knows(self, piece: Piece) -> bool:
-        """Returns whether the driver has left a piece, or that there is no history. A row of the table may name anything."""
+        """Returns whether the driver really stored this piece, or noted zero pieces. Anyone can write such a row."""
         name = Waiting(piece.rule_id, piece.version, piece.through).name
         is_number = 0 < piece.piece <= piece.pieces or piece.piece == piece.pieces == 0
         return piece.parcel == name and is_number and self.count_pieces(name) == piece.pieces
 
     def note_pieces(self, name: str, pieces: int) -> None:
-        """Notes into how many pieces a history was divided, once all are there; 0 for a version that starts without."""
+        """Stores the number of pieces of a history once all are stored; 0 for a version that starts without one."""
         self.parcels.write(f"{name}.{_READY}", str(pieces).encode())
 
     def count_pieces(self, name: str) -> int | None:
-        """Returns what `note_pieces` noted; None for a history that is not there yet."""
+        """Returns the number that `note_pieces` stored; None if the history is not ready."""
         return int(self.parcels.read(f"{name}.{_READY}")) if self.parcels.has(f"{name}.{_READY}") else None
 
 
 class Waiting(NamedTuple):
-    """A version that is warming, as the shards report it.
+    """A version that is warming up, as reported by the shards.
 
-    begun: the last commit of its history; loaded: the pieces that all shards have; earliest: rows of earlier event times, in
-    microseconds, are in no window any more; None if any may be, or if that is not known. pieces: how many there are in all;
-    0 before the first is loaded. settled: see `find_settled`, as of the last commit of the history.
+    Attributes:
+        rule_id: The rule.
+        version: The version.
+        begun: The last commit of its history.
+        loaded: The number of pieces that all shards have loaded.
+        earliest: Rows with earlier event times (microseconds) are no longer in any window; None if unknown or
+            unlimited.
+        pieces: The total number of pieces; 0 before the first is loaded.
+        settled: See `find_settled`, as of the last commit of the history.
     """
 
     rule_id: str
@@ -73,12 +79,12 @@ class Waiting(NamedTuple):
 
 
 def name_part(name: str, part: int) -> str:
-    """Returns the name of a parcel with one part of a history."""
+    """Returns the name of the parcel with one part of a history."""
     return f"{name}.{part}"
 
 
 def merge_waiting(reports: Iterable[Mapping[str, Any]]) -> tuple[Waiting, ...]:
-    """Merges what the shards report as warming: of each version the fewest pieces that one of them has."""
+    """Merges the warming versions in the shards' reports, each with the fewest pieces that any shard has loaded."""
     merged: dict[tuple[str, int, int], Waiting] = {}
     for report in reports:
         for row in report.get("warming", ()):
@@ -91,7 +97,7 @@ def merge_waiting(reports: Iterable[Mapping[str, Any]]) -> tuple[Waiting, ...]:
 
 
 def describe_waiting(state: ShardState, watermark: int | None) -> list[list[Any]]:
-    """Lists the versions that are warming in the state of a shard, for its report."""
+    """Lists the versions that are warming up in a shard, for its report."""
     listed = []
     for each in state.book.list_known_warming():
         rule = state.book.compile_warming(each)

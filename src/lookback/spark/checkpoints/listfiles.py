@@ -1,13 +1,13 @@
-"""The contents of lists as parcels, by commit of table `lists`: the driver writes them, and shards read the lists they need.
+"""Stores the lists after each commit of the table `lists` as parcels, written by the driver and read by shards.
 
-    <commit>.index                the pieces of every list as it is after the commit
+    <commit>.index                the pieces of every list after the commit
     <commit>.<n>.<id>.changes     the changes of a list by the commit
     <commit>.<n>.<id>.snapshot    the whole list after the commit
 
-A list is its last snapshot and the changes since. A commit adds one piece for each list that it changes, and one index. Too
-many changes become a snapshot, so a worker that begins reads few pieces, and a commit that adds values writes no more than a
-small multiple of what it adds. One that removes values writes a snapshot, which does not have them, as Delta itself writes the
-rest of a file anew: once the files before it are removed, no file has them.
+A list consists of its last snapshot and the changes since. A commit adds one piece for each list that it changes, and
+one index. Too many changes are replaced by a snapshot. So a new worker reads few pieces, and a commit that adds values
+writes at most a small multiple of them. A commit that removes values writes a snapshot without them: once the earlier
+files are removed, no file contains the values.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from lookback.spark.checkpoints.parcels import Parcels
 
 _INDEX, _CHANGES, _SNAPSHOT = "index", "changes", "snapshot"
 _FLOOR, _ANNOUNCED = "floor", "announced"
-# A list has at most so many pieces of changes; at least so many rows of changes wait for a snapshot.
-_MOST_PIECES, _FEWEST_ROWS = 64, 10_000
-# A process keeps the contents of so many lists, each as of its last commit: all that the rules of a few streams name.
-_MOST_KEPT = 1_000
+# A snapshot replaces more than 64 pieces of changes, or more changed rows than both 10,000 and a quarter of the list.
+_MAX_PIECES, _MIN_ROWS = 64, 10_000
+# A process caches this many lists, each as of the last commit read: enough for the rules of a few streams.
+_MAX_CACHED = 1_000
 
 
 class Piece(NamedTuple):
-    """A parcel of one list. rows: those of the snapshot, or of the changes."""
+    """A parcel of one list, with its number of rows: of the snapshot, or of the changes."""
 
     name: str
     rows: int
 
     @property
     def is_snapshot(self) -> bool:
-        """Returns whether it is the whole list."""
+        """Whether it contains the whole list."""
         return self.name.endswith(_SNAPSHOT)
 
 
 @dataclass(frozen=True)
 class ListFiles:
-    """The lists of one folder; a `ListSource` of the core."""
+    """The lists in one folder; a `ListSource` of the core."""
 
     parcels: Parcels
 
@@ -58,7 +58,7 @@ class ListFiles:
         return cls(checkpoint.parcels("lists"))
 
     def read(self, commit: int | None, names: frozenset[str]) -> Lists:
-        """Returns these lists after a commit, empty where there is none of a name. Raises StoreFailed for a lost file."""
+        """Returns the named lists after a commit; missing lists are empty. Raises StoreFailed for a lost file."""
         if commit is None or not names:
             return Lists.empty() if commit is None else Lists(commit)
         chains = self._read_index(commit)
@@ -69,7 +69,7 @@ class ListFiles:
         )
 
     def knows(self, commit: int) -> bool:
-        """Returns whether the driver has written the lists after a commit."""
+        """Returns whether the driver has written the lists for a commit."""
         return self.parcels.has(_name_index(commit))
 
     def list_commits(self) -> list[int]:
@@ -77,7 +77,7 @@ class ListFiles:
         return [int(name.partition(".")[0]) for name in self.parcels.list() if name.endswith(f".{_INDEX}")]
 
     def find_damaged(self, commits: Iterable[int]) -> list[int]:
-        """Finds those of the commits whose lists cannot be read any more, since files are lost or damaged."""
+        """Finds the commits whose lists are unreadable because files are lost or damaged."""
         there = set(self.parcels.list())
 
         def is_whole(commit: int) -> bool:
@@ -89,7 +89,7 @@ class ListFiles:
         return [commit for commit in commits if not is_whole(commit)]
 
     def begin(self, commits: Iterable[int], contents: Lists) -> None:
-        """Writes lists as they are after each of these commits, whatever was before."""
+        """Writes the same lists for each of these commits, regardless of earlier ones."""
         names = enumerate(sorted(contents.names))
         commits = sorted(commits)
         chains = {name: [self._write_snapshot(commits[0], at, contents.select([name]))] for at, name in names}
@@ -99,7 +99,10 @@ class ListFiles:
     def add(self, before: int | None, commit: int, changes: Mapping[str, ListRows]) -> None:
         """Writes the lists after a commit.
 
-        before: the commit with the last index, None for no list yet; changes: of each list since then.
+        Args:
+            before: The commit with the last index; None before the first.
+            commit: The commit.
+            changes: The changes of each list since `before`.
         """
         chains = {} if before is None else self._read_index(before)
         for at, (name, rows) in enumerate(sorted(changes.items())):
@@ -107,28 +110,28 @@ class ListFiles:
         self._write_index(commit, chains)
 
     def drop_before(self, commit: int) -> None:
-        """Removes what only commits before this one need."""
+        """Removes the files that only earlier commits need."""
         kept = [each for each in self.list_commits() if each >= commit]
         if not kept:
             return
         self.parcels.write(_FLOOR, json.dumps(kept[0]).encode())
         needed = {piece.name for each in kept for chain in self._read_index(each).values() for piece in chain}
         needed |= {_name_index(each) for each in kept} | {_FLOOR, _ANNOUNCED}
-        # Indexes first: one without its pieces would be damage.
+        # Indexes first: one without its pieces would be damaged.
         for name in sorted(self.parcels.list(), key=lambda name: not name.endswith(f".{_INDEX}")):
             if name not in needed:
                 self.parcels.remove(name)
 
     def read_floor(self) -> int:
-        """Returns the first commit that was kept when older ones were removed; -1 if none were."""
+        """Returns the first commit kept when older ones were removed; -1 if none were removed."""
         return int(json.loads(self.parcels.read(_FLOOR))) if _FLOOR in self.parcels.list() else -1
 
     def note_announced(self, versions: Mapping[int, int]) -> None:
-        """Notes by commit the version of the rules by which it was announced. Without these notes files are kept for longer."""
+        """Stores for each commit the rules version that announced it. If this is lost, files are kept longer."""
         self.parcels.write(_ANNOUNCED, json.dumps(sorted(versions.items())).encode())
 
     def read_announced(self) -> dict[int, int]:
-        """Returns what `note_announced` noted; nothing where that is lost."""
+        """Returns what `note_announced` stored; empty if that is lost."""
         try:
             return {int(commit): int(version) for commit, version in json.loads(self.parcels.read(_ANNOUNCED))}
         except (StoreFailed, ValueError, TypeError):
@@ -140,7 +143,7 @@ class ListFiles:
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
         removes = bool((rows.rows < 0).any())
-        if not removes and len(waiting) <= _MOST_PIECES and sum(waiting) <= max(_FEWEST_ROWS, whole // 4):
+        if not removes and len(waiting) <= _MAX_PIECES and sum(waiting) <= max(_MIN_ROWS, whole // 4):
             self.parcels.write(piece.name, pack_rows(rows))
             return extended
         before = self._read_list(name, chain, _Kept())
@@ -152,7 +155,7 @@ class ListFiles:
         return piece
 
     def _read_list(self, name: str, chain: Sequence[Piece], kept: _Kept) -> Lists:
-        """Reads a list from its pieces. kept: the contents that are known already, and afterwards those that are read."""
+        """Reads a list from its pieces, starting from the contents in `kept`, which it updates."""
         names = tuple(piece.name for piece in chain)
         if kept.pieces != names:
             done = len(kept.pieces) if kept.pieces == names[: len(kept.pieces)] else 0
@@ -182,18 +185,18 @@ class ListFiles:
 
 @dataclass
 class _Kept:
-    """The contents of a list that a process keeps, and the pieces that they were read from."""
+    """The cached contents of a list, and the pieces that they were read from."""
 
     pieces: tuple[str, ...] = ()
     contents: Lists = field(default_factory=Lists.empty)
 
 
-# All shards of a process share what was read.
-_KEPT: RecentCache[_Kept] = RecentCache(_MOST_KEPT)
+# Shared by all shards of a process.
+_KEPT: RecentCache[_Kept] = RecentCache(_MAX_CACHED)
 
 
 def pack_rows(rows: ListRows) -> bytes:
-    """Writes the changed rows of one list."""
+    """Encodes the changed rows of one list."""
     columns = rows.values.tolist(), rows.until.tolist(), rows.is_cidr.tolist(), rows.rows.tolist()
     packed = [
         [value, None if until == FOREVER else until, CIDR if is_cidr else None, number]
@@ -203,7 +206,7 @@ def pack_rows(rows: ListRows) -> bytes:
 
 
 def unpack_rows(content: bytes, place: str) -> ListRows:
-    """Reads what `pack_rows` wrote. place: named where that is damaged."""
+    """Decodes what `pack_rows` returned. Errors about damage name `place`."""
     values, until, kinds, numbers = zip(*_parse(place, content), strict=True)
     return ListRows(
         np.array(values, dtype=object),
@@ -218,7 +221,7 @@ def _name_commit(commit: int) -> str:
 
 
 def _name_piece(commit: int, at: int, kind: str) -> str:
-    # Never the name of another piece, so that what a process keeps under it stays true after a rebuild.
+    # The unique name keeps cached contents valid after a rebuild.
     return f"{_name_commit(commit)}.{at}.{uuid.uuid4().hex[:12]}.{kind}"
 
 
@@ -234,4 +237,4 @@ def _parse(name: str, content: bytes) -> Any:
 
 
 def _make_damaged_error(name: str, error: Exception) -> StoreFailed:
-    return StoreFailed(f"{name} of the lists is damaged ({error}); start the evaluation again, which makes it anew")
+    return StoreFailed(f"{name} of the lists is damaged ({error}); start the evaluation again, which rebuilds it")

@@ -1,4 +1,4 @@
-"""Explains alerts and events: reads the history of one key, and lets the core judge it again.
+"""Explains alerts and events: reads the history of one key, and has the core judge it again.
 
-It reads tables and writes none; what an explanation says is decided in `core.explaining`.
+It only reads tables; `core.explaining` decides what an explanation says.
 """

@@ -1,4 +1,4 @@
-"""Finds the events behind alerts of windows and sequences, each key in a task of Spark."""
+"""Finds the events behind alerts of windows and sequences, with a Spark task per key."""
 
 from __future__ import annotations
 
@@ -50,27 +50,34 @@ if TYPE_CHECKING:
 
 
 _KEY, _EVALUATION, _DOCUMENT = "__key", "__evaluation", "__document"
-# The columns that tell which version of a rule raised an alert, and in which evaluation.
+# The columns that identify the rule version that raised an alert, and the evaluation.
 _VERSION = ("stream", _EVALUATION, "rule_id", "rule_version")
 _COUNTED_ROWS = "alert_id string, event_id string"
 
 
 def list_named_events(row: str = "") -> Column:
-    """Lists in a column the ids of the events that a row of `alerts` names: the triggering event, and those in `evidence`.
+    """Returns a column with the ids of the events that an alert row names: the triggering event and its `evidence`.
 
-    row: the name of a struct with the columns of `alerts`; default: they are columns themselves.
+    `row` is the name of a struct with the columns of `alerts`; by default, these are top-level columns.
     """
     event_id, evidence = (f"{row}.{name}" if row else name for name in ("event_id", "evidence"))
     return F.array_union(F.array(event_id), F.coalesce(evidence, F.array().cast("array<string>")))
 
 
 def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: DataFrame) -> DataFrame:
-    """Finds the events behind alerts of windows and of sequences, more than `evidence` names: alert_id, event_id.
+    """Finds all events behind alerts of windows and sequences, including those that `evidence` does not name.
 
-    streams: the declared streams by name. alerts: raised rows of the alerts table, of any streams and evaluations, at most
-    one row an alert. The events of their keys are judged anew, as for an explanation, each key in a task of Spark's, by what
-    the evaluation obeyed that wrote the row. event_id is NULL once for an alert that cannot be reproduced: its stream is not
-    declared, or its rule's version is not known any more.
+    As for an explanation, the events of the alerts' keys are judged again by the rules of the evaluation that wrote the
+    row, with a Spark task per key.
+
+    Args:
+        tables: The tables of the workspace.
+        streams: The declared streams by name.
+        alerts: Raised rows of the alerts table, of any stream and evaluation, at most one row per alert.
+
+    Returns:
+        The columns alert_id and event_id. An alert that cannot be reproduced, because its stream is not declared or its
+        rule version is no longer known, has a single row with event_id NULL.
     """
     tables = tables.holding(*streams.values())
     alerts = alerts.withColumn(_EVALUATION, Evaluations.read(tables).number())
@@ -96,7 +103,7 @@ def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: D
 def _find_of_version(
     tables: Tables, stream: Stream, history: RuleHistory, version: Row, alerts: DataFrame
 ) -> DataFrame | None:
-    """Finds the events behind the alerts of a version of a rule in one evaluation; None if the version is not known any more."""
+    """Finds the events behind the alerts of a rule version in one evaluation; None if the version is not known."""
     number, arrival = version["rule_version"], int(version["arrival"])
     try:
         documents = history.list_judged_documents(version["rule_id"], number, int(version["first"]), arrival)
@@ -112,7 +119,7 @@ def _find_of_version(
         is_left = is_left & ~is_own
     left = alerts.where(is_left).select("alert_id", F.lit(None).cast("string").alias("event_id"))
     counted = reduce(DataFrame.unionByName, found, left.withColumn(_DOCUMENT, F.lit(0)))
-    # Of several documents the first by which an alert comes out.
+    # Of several documents, choose the first that reproduces the alert.
     of_alert = Window.partitionBy("alert_id")
     first = F.min(F.when(F.col("event_id").isNotNull(), F.col(_DOCUMENT))).over(of_alert)
     chosen = F.coalesce(first, F.min(_DOCUMENT).over(of_alert))
@@ -120,7 +127,7 @@ def _find_of_version(
 
 
 def _has_names_of(rule: CompiledRule) -> Column:
-    """Returns the condition that a row of `alerts` has just the key and the measures of a rule."""
+    """Returns the condition that a row of `alerts` has exactly the key fields and the measures of a rule."""
     measures = {each.name for each in rule.measures}
     names = {"key": set(rule.group_by), "measures": measures}
     none = F.array().cast("array<string>")
@@ -137,7 +144,7 @@ def _find_by_key(
     names, types = list(rule.group_by), stream.fields
 
     def add_key(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
-        # Both sides cast from the field's type, so that equal values have equal texts.
+        # Both sides cast from the field's type, so equal values have equal texts.
         texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
         text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
         return rows.withColumn(_KEY, text)
@@ -151,13 +158,13 @@ def _find_by_key(
     rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
     resetting: dict[int, bool] = {}
     if rule.spec.kind == SEQUENCE:
-        others = history.term.select(tables.read("alerts"), "decided_at")
-        others = others.where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
-        for (number,) in others.select("rule_version").distinct().collect():
+        reset_rows = history.term.select(tables.read("alerts"), "decided_at")
+        reset_rows = reset_rows.where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
+        for (number,) in reset_rows.select("rule_version").distinct().collect():
             other = history.find_kept(rule_id, number, arrival)
             if other is not None and other.spec.reset_on_alert and lanes.is_own(number):
                 resetting[number] = other.sequence is not None and other.sequence.absent is not None
-        resets = others.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
+        resets = reset_rows.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
         rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
     keyed = add_key(rows, {name: F.col("key")[F.lit(name)] for name in names}).drop("key")
     changes = add_key(feed.where(F.col("_change_type").isin("insert", "delete")), {name: F.col(name) for name in names})
@@ -171,7 +178,7 @@ def _find_by_key(
     count = _CountKey(rule, clock, lanes.activations, resetting, lists)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
-        # Spark tells what to pass by the number of parameters, and would take `self` for one.
+        # Spark decides what to pass by the number of parameters, and would count `self`.
         return count(alerts, changes)
 
     return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
@@ -179,17 +186,17 @@ def _find_by_key(
 
 @dataclass(frozen=True)
 class _CountKey:
-    """Finds the events behind the alerts of one key and version of a rule; called by Spark with both as tables."""
+    """Finds the events behind the alerts of one key and rule version; Spark calls it with the key's tables."""
 
     rule: CompiledRule
     clock: Clock
     activations: Sequence[Activation]
-    # Versions whose alerts emptied the key's windows, and whether they wait for an absence.
+    # The versions whose alerts reset the key's windows, each with whether it waits for an absence.
     resetting: Mapping[int, bool]
     lists: ListHistory
 
     def __call__(self, alerts: pa.Table, changes: pa.Table) -> pa.Table:
-        """Returns a row for each event behind an alert, and one with NULL for an alert that cannot be reproduced."""
+        """Returns a row per event behind an alert, or a row with NULL for an alert that cannot be reproduced."""
         stream = self.clock.stream
         rows = [{**row, "measures": dict(row["measures"] or [])} for row in alerts.to_pylist()]
         targets = [row for row in rows if row["is_target"]]

@@ -1,4 +1,4 @@
-"""Reads what an explanation needs of one key: its events as they had arrived, deletions, watermarks and resets."""
+"""Reads the data of one key for an explanation: its events as of their arrival, deletions, watermarks and resets."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# The clocks of those who commit events and those who judge them may differ by so much.
+# The maximum difference between the clocks of the processes that commit events and of those that judge them.
 _CLOCKS_APART_US = 3_600_000_000
 
 
 def read_evidence(
     tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], earliest: int, history: RuleHistory
 ) -> Evidence:
-    """Reads the key's events from `earliest` on that had arrived with the alert's commit, and all that decides which counted."""
+    """Reads the key's events from `earliest` up to the alert's commit, and everything that decides which counted."""
     arrival = int(alert["arrival"])
     within = F.col(stream.event_time) >= to_timestamp(earliest)
-    # An earlier commit can contain such events only beyond max_future, and those do not count.
+    # Earlier commits can contain events from `earliest` on only beyond max_future, and those do not count.
     declarations = history.declarations
     feed = read_feed(tables, stream.name, earliest - declarations.widest.max_future).where(within)
-    # Of the commits after the alert's only deletions matter. Files are chosen by commit and kind of change.
+    # After the alert's commit, only deletions matter. These conditions let Delta select files by commit and change
+    # type.
     kind, commit = F.col("_change_type"), F.col("_commit_version")
     known = feed.where(((kind == "insert") & (commit <= arrival)) | (kind == "delete"))
     table = to_arrow(known.where(_has_key(stream, rule, alert["key"])), stream)
@@ -76,7 +77,7 @@ def read_evidence(
 
 
 def read_counted_events(inserted: pa.Table, stream: Stream, declarations: Declarations) -> Events:
-    """Reads inserted rows (see `to_arrow`) as events, without those that came too far ahead of their commit."""
+    """Reads inserted rows (see `to_arrow`) as events, without those too far ahead of their commit."""
     events, committed = read_events(inserted, stream, 0)
     assert committed is not None
     return split_future(events, committed, stream, declarations.list_values("max_future", events.commits))[0]
@@ -86,10 +87,10 @@ def _read_resets(
     tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory, lanes: Lanes,
     earliest: int,
 ) -> list[Reset]:  # fmt: skip
-    """Reads the alerts of the rule and key, up to this alert's commit, that emptied the key's windows.
+    """Reads the alerts of the rule and key, up to this alert's commit, that reset the key's windows.
 
-    Versions of a sequence share their state, even if only one of them has `reset_on_alert`. An alert from before the first
-    of the key's events, which is not earlier than `earliest`, emptied nothing that counts.
+    Versions of a sequence share their state, even if only one of them has `reset_on_alert`. Resets from before
+    `earliest` do not matter, since all the key's events are later.
     """
     if not (rule.spec.reset_on_alert or (rule.spec.kind == SEQUENCE and history.may_reset(alert["rule_id"]))):
         return []
@@ -99,7 +100,7 @@ def _read_resets(
     before = history.term.select(tables.read("alerts"), "decided_at").where(
         first & (F.col("arrival") <= alert["arrival"])
     )
-    # As for the feed: a commit can contain events of a later time only up to max_future, and alerts are decided after it.
+    # As for the feed, a commit can contain later events only up to max_future, and alerts are decided after the commit.
     begins = earliest - history.declarations.widest.max_future - _CLOCKS_APART_US
     before = before.where(F.col("decided_at") >= to_timestamp(begins))
     columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
@@ -114,7 +115,7 @@ def _read_resets(
 
 
 def make_reset(row: Mapping[str, Any], stream: Stream, waits: bool) -> Reset:
-    """Makes the reset of an alert's first row. waits: whether the rule waits for an absence."""
+    """Makes the reset caused by an alert's first row; `waits` says whether the rule waits for an absence."""
     due = parse_time(row["event_time"]) if waits else None
     time = parse_time(row["window_start" if waits else "event_time"])
     return Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due)
@@ -125,7 +126,7 @@ def _parse_event_id(stream: Stream, text: str) -> int | str:
 
 
 def read_deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
-    """Reads which commits deleted rows, by (id, time) of the row."""
+    """Reads the commits that deleted rows, by (id, time) of the row."""
     if not table.num_rows:
         return {}
     events, _ = read_events(table, stream, 0)
@@ -138,7 +139,7 @@ def read_deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], lis
 def find_deleting_commits(
     events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]
 ) -> Int64s | None:
-    """Finds the commit that deleted each event, NOT_DELETED for one that is still there; None if all are."""
+    """Finds the commit that deleted each event, or NOT_DELETED; None if no row was deleted."""
     if not deletions:
         return None
     deleting = np.full(len(events), NOT_DELETED, dtype=np.int64)
@@ -149,7 +150,7 @@ def find_deleting_commits(
 
 
 def read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
-    """Reads the highest event time of each commit up to `arrival`; events beyond max_future are left out.
+    """Reads the highest event time of each commit up to `arrival`, without events beyond max_future.
 
     Events before the feed's first time cannot make later ones late.
     """
@@ -164,7 +165,7 @@ def read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dic
 
 
 def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
-    """Returns the condition that an event has the key, whose texts become values of the fields' types."""
+    """Returns the condition that an event has the key, whose texts are cast to the fields' types."""
     conditions = [F.lit(True)]
     for name in rule.group_by:
         text = key.get(name)
@@ -174,7 +175,7 @@ def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) 
 
 
 def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
-    """Reads inserted and deleted rows of a change feed, with their commit (arrival) and its time (committed_at)."""
+    """Reads the inserted and deleted rows of a change feed, with their commit (arrival) and its time (committed_at)."""
     columns: list[Column | str] = [
         *stream.columns_of_events,
         "_change_type",
@@ -186,6 +187,6 @@ def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
 
 
 def select_changes(table: pa.Table, kind: str) -> pa.Table:
-    """Selects the rows of one `_change_type`, and drops that column."""
+    """Selects the rows of one `_change_type` and drops that column."""
     is_kind = [value == kind for value in table.column("_change_type").to_pylist()]
     return table.filter(pa.array(is_kind, pa.bool_())).drop_columns(["_change_type"])

@@ -1,4 +1,4 @@
-"""Explains an alert, or how a rule judged an event, by the events and rules of the time."""
+"""Explains an alert, or how a rule judged an event, from the events and rules at that time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# What the rules did before an alert was decided is in the tables so long after it, whatever the clocks say.
+# How long after a decision all earlier rule changes are sure to be in the tables, even if clocks differ.
 _SETTLED = dt.timedelta(minutes=10)
 
 
@@ -48,68 +48,81 @@ def explain(
     days: float | None = None,
     revision: int | None = None,
 ) -> Explanation:
-    """Explains why an alert was raised: its rule in words, and the events that it counted or took, exactly as they were.
+    """Explains why an alert was raised: its rule in words, and the events that it counted or matched, as of that time.
 
-    streams: the declared streams by name. revision: the row of the alert; default: its last, whatever the verdict.
-    days: the time before the window that the timeline covers; default: some windows' length, at most 30 days. Measures,
-    sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that have been
-    deleted since count there and are not shown. After `evaluate --fresh` the alert may have rows of several evaluations: the
-    last one that wrote the alert, or that revision of it, is explained, by what it obeyed. Where the first commits of the
-    rules table are gone, its rows of now are taken, and a note says so. Raises ReviewError if there is no such alert or
-    revision, its rule's version cannot be found, or the events' history is gone.
+    Measures, sessions and sequences are computed again from those events: see `Explanation.consistent`. Events that
+    were deleted later count but are not shown. After `evaluate --fresh` an alert may have rows of several evaluations;
+    the explanation is about the last one that wrote the alert or the given revision, under its rules and settings. If
+    the first commits of the rules table are gone, its current rows are used, and a note says so.
+
+    Args:
+        tables: The tables of the workspace.
+        streams: The declared streams by name.
+        alert_id: The id of the alert.
+        days: How far before the window the timeline begins; default: a few window lengths, at most 30 days.
+        revision: The revision to explain; default: the last, whatever its verdict.
+
+    Raises:
+        ReviewError: If the alert, the revision or the rule version cannot be found, or the events' history is gone.
     """
     explainer = Explainer(tables, streams)
     return explainer.explain(find_revision(read_alert_rows(explainer.tables, alert_id), alert_id, revision), days)
 
 
 class Explainer:
-    """Explains many alerts, one after another: what it has read of rules is kept while nothing new is written about them.
+    """Explains many alerts, and caches the rules that it has read until the rules table or rule_log changes.
 
-    tables: those of the streams. Threads may share it.
+    Threads may share an instance.
     """
 
     def __init__(self, tables: Tables, streams: Mapping[str, Stream]) -> None:
-        """Takes the declared streams by name."""
+        """Creates an explainer for the declared streams, given by name."""
         self.tables = tables.holding(*streams.values())
         self._streams = streams
-        # Of each stream the evaluations of which an alert was explained.
+        # By stream, the evaluations with an explained alert.
         self._known: dict[str, list[_KnownHistory]] = {}
 
     def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
-        """Reads the row of an alert's revision. decided_at: its time in the row (aware), so that no other files are read.
+        """Reads the row of an alert's revision.
 
-        alert_id: as text. Raises ReviewError if the row is not there any more.
+        Args:
+            alert_id: The id as text.
+            revision: The revision.
+            decided_at: The row's `decided_at` (aware), by which Delta skips other files.
+
+        Raises:
+            ReviewError: If the row no longer exists.
         """
         is_then = F.col("decided_at") == to_timestamp(parse_time(decided_at))
         alerts = self.tables.read("alerts").where(is_then & (F.col("alert_id") == F.lit(alert_id)))
         rows = alerts.where(F.col("revision") == F.lit(revision)).limit(1).toArrow().to_pylist()
         if not rows:
-            raise ReviewError(f"revision {revision} of alert {alert_id!r} is not there any more; read the queue again")
+            raise ReviewError(f"revision {revision} of alert {alert_id!r} no longer exists; read the queue again")
         return _read_maps(rows[0])
 
     def explain(self, alert: dict[str, Any], days: float | None = None) -> Explanation:
-        """Explains a row of `alerts`. alert: the row, with aware times. days: as for the function `explain`."""
+        """Explains `alert`, a row of `alerts` with aware times; for `days` see the function `explain`."""
         stream = _find_stream(self._streams, alert["stream"])
         history = self._find_history(stream, alert["decided_at"])
         explained = _explain_by_version(self.tables, stream, history, alert, days)
         return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
 
     def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:
-        """Finds the rules of the evaluation that wrote a row, reading them if they are not known or may have changed since."""
-        others = [each for each in self._known.get(stream.name, ()) if not each.history.term.covers(decided_at)]
-        own = next((each for each in self._known.get(stream.name, ()) if each not in others), None)
+        """Finds the rules of the evaluation that wrote a row. Reads them if they are not cached or may have changed."""
+        remaining = [each for each in self._known.get(stream.name, ()) if not each.history.term.covers(decided_at)]
+        own = next((each for each in self._known.get(stream.name, ()) if each not in remaining), None)
         if own is not None and decided_at < own.read_at - _SETTLED:
             return own.history
         commits = tuple(self.tables.version(name) for name in ("rules", "rule_log"))
         if own is None or own.commits != commits:
             read_at = dt.datetime.now(dt.timezone.utc)
             own = _KnownHistory(RuleHistory(self.tables, stream, self._streams, decided_at), commits, read_at)
-            self._known[stream.name] = [*others, own]
+            self._known[stream.name] = [*remaining, own]
         return own.history
 
 
 class _KnownHistory(NamedTuple):
-    """The rules of an evaluation, with the commits of `rules` and `rule_log` and the time at which they were read."""
+    """The rules of an evaluation, and the commits of `rules` and `rule_log` and the time when they were read."""
 
     history: RuleHistory
     commits: tuple[int, ...]
@@ -119,11 +132,14 @@ class _KnownHistory(NamedTuple):
 def _explain_by_version(
     tables: Tables, stream: Stream, history: RuleHistory, alert: dict[str, Any], days: float | None
 ) -> Explanation:
-    """Explains a row of an alert by its rule's version, of which an UPDATE may have come between the commit and an advance."""
+    """Explains a row of an alert by its rule version.
+
+    An UPDATE may have changed the version between the commit and an advance, so several documents are tried.
+    """
     rule_id, number, arrival = alert["rule_id"], alert["rule_version"], int(alert["arrival"])
     before = history.find_version(rule_id, number, arrival - 1)
     updated = [each for each in history.list_updated(rule_id, number, arrival) if each.row != before.row]
-    # A document with other measures or another key did not bring the row.
+    # A document with other measures or another key cannot have produced the row.
     fitting = [each for each in (before, *updated) if _has_names_of(each.rule, alert)] or [before]
     explanations: list[Explanation] = []
     for version in fitting:
@@ -136,7 +152,7 @@ def _explain_by_version(
 
 
 def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
-    """Returns whether a row of an alert has just the measures and the key of a rule."""
+    """Returns whether a row of an alert has exactly the measures and the key fields of a rule."""
     measures = {each.name for each in rule.measures}
     return set(alert["measures"]) == measures and set(alert["key"]) == set(rule.group_by)
 
@@ -145,11 +161,20 @@ def explain_event(
     tables: Tables, streams: Mapping[str, Stream], rule_id: str, event_id: str, *,
     version: int | None = None, days: float | None = None,
 ) -> EventExplanation:  # fmt: skip
-    """Explains how a rule judged an event: whether it saw it, its windows, each part of its condition, and what else counted.
+    """Explains how a rule judged an event: whether it saw it, its windows, the parts of its condition, other events.
 
-    event_id: as text. version: of the rule; default: the one in force when the event came, else the last. days: as for
-    `explain`. A lookback rule is shown as of the event's arrival, any other as of the last commit. Raises ReviewError if
-    there is no such rule, version or event, or the history is gone.
+    A lookback rule is shown as of the event's arrival, any other rule as of the last commit.
+
+    Args:
+        tables: The tables of the workspace.
+        streams: The declared streams by name.
+        rule_id: The rule.
+        event_id: The id of the event as text.
+        version: The version of the rule; default: the one in force when the event arrived, else the last.
+        days: See `explain`.
+
+    Raises:
+        ReviewError: If the rule, version or event cannot be found, or the history is gone.
     """
     tables = tables.holding(*streams.values())
     stream = _find_stream_of_rule(tables, streams, rule_id)
@@ -165,7 +190,7 @@ def explain_event(
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session
     elif rule.sequence is not None:
-        # Events that came too early show how near the steps came.
+        # Events from before the event's own span show how close the steps came.
         start = time - rule.sequence.within
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
@@ -178,8 +203,8 @@ def explain_event(
     at = evidence.find_position(event_id, time, place.arrival)
     if at is None:
         raise ReviewError(
-            f"event {event_id!r} came more than max_future ahead of its commit {place.arrival}, so it counts nowhere; "
-            f"table {tables.identifier('late_events')} has it"
+            f"event {event_id!r} is more than max_future ahead of its commit {place.arrival}, so no rule counts it; "
+            f"it is in table {tables.identifier('late_events')}"
         )
     about = history.term.select(tables.read("alerts"), "decided_at")
     alerts = _read_alerts_about(about, stream, rule, key, event_id, time)
@@ -188,43 +213,43 @@ def explain_event(
 
 
 def _list_lost(history: RuleHistory, rule_id: str) -> list[str]:
-    """Lists the note on what is lost of a rule's history; empty if nothing is."""
+    """Lists the note on the lost part of a rule's history; empty if nothing is lost."""
     return [note] if (note := history.describe_lost(rule_id)) else []
 
 
 class _EventPlace(NamedTuple):
-    """An event of the table, as a column each of one row, and the commit that brought it."""
+    """An event of the table, as columns with one row, and the commit that inserted it."""
 
     event: Events
     arrival: int
 
 
 def _find_stream_of_rule(tables: Tables, streams: Mapping[str, Stream], rule_id: str) -> Stream:
-    """Finds the stream that the last document of a rule names. Raises ReviewError."""
+    """Finds the stream that the last document of a rule names. Raises ReviewError if it is unknown."""
     known = tables.read("rules").select("rule_id", "version", "document").collect()
     own = sorted((row for row in known if row["rule_id"] == rule_id), key=rank_version)
     if not own:
         ids = [row["rule_id"] for row in known if row["rule_id"] not in (None, "*")]
         hint = suggest(rule_id, ids, "`lookback rules list` shows the rules")
-        raise ReviewError(f"there is no rule {rule_id!r}; {hint}")
+        raise ReviewError(f"rule {rule_id!r} does not exist; {hint}")
     return _find_stream(streams, str(read_document(own[-1]["document"]).get("stream")))
 
 
 def _find_event(tables: Tables, stream: Stream, event_id: str) -> _EventPlace:
-    """Finds the first row of an event that the table ever had. Raises ReviewError."""
+    """Finds the first row that the table ever had of an event. Raises ReviewError if it never had one."""
     feed = read_feed(tables, stream.name).where(F.col("_change_type") == "insert")
     rows = to_arrow(feed.where(F.col(stream.event_id).cast("string") == F.lit(event_id)), stream)
     if not rows.num_rows:
         raise ReviewError(
-            f"table {tables.identifier(stream.name)} has no event {event_id!r} and had none; the field {stream.event_id} "
-            "names an event"
+            f"table {tables.identifier(stream.name)} never had an event {event_id!r}; give a value of the field "
+            f"{stream.event_id}"
         )
     events = read_events(rows.drop_columns(["_change_type"]), stream, 0)[0].in_order_of_arrival()
     return _EventPlace(events.take(np.arange(1)), int(events.commits[0]))
 
 
 def _find_standing(log: list[Row], history: RuleHistory, rule_id: str, version: int | None, arrival: int) -> Standing:
-    """Finds the version of a rule that an event of commit `arrival` met, or says how a chosen one stood then."""
+    """Finds the rule version in force for an event of commit `arrival`, or the status of the chosen version then."""
     own = [row for row in log if row["rule_id"] == rule_id and STATUS_BY_ACTION.get(row["action"], "draft") != "draft"]
     before = [row for row in own if row["arrival"] is None or row["arrival"] < arrival]
     roles = Lanes(before, history, {"rule_id": rule_id, "rule_version": version}).list_roles(rule_id)
@@ -240,7 +265,7 @@ def _find_standing(log: list[Row], history: RuleHistory, rule_id: str, version: 
 def _read_alerts_about(
     alerts: DataFrame, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
 ) -> list[dict[str, Any]]:
-    """Reads the alerts of a rule about an event: of it, of a window that covers it, or with it as evidence."""
+    """Reads the alerts of a rule about an event, about a window that covers it, or with it as evidence."""
     alerts = alerts.where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
     if rule.spec.kind == LOOKBACK:
         about = F.col("event_id") == event_id
@@ -255,9 +280,10 @@ def _read_alerts_about(
 
 
 def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
-    """Reads the rows of an alert as dicts with aware times: evaluations one after another, each in order of revision.
+    """Reads the rows of an alert as dicts with aware times, sorted by evaluation and revision.
 
-    Raises ReviewError if there are none.
+    Raises:
+        ReviewError: If the alert does not exist.
     """
     rows = (
         tables.read("alerts")
@@ -269,19 +295,22 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
         .to_pylist()
     )
     if not rows:
-        raise ReviewError(f"there is no alert {alert_id!r}; `open_queue` and `lookback alerts` list their ids")
+        raise ReviewError(f"alert {alert_id!r} does not exist; `open_queue` and `lookback alerts` list alert ids")
     return [_read_maps(row) for row in rows]
 
 
 def _read_maps(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of Arrow with its maps as dicts."""
+    """Returns an Arrow row with its maps as dicts."""
     return {**row, **{name: dict(row[name] or []) for name in ("key", "measures")}}
 
 
 def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
-    """Finds the row of a revision of an alert; None: the last. Raises ReviewError if there is no such revision.
+    """Finds the row of a revision of an alert, or the last row if `revision` is None.
 
-    rows: see `read_alert_rows`. Of two evaluations that wrote the alert the last one counts.
+    `rows` comes from `read_alert_rows`. If several evaluations wrote the revision, the last one counts.
+
+    Raises:
+        ReviewError: If the revision does not exist.
     """
     by_revision = {row["revision"]: row for row in rows}
     if revision is not None and revision not in by_revision:
@@ -291,5 +320,5 @@ def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | Non
 
 def _find_stream(streams: Mapping[str, Stream], name: str) -> Stream:
     if name not in streams:
-        raise ReviewError(f"the alert is of stream {name!r}, which is not declared; there are {', '.join(streams)}")
+        raise ReviewError(f"stream {name!r} of the alert is not declared; declared are {', '.join(streams)}")
     return streams[name]

@@ -1,4 +1,4 @@
-"""Reads the history of rules and events: every version of a rule, the rules in force after each change, the change feeds."""
+"""Reads the history of rules and events: all versions of a rule, the rules in force after each change, change feeds."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _Row = TypeVar("_Row")
 _LogName = tuple[int | None, str | None, int | None, str, str]
 
 
-# Later than any commit.
+# Greater than any commit number.
 _NOT_JUDGED = 2**62
 STATUS_BY_ACTION = {action: status for status, action in ACTIONS.items()}
 
 
 class RuleVersion(NamedTuple):
-    """A version of a rule: its row in the rules table, with the document parsed, without comment and time, and the rule."""
+    """A version of a rule: its row in the rules table, with a parsed document but no comment or time, and the rule."""
 
     row: dict[str, Any]
     rule: CompiledRule
 
 
 class JudgedDocument(NamedTuple):
-    """A document of a version, as a rule, and the first and the last commit whose rows may be by it."""
+    """A document of a version, compiled, and the first and last commit whose rows it may have produced."""
 
     rule: CompiledRule
     first: int
@@ -64,9 +64,12 @@ class JudgedDocument(NamedTuple):
 
 
 class _Document(NamedTuple):
-    """A row of a rule's version, and the last commit that was judged before the stream obeyed it; None for none.
+    """A row of a rule's version.
 
-    action: the one that rule_log has for it; empty if the stream never obeyed it.
+    Attributes:
+        change: The row.
+        judged: The last commit that was judged before the stream applied the row; None for none.
+        action: The row's action in rule_log; empty if the stream never applied it.
     """
 
     change: RuleChange
@@ -75,31 +78,38 @@ class _Document(NamedTuple):
 
 
 class RuleHistory:
-    """The versions of rules as a stream obeyed them, without rows that it rejected.
+    """The versions of rules that a stream applied, without rejected rows.
 
-    term: the evaluation. declarations: those by which the stream was judged; rules are compiled for the one that held. Where
-    the first commits of the rules table are gone, its rows of now are taken; see `describe_lost`.
+    If the first commits of the rules table are gone, its current rows are used; see `describe_lost`.
+
+    Attributes:
+        term: The evaluation.
+        declarations: The declarations by which the stream was judged. Rules are compiled for the one in force.
     """
 
     def __init__(
         self, tables: Tables, stream: Stream, streams: Mapping[str, Stream] | None = None,
         decided_at: dt.datetime | None = None,
     ) -> None:  # fmt: skip
-        """Reads the history. decided_at: when the row that is explained was written; None: the last evaluation.
+        """Reads the history.
 
-        streams: every declared stream by name, to one of which a version may have moved a rule.
+        Args:
+            tables: The tables of the workspace.
+            stream: The stream.
+            streams: All declared streams by name; a version may have moved a rule to another stream.
+            decided_at: When the explained row was written, which selects the evaluation; None: the last evaluation.
         """
         self.term = Term.find(tables, stream, decided_at)
         self.declarations = read_declarations(tables, stream, self.term.begun_at, self.term.ended_at)
         self._stream, self._streams = stream, {**(streams or {}), stream.name: stream}
         self._name = tables.identifier("rules")
         logged = read_log(tables, stream, self.term)
-        # The first commit of the rules table that can be read.
+        # The first readable commit of the rules table.
         self._begins = read_or_refuse(lambda: find_first_readable(tables, "rules"), "rules")
         changes = order_changes(read_or_refuse(lambda: restore_rule_changes(tables, self._begins, logged), "rules"))
         changes = [each for each in changes if not _is_command_elsewhere(each, stream)]
         self._changes = _group_by_rule(changes, lambda change: change.rule_id)
-        # With these, versions came into force that had to wait for the history of their windows.
+        # These changes put versions into force that had waited for the history of their windows.
         self._pieces = _group_by_rule(changes, _find_warmed_rule)
         self._logged = _group_by_rule(logged, lambda row: row.rule_id)
         self._actions: list[Row] | None = None
@@ -107,30 +117,39 @@ class RuleHistory:
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
     def find_version(self, rule_id: str, version: int, judged: int | None) -> RuleVersion:
-        """Finds a version of a rule as it was once all commits up to `judged` had been judged, else as it came first.
+        """Finds a version of a rule as it was once all commits up to `judged` were judged, else its first form.
 
-        Of one that the stream never obeyed, such as a draft, the last row counts. A NULL version is the highest so far + 1.
-        Raises ReviewError if it is neither in the table nor in its history.
+        For a version that the stream never applied, such as a draft, the last row counts. A NULL version is the highest
+        so far + 1.
+
+        Raises:
+            ReviewError: If the version is neither in the table nor in its history.
         """
         found = self._make_version(self._find_change(rule_id, version, judged), version, judged)
         if found is None:
             begins = f", which begins at commit {self._begins}" if self._begins else ""
             raise ReviewError(
-                f"version {version} of rule {rule_id!r} is not in the rules table, nor in its history{begins}"
+                f"version {version} of rule {rule_id!r} is neither in the rules table nor in its history{begins}"
             )
         return found
 
     def list_updated(self, rule_id: str, version: int, arrival: int) -> list[RuleVersion]:
-        """Lists what a version became by changes right after a commit; an advance that came after them brings rows of that commit."""
+        """Lists the forms of a version after changes right after a commit.
+
+        An advance after these changes may have produced rows of that commit.
+        """
         documents = self._find_documents(rule_id).get(version, [])
         found = (self._make_version(each.change, version, arrival) for each in documents if each.judged == arrival)
         return [each for each in found if each is not None]
 
     def list_judged_documents(self, rule_id: str, version: int, first: int, last: int) -> list[JudgedDocument]:
-        """Lists the documents by which a version may have brought rows of the commits from `first` to `last`.
+        """Lists the documents of a version that may have produced rows of the commits from `first` to `last`.
 
-        Rows of a commit after which an UPDATE took effect may be by either document, as an advance may have come later.
-        Raises ReviewError if no row of the version is known.
+        If an UPDATE took effect after a commit, either document may have produced the commit's rows, since an advance
+        may have come later.
+
+        Raises:
+            ReviewError: If no row of the version is known.
         """
         self.find_version(rule_id, version, last - 1)
         documents = self._find_documents(rule_id)[version]
@@ -156,7 +175,7 @@ class RuleHistory:
         return RuleVersion({**columns, "version": version, "document": dict(rule.spec.document)}, rule)
 
     def find_last(self, rule_id: str) -> int:
-        """Finds the highest version of a rule. Raises ReviewError if no row of it is a rule of the stream."""
+        """Finds the highest version of a rule. Raises ReviewError if none of its rows is a rule of the stream."""
         for version, documents in sorted(self._find_documents(rule_id).items(), reverse=True):
             if self._compile_widely(documents[-1].change) is not None:
                 return version
@@ -165,18 +184,23 @@ class RuleHistory:
     def find_kept(
         self, rule_id: str, version: int, judged: int | None, lane: int = 0, change: RuleChange | None = None
     ) -> CompiledRule | None:
-        """Finds a version that kept state; None if its row is not known any more, or was none under the declaration of then.
+        """Finds a version that kept state; None if its row is unknown or was invalid under the declaration of the time.
 
-        change: its row; None: the last one by then.
+        `change` is the version's row; None: its last row by then.
         """
         change = change or self._find_change(rule_id, version, judged)
         return None if change is None else self._compile(change, judged, lane)
 
     def find_obeyed(self, row: Row, obeyed: int) -> tuple[int, RuleChange | None]:
-        """Finds the row of a rule's version that the stream obeyed when it wrote a row of rule_log.
+        """Finds the row of a rule's version that the stream applied when it wrote a row of rule_log.
 
-        obeyed: how many of the version's rows it had obeyed before; returned with this one. The row is None where it is not
-        known any more, or the log's row tells of a deletion or a command.
+        Args:
+            row: The row of rule_log.
+            obeyed: How many of the version's rows the stream had applied before.
+
+        Returns:
+            The number of applied rows including this one, and the row; None if it is no longer known, or if the log's
+            row is about a deletion or a command.
         """
         documents = self._find_documents(row["rule_id"]).get(row["version"], [])
         for at in range(obeyed, len(documents)):
@@ -185,28 +209,26 @@ class RuleHistory:
         return obeyed, None
 
     def find_quarantined(self, rule_id: str, version: int) -> Any:
-        """Finds the version that a quarantined row took out of service; None if the row does not name it."""
+        """Finds the version that a quarantined row disabled; None if the row does not name it."""
         rows = [each for each in self._changes.get(rule_id, []) if each.version == version]
         named = (read_quarantined(each.evidence) for each in rows)
         return next((each for each in named if each is not None), None)
 
     def describe_lost(self, rule_id: str) -> str:
-        """Describes what is not known of a rule's versions because the first commits of the rules table are gone.
+        """Describes what is unknown about a rule's versions because the first commits of the rules table are gone.
 
-        Empty if the rule depends on nothing that is lost.
+        Empty if the rule does not depend on lost rows.
         """
         if not self._begins:
             return ""
         unexplained = self._make_schedule([name for name in self._logged if name is not None]).unexplained
         parts = []
         if any(each.commit < 0 for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
-            parts.append("versions from before it are taken as the table has them now")
+            parts.append("earlier versions are read from the table's current rows")
         if rule_id in unexplained:
             parts.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
         if beside := [repr(name) for name in sorted(unexplained - {rule_id, "*"})]:
-            parts.append(
-                f"rows of {join_words(beside)} are not there, so state that was theirs first may begin too late"
-            )
+            parts.append(f"rows of {join_words(beside)} are missing, so state that they kept first may begin too late")
         return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(parts)}." if parts else ""
 
     def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
@@ -215,7 +237,7 @@ class RuleHistory:
         return (before or documents[:1])[-1].change if documents else None
 
     def _find_documents(self, rule_id: str) -> dict[int, list[_Document]]:
-        """Finds the rows of each version of a rule that the stream obeyed, in their order; of others the last one."""
+        """Finds the applied rows of each version of a rule, in order, or the last row of a version never applied."""
         if rule_id not in self._documents:
             self._documents[rule_id] = self._list_documents(rule_id)
         return self._documents[rule_id]
@@ -223,25 +245,25 @@ class RuleHistory:
     def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
         logged = self._logged.get(rule_id, [])
         known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
-        obeyed, others = dict[int, list[_Document]](), dict[int, list[_Document]]()
+        obeyed, never_obeyed = dict[int, list[_Document]](), dict[int, list[_Document]]()
         for change, judged, log in self._obey([rule_id]):
             if change.change == "delete":
                 continue
             if change.status != WARM:
-                number = max([0, *obeyed, *others]) + 1 if change.version is None else change.version
-                others[number] = [_Document(change, judged)]
+                number = max([0, *obeyed, *never_obeyed]) + 1 if change.version is None else change.version
+                never_obeyed[number] = [_Document(change, judged)]
             for row in log:
                 if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
-                    own = others[row.version][0].change if change.status == WARM else change
+                    own = never_obeyed[row.version][0].change if change.status == WARM else change
                     obeyed.setdefault(row.version, []).append(_Document(own, judged, row.action))
-        return {**others, **obeyed}
+        return {**never_obeyed, **obeyed}
 
     def may_reset(self, rule_id: str) -> bool:
-        """Returns whether some version of a rule, in force or not, empties its windows by its alerts."""
+        """Returns whether any version of a rule, in force or not, resets its windows on alert."""
         return any(map(_resets_on_alert, self._changes.get(rule_id, ())))
 
     def read_actions(self, tables: Tables) -> list[Row]:
-        """Reads the changes of rules and the commands from rule_log, once: by arrival, batch and version."""
+        """Reads the rule changes and commands from rule_log, sorted by arrival, batch and version; cached."""
         if self._actions is None:
             log = tables.read("rule_log").where(F.col("stream") == self._stream.name)
             log = log.where(F.col("action").isin([*STATUS_BY_ACTION, "clear_state", "advance"]))
@@ -250,10 +272,10 @@ class RuleHistory:
         return self._actions
 
     def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
-        """Sorts rows of rule_log, which are in order of arrival and batch, in the order in which they took effect.
+        """Sorts rows of rule_log, given by arrival and batch, in the order in which they took effect.
 
-        Those of a batch took effect in the order of the rules table. A row that the table does not explain stays behind the
-        one before it.
+        The rows of a batch took effect in the order of the rules table. A row that the table does not explain stays
+        after the row before it.
         """
         mixed: set[str] = set()
         for _, group in groupby(log, key=lambda row: (row["arrival"], row["batch_id"])):
@@ -273,9 +295,10 @@ class RuleHistory:
         return [row for _, _, row in sorted(placed, key=lambda each: each[:2])]
 
     def _obey(self, rule_ids: Sequence[str]) -> Iterator[tuple[RuleChange, int | None, list[LogRow]]]:
-        """Applies the changes of some rules as the stream did, and yields each with what it logs.
+        """Applies the changes of some rules as the stream did.
 
-        The number is the last commit that was judged before it; None for none.
+        Yields:
+            Each change, the last commit that was judged before it or None, and the rows that it logs.
         """
         schedule = self._make_schedule(rule_ids)
         book = RuleBook(self._stream, self._streams)
@@ -285,7 +308,7 @@ class RuleHistory:
             yield change, judged, obey(book, change, None)
 
     def _make_schedule(self, rule_ids: Sequence[str]) -> Schedule:
-        """Makes the schedule by which the changes of some rules were logged."""
+        """Makes the schedule of the changes of some rules from their rows in rule_log."""
         own = self._list_changes(rule_ids)
         logged = [row for name in rule_ids for row in self._logged.get(name, [])]
         return Schedule.from_log(own, logged, self._stream, self._streams, None, declarations=self.declarations)
@@ -298,7 +321,7 @@ class RuleHistory:
         return sorted(listed, key=lambda each: each.order)
 
     def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
-        """Compiles a row for the declaration that held; a rule in force stays valid where limits were lowered."""
+        """Compiles a row for the declaration in force; lowered limits do not make a rule invalid."""
         declared = self.declarations.after(judged)
         slot = (str(change.document), lane, arrival_number(declared.after))
         if slot not in self._compiled:
@@ -338,7 +361,7 @@ def _find_warmed_rule(change: RuleChange) -> str | None:
 
 
 def _name_row(arrival: int | None, row: Mapping[str, Any]) -> _LogName:
-    """Names a row of rule_log; rows without a version, such as advances, are told apart by their messages."""
+    """Returns a name for a row of rule_log; rows without a version, such as advances, are distinguished by message."""
     message = row["message"] if row["rule_id"] == "*" else ""
     return arrival, row["rule_id"], row["version"], row["action"], message
 
@@ -365,12 +388,12 @@ def find_advances(log: list[Row]) -> list[tuple[int | None, int]]:
 
 
 def rank_version(row: Row) -> int:
-    """Returns the version of a row of the rules table; NULL, which becomes the highest, comes last."""
+    """Returns the version of a row of the rules table as a sort key; NULL, which becomes the highest, sorts last."""
     return 2**63 if row["version"] is None else int(row["version"])
 
 
 def read_feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
-    """Reads the table's change feed to its last commit, from the first commit or from those made at `since` on."""
+    """Reads the table's change feed from the first commit, or from the first at or after `since`, to the last."""
     start = {"startingVersion": "0"}
     if since is not None:
         start = {"startingTimestamp": to_utc(since).replace(tzinfo=None).isoformat(sep=" ")}
@@ -378,20 +401,20 @@ def read_feed(tables: Tables, name: str, since: int | None = None) -> DataFrame:
 
 
 def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
-    """Reads something of a table; raises ReviewError if its history is gone."""
+    """Runs `read` on a table; raises ReviewError if the table's history is gone."""
     try:
         return read()
     except SPARK_ERRORS as error:
         raise ReviewError(
-            f"the history of table {name!r} cannot be read as it stood: {first_line(error):.300}. "
+            f"the history of table {name!r} can no longer be read: {first_line(error):.300}. "
             "Commits and removed files are kept for delta.logRetentionDuration and delta.deletedFileRetentionDuration."
         ) from error
 
 
 def read_obeyed(tables: Tables, arrival: int, history: RuleHistory) -> list[Row]:
-    """Reads the changes of rules and the commands up to the alert's commit from rule_log, in the order in which they took effect.
+    """Reads the rule changes and commands up to the alert's commit from rule_log, in the order of their effect.
 
-    Those right after that commit are among them, since rows that an advance brings name the last commit before it.
+    Changes right after that commit are included, since rows produced by an advance name the last commit before it.
     """
     log = history.read_actions(tables)
     return history.sort_obeyed([row for row in log if arrival_number(row["arrival"]) <= arrival])
@@ -400,7 +423,7 @@ def read_obeyed(tables: Tables, arrival: int, history: RuleHistory) -> list[Row]
 def read_list_history(
     tables: Tables, stream: Stream, rule: CompiledRule, activations: Iterable[Activation], history: RuleHistory
 ) -> ListHistory:
-    """Reads by which lists the stream judged its events, as far as a rule or those that may share its state name them."""
+    """Reads the history of the lists named by a rule or by rules that may share its state."""
     names = rule.lists.union(*(each.rule.lists for each in activations if each.rule is not None))
     if not names:
         return ListHistory()
@@ -411,28 +434,29 @@ def read_list_history(
 
 
 class Lanes:
-    """The rules that were in force after each change, and which versions of an alert's rule shared its state.
+    """The rules in force after each change, and the versions of an alert's rule that shared its state.
 
-    activations: the changes. The version that is explained has lane 0 in them, whatever it had in the stream; a version of
-    its rule beside it has lane 1.
+    Attributes:
+        activations: The changes. In them, the explained version has lane 0, whatever lane it had in the stream, and
+            another version of its rule has lane 1.
     """
 
     def __init__(self, log: list[Row], history: RuleHistory, alert: Mapping[str, Any]) -> None:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
-        # Of each version of a rule how many of its rows were obeyed, and the last of them.
+        # By rule version, how many of its rows were applied, and the last of them.
         self._obeyed: dict[tuple[str, int | None], tuple[int, RuleChange | None]] = {}
         self._lanes: dict[int, int] = {}
-        # The versions before one that took over with a history of its own, which none of their alerts emptied.
+        # Versions that were replaced by one with its own history, which their alerts did not reset.
         self._apart: set[int] = set()
         self._advances = 0
-        # By rule_id and version of those that came into force with a history: how many advances had taken effect before.
+        # By rule_id and version, for versions that came into force with a history: how many advances preceded them.
         self._advances_before: dict[tuple[str, int], int] = {}
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
             while cuts and cuts[0] <= arrival_number(row["arrival"]):
-                changes += self._list_declared_anew(cuts.pop(0))
+                changes += self._list_redeclared(cuts.pop(0))
             is_warmed = row["message"] == WITH_HISTORY and row["rule_id"] == self._rule_id
             if is_warmed and alert["rule_version"] not in self._lanes:
                 self._apart.update(self._lanes)
@@ -441,12 +465,12 @@ class Lanes:
             changes += self._list_changes(row)
             self._advances += row["action"] == "advance"
         for cut in cuts:
-            changes += self._list_declared_anew(cut)
+            changes += self._list_redeclared(cut)
         self._own = self._lanes.get(alert["rule_version"], 0)
         self.activations = [*self._list_openings(log, alert.get("arrival")), *self._activate_all(changes)]
 
     def list_roles(self, rule_id: str) -> list[Entry]:
-        """Lists the versions of a rule that are in force in the end, the one in shadow last."""
+        """Lists the versions of a rule that are in force after the last change, the one in shadow last."""
         return self._roles.get(rule_id, [])
 
     def is_own(self, version: int) -> bool:
@@ -454,10 +478,10 @@ class Lanes:
         return version not in self._apart and self._lanes.get(version, self._own) == self._own
 
     def _list_openings(self, log: list[Row], arrival: int | None) -> Iterator[Activation]:
-        """Yields an activation for each version that had the history of its windows before the alert's commit.
+        """Yields an activation for each version that got the history of its windows before the alert's commit.
 
-        It keeps rows from the first commit on, beside the others. The state of a session or a sequence is kept by one version
-        at a time: by that which waits, and then by that which is in force.
+        Such a version keeps rows from the first commit on, separately. Only one version at a time keeps the state of a
+        session or a sequence: first the waiting version, then the one in force.
         """
         for row in log:
             if row["message"] == WITH_HISTORY and (arrival is None or row["arrival"] < arrival):
@@ -470,7 +494,7 @@ class Lanes:
                 yield Activation(None, name, rule, is_silent=True)
 
     def _list_changes(self, row: Row) -> list[_LaneChange]:
-        """Lists what a row of rule_log changes."""
+        """Lists the changes that a row of rule_log makes."""
         status = STATUS_BY_ACTION.get(row["action"], "")
         if status == "draft" or row["action"] == "advance":
             return []
@@ -493,8 +517,8 @@ class Lanes:
         _, change = self._obeyed.get((rule_id, version), (0, None))
         return _LaneChange(arrival, rule_id, lane, version, self._advances, change, is_same)
 
-    def _list_declared_anew(self, cut: int) -> list[_LaneChange]:
-        """Lists all versions in force, which another declaration of the stream may change."""
+    def _list_redeclared(self, cut: int) -> list[_LaneChange]:
+        """Lists all versions in force, which a new declaration of the stream may change."""
         return [
             self._make_change(cut, rule_id, each.lane, each.version, is_same=True)
             for rule_id, roles in sorted(self._roles.items()) for each in roles
@@ -510,8 +534,8 @@ class Lanes:
             failing = self._history.find_quarantined(rule_id, version)
             left = [each for each in before if each.version != (version - 1 if failing is None else failing)]
         elif status == "retired" and row["message"]:
-            # The log names the version that a deletion or a command ended, or the one that is for another stream, where it
-            # fills a role.
+            # The log names the version that a deletion or a command ended, or a version for another stream if it fills
+            # a role.
             if change is not None:
                 before = fill_role(before, Entry(rule_id, version, str(change.status), "", "", version))
             left = [each for each in before if each.version != version]
@@ -522,7 +546,7 @@ class Lanes:
             self._lanes.update({each.version: each.lane for each in self._roles[rule_id]})
 
     def _activate_all(self, changes: list[_LaneChange]) -> Iterator[Activation]:
-        """Yields the activations, without those that leave a rule as it is."""
+        """Yields the activations that change a rule."""
         known: dict[str, CompiledRule | None] = {}
         for change in changes:
             lane = change.lane ^ self._own if change.rule_id == self._rule_id else change.lane
@@ -536,11 +560,16 @@ class Lanes:
 
 
 class _LaneChange(NamedTuple):
-    """A change of the version that a lane of a rule has, after a commit. version None: none.
+    """A change of the version in a rule's lane.
 
-    rule_id `*`: all state was cleared. advances: how many took effect before it. row: the version's row that was obeyed; None
-    if that is not known. is_same: the lane has that version already, and only its document or the declaration of the stream
-    may have changed.
+    Attributes:
+        arrival: The commit after which it took effect.
+        rule_id: The rule; `*` if all state was cleared.
+        lane: The lane.
+        version: The new version; None if the lane becomes empty.
+        advances: How many advances took effect before it.
+        row: The version's row that was applied; None if unknown.
+        is_same: The lane already has this version; only its document or the stream's declaration may have changed.
     """
 
     arrival: int | None
@@ -553,7 +582,7 @@ class _LaneChange(NamedTuple):
 
 
 def _are_alike(one: CompiledRule | None, other: CompiledRule | None) -> bool:
-    """Returns whether two compiled forms of a rule have the same document, and keep the same state for as long."""
+    """Returns whether two compiled forms of a rule have the same document and keep the same state equally long."""
     if one is None or other is None:
         return one is other
     parts = [(each.fingerprint, each.needs, each.allowed_lateness) for each in (one, other)]

@@ -1,4 +1,4 @@
-"""Reads which values the lists had after each commit of the table `lists`, as far as its change feed reaches."""
+"""Reads the lists after each commit of the table `lists`, as far back as its change feed goes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_acti
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-# A commit that changes more rows of a list is kept as the list after it.
-_MANY_CHANGES = 10_000
+# If a commit changes more rows of a list than this, the whole list is stored instead of the changes.
+_MAX_CHANGES = 10_000
 _SCHEMA = pa.schema(
     [
         ("change", pa.string()), ("commit", pa.int64()), ("list", pa.string()), ("value", pa.string()),
@@ -36,20 +36,23 @@ _SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _ROW = ["list", "value", "expires_at", "kind"]
-# The commit of rows that were there before all that can be read.
+# The commit number of rows that are older than the first readable commit.
 _NEVER = -1
-# So many commits are read from their files, where that is possible: a job of Spark takes longer.
-_FEW_COMMITS = 20
-# In a sentence about a commit stand at most so many lists.
-_MOST_NAMED, _MOST_CHARACTERS = 10, 2_000
+# Up to this many commits are read directly from their files if possible: a Spark job takes longer.
+_MAX_DIRECT_COMMITS = 20
+# Limits on the description of a commit.
+_MAX_NAMED, _MAX_CHARACTERS = 10, 2_000
 
 
 @dataclass(frozen=True)
 class ListFeed:
-    """The changes of lists by commit, ascending; a commit that changed rows is there even if they are as before, net.
+    """The changes of lists by commit.
 
-    begins: the first commit that can be read, or the one that was asked for. changes: by commit the changed rows of each list.
-    before: the rows that the table had before it, if not all earlier commits were read. last: the last commit of the table.
+    Attributes:
+        begins: The requested first commit, or the first that can be read.
+        last: The last commit of the table.
+        changes: The changed rows of each list by commit, ascending. A commit whose changes cancel out is included.
+        before: The table's rows before `begins`, unless `begins` is the requested commit.
     """
 
     begins: int
@@ -59,9 +62,9 @@ class ListFeed:
 
     @classmethod
     def read(cls, tables: Tables, first: int = 0, names: Collection[str] | None = None) -> ListFeed:
-        """Reads the commits from `first` on. names: of the lists that are wanted; None: all.
+        """Reads the commits from `first` on, for all lists or those in `names`.
 
-        Where the change feed begins later, `begins` is greater than `first`, and `before` has the rows until then.
+        If the change feed begins later, `begins` is greater than `first`, and `before` has the rows until then.
         """
         last = tables.version(TABLE)
         try:
@@ -76,9 +79,9 @@ class ListFeed:
         return cls(begins, last, _split_by_commit(changed, commits), before)
 
     def write(self, files: ListFiles, asked: Iterable[int] = ()) -> None:
-        """Writes the lists after each commit. asked: commits that must be there too, with the lists as they were then.
+        """Writes the lists after each commit, also after the commits `asked`, even if these changed nothing.
 
-        Before the first commit that can be read, that is with the lists as they were right before it.
+        Commits too old to be read get the lists from just before the first readable commit.
         """
         asked, known = sorted(asked), list(self.changes)
         early = [commit for commit in asked if commit < self.begins]
@@ -92,7 +95,7 @@ class ListFeed:
 
 
 class _Step(NamedTuple):
-    """A list after a commit: the whole of it, or what the commit changed."""
+    """A list after a commit: either the whole list or the changes of the commit."""
 
     commit: int
     content: bytes
@@ -101,7 +104,7 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Reached:
-    """A list as far as a process has read it: the number of steps, and the contents after them."""
+    """How far a process has read a list: the number of steps, and the contents after them."""
 
     steps: int = 0
     contents: Lists = field(default_factory=Lists.empty)
@@ -109,10 +112,12 @@ class _Reached:
 
 @dataclass(frozen=True)
 class ReplayedLists:
-    """Some lists by commit, for a replay: a `ListSource` of the core, which travels to its tasks.
+    """Lists by commit, for a replay: a `ListSource` that is sent to Spark tasks.
 
-    key: names the replay in the cache of a process. steps: of each list, ascending by commit. begins: the first commit that
-    could be read; those before it have the lists as they were right before it.
+    Attributes:
+        key: Identifies the replay in the cache of a process.
+        steps: The steps of each list, ascending by commit.
+        begins: The first readable commit. Earlier commits get the lists from just before it.
     """
 
     key: str = ""
@@ -121,14 +126,14 @@ class ReplayedLists:
 
     @classmethod
     def find(cls, tables: Tables, names: Collection[str]) -> ReplayedLists:
-        """Reads lists from the table and its change feed; none where there is no such table."""
+        """Reads lists from the table and its change feed. Returns no lists if the table does not exist."""
         if not names or not tables.may_have_rows(TABLE):
             return cls()
         return cls.of(ListFeed.read(tables, names=names))
 
     @classmethod
     def of(cls, history: ListFeed) -> ReplayedLists:
-        """Orders the changes of lists by list. A commit that changed much of one has the whole of it."""
+        """Groups the changes by list. A step with many changes holds the whole list instead."""
         steps: dict[str, list[_Step]] = {}
         contents = Lists.empty().change(history.before, history.begins - 1)
         for name in contents.names:
@@ -136,13 +141,13 @@ class ReplayedLists:
         for commit, changes in history.changes.items():
             contents = contents.change(changes, commit)
             for name, rows in changes.items():
-                is_whole = len(rows) > _MANY_CHANGES
+                is_whole = len(rows) > _MAX_CHANGES
                 content = contents.select([name]).to_bytes() if is_whole else pack_rows(rows)
                 steps.setdefault(name, []).append(_Step(commit, content, is_whole))
         return cls(uuid.uuid4().hex, steps, history.begins)
 
     def read(self, commit: int | None, names: frozenset[str]) -> Lists:
-        """Returns these lists after a commit, empty where there is none of a name."""
+        """Returns the named lists after a commit. A list that does not exist is empty."""
         if commit is None:
             return Lists.empty()
         known = sorted(names & self.steps.keys())
@@ -151,11 +156,11 @@ class ReplayedLists:
         )
 
     def knows(self, commit: int) -> bool:
-        """Returns True: a replay obeys the commits that were obeyed, which its changes say."""
+        """Returns True: a replay applies only commits that the stream applied, so it knows them all."""
         return True
 
     def _read_list(self, name: str, commit: int, reached: _Reached) -> Lists:
-        """Reads a list after a commit, in the order of commits only what is new."""
+        """Reads a list after a commit. In ascending order of commits, each call reads only the new steps."""
         steps = self.steps[name]
         end = bisect_right(steps, commit, key=lambda step: step.commit)
         if end < reached.steps:
@@ -173,35 +178,35 @@ class ReplayedLists:
         return reached.contents
 
 
-# The lists of the last replays of this process.
+# The lists of recent replays in this process.
 _REACHED: RecentCache[_Reached] = RecentCache(1_000)
 
 
 def read_contents(tables: Tables, names: Collection[str]) -> Lists:
-    """Reads what the lists of these `names` have now, for a trial of a rule that asks them; one that is not there is empty."""
+    """Reads the current contents of the named lists, for a trial of a rule. A list that does not exist is empty."""
     if not names or not tables.exists(TABLE):
         return Lists.empty()
     return Lists.empty().change(_split_by_commit(_read_rows(tables, names), [_NEVER])[_NEVER], 0)
 
 
 def describe_changes(changes: Mapping[str, ListRows]) -> str:
-    """Says in a few words what a commit did to which list, such as `vips: 2 added, 1 removed`."""
+    """Summarizes the changes of a commit, such as `vips: 2 added, 1 removed`."""
     parts = []
     for name, rows in sorted(changes.items()):
         new, old = (set(rows.values[is_meant]) for is_meant in (rows.rows > 0, rows.rows < 0))
         both = len(new & old)
         counts = {"added": len(new) - both, "changed": both, "removed": len(old) - both}
         parts.append(f"{name}: {', '.join(f'{count:,} {verb}' for verb, count in counts.items() if count)}")
-    more = f"; and {len(parts) - _MOST_NAMED:,} other lists" if len(parts) > _MOST_NAMED else ""
-    # By SQL a name may be of any length, and a command with a long document is refused.
-    return cut_end("; ".join(parts[:_MOST_NAMED]) + more, _MOST_CHARACTERS) if parts else "no value changed"
+    more = f"; and {len(parts) - _MAX_NAMED:,} other lists" if len(parts) > _MAX_NAMED else ""
+    # A name written by SQL may have any length, and a command with a long document is refused.
+    return cut_end("; ".join(parts[:_MAX_NAMED]) + more, _MAX_CHARACTERS) if parts else "no value changed"
 
 
 def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] | None) -> tuple[pa.Table, list[int]]:
-    """Reads the rows that commits added or removed, net, and the commits that changed any."""
+    """Reads the net added and removed rows, and the commits that changed any."""
     if first > last:
         return _sum_rows(_SCHEMA.empty_table()), []
-    folder = tables.log_folder(TABLE) if last - first < _FEW_COMMITS and names is None else None
+    folder = tables.log_folder(TABLE) if last - first < _MAX_DIRECT_COMMITS and names is None else None
     parts = [] if folder is None else [read_commit_files(folder, commit) for commit in range(first, last + 1)]
     if parts and all(part is not None for part in parts):
         read = pa.concat_tables(parts)
@@ -213,9 +218,9 @@ def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] 
 
 
 def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
-    """Reads the changes of a commit, with the columns of `read_list_changes`, from its files; that takes no Spark job.
+    """Reads the changes of a commit from its files, without a Spark job. The columns are those of `read_list_changes`.
 
-    folder: of the table, on this machine. None where only Spark knows how to read them.
+    `folder` is the table's local folder. Returns None if only Spark can read the files.
     """
     try:
         actions = read_actions(commit_file(folder, commit))
@@ -224,18 +229,18 @@ def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
         is_plain = all("add" in action for action in actions if {"add", "remove"} & action.keys())
         if not (changed or is_plain) or any(part.get("deletionVector") for part in parts):
             return None
-        # Where a commit has files of changes, these have all of them.
+        # If a commit has change files, they contain all its changes.
         files = [unquote(part["path"]) for part in changed or parts if part.get("dataChange", True) or changed]
         tables = [_read_file(folder / file, commit, has_changes=bool(changed)) for file in files]
         return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
     except (OSError, ValueError, KeyError, pa.ArrowException):
-        # Half written, or of another layout.
+        # A partly written file, or a different layout.
         return None
 
 
 def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
     rows = pq.read_table(file, coerce_int96_timestamp_unit="us", partitioning=None)
-    # Bytes that are no text are replaced by Spark.
+    # Fails on invalid UTF-8, so that Spark reads the file instead: it replaces such bytes.
     rows.validate(full=True)
     rows = rows.filter(pc.and_(pc.is_valid(rows["list"]), pc.is_valid(rows["value"])))
     removed = pc.is_in(rows["_change_type"], pa.array(REMOVED)) if has_changes else None
@@ -247,7 +252,7 @@ def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
 
 
 def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection[str] | None) -> pa.Table:
-    """Reads the rows that the table had before these changes: those of now without what was changed since."""
+    """Reads the rows that the table had before these changes: the current rows with the changes undone."""
     undone = changed.set_column(0, "commit", pa.repeat(_NEVER, len(changed)))
     undone = undone.set_column(undone.schema.get_field_index("rows"), "rows", pc.negate(changed["rows"]))
     before = _sum(pa.concat_tables([_read_rows(tables, names, last), undone]))
@@ -255,21 +260,21 @@ def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection
 
 
 def _read_rows(tables: Tables, names: Collection[str] | None, version: int | None = None) -> pa.Table:
-    """Reads the rows of the table at a version, by default the last one, as those that a commit _NEVER added."""
+    """Reads the rows of a version of the table (default: the last) as if the commit _NEVER had added them."""
     columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(_NEVER).cast("bigint")}
     rows = select_list_changes(tables.read(TABLE, version=version).withColumns(columns))
     return _sum_rows((rows if names is None else rows.where(F.col("list").isin(*names))).toArrow())
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:
-    """Lists the rows that each commit added or removed, net, in any order.
+    """Returns the net added and removed rows of each commit, in any order.
 
-    Columns: commit, list, value, expires_at, kind, and rows, never 0.
+    The columns are commit, list, value, expires_at, kind and rows (never 0).
     """
     is_added = pc.equal(table["change"], "insert")
     signs = pc.cast(pc.if_else(is_added, 1, -1), pa.int64())
     signed = table.cast(_SCHEMA).drop_columns("change").append_column("rows", signs)
-    # Where all rows were added a sum changes nothing, and takes most of the time of a million.
+    # If all rows were added, a sum changes nothing, but would take most of the time for a million rows.
     return signed if pc.all(is_added, min_count=0).as_py() else _sum(signed)
 
 
@@ -279,7 +284,7 @@ def _sum(table: pa.Table) -> pa.Table:
 
 
 def _split_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, dict[str, ListRows]]:
-    """Cuts what `_sum_rows` returned into the rows of each list by commit; of the commits also those that have none."""
+    """Splits the result of `_sum_rows` by commit and list. `commits` without rows get an empty entry."""
     by_commit: dict[int, dict[str, ListRows]] = {commit: {} for commit in sorted(commits)}
     kinds = pc.fill_null(pc.equal(table["kind"], CIDR), fill_value=False)
     rows = ListRows(

@@ -1,7 +1,7 @@
-"""Brings changes of lists to the shards: into files of the checkpoint, and then by a command in the table of rules.
+"""Brings changes of lists to the shards: writes them to the checkpoint, then appends a command to the rules table.
 
-The stream reads that command as it reads changes of rules, so Spark's offsets say between which two commits of events it takes
-effect, also when a batch is repeated.
+The stream reads the command like a change of a rule. So Spark's offsets determine between which two commits of events
+it takes effect, also when a batch is repeated.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
-# Looking for a file costs nothing; asking a catalog for a table's version takes a job.
+# Looking for a file costs nothing; reading a table's version from a catalog takes a job.
 _REMOTE_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
-# What was removed from a list stays in the checkpoint no longer than this, and than two batches.
+# Removed values stay in the checkpoint for at most this long plus two batches.
 _REMOVE_SECONDS = 60.0
 
 
 class ListsWatch:
-    """Looks for new commits of the table `lists`, and announces them to a stream; what rules name does not matter.
+    """Looks for new commits of the table `lists` and announces them to a stream, whichever lists its rules use.
 
-    is_rebuilding: returns whether a rebuild goes on. Its commands wait in the shards for their time, so no file is removed.
+    `is_rebuilding` returns whether a rebuild is running. Meanwhile no files are removed, because its commands are still
+    waiting in the shards.
     """
 
     def __init__(
@@ -51,16 +52,16 @@ class ListsWatch:
         self._rules = RulesTable(tables, streams)
         self._files = ListFiles.of(checkpoint)
         self._folder = tables.local_folder(TABLE)
-        # The last commit that was looked at; None where there is no table.
+        # The last commit seen; None if the table does not exist.
         self._version: int | None = None
         self._next_look = self._next_removal = 0.0
         # The commit before which this process has removed files.
         self._kept_from = -1
-        # By announced commit a version of the rules that has its row.
+        # For each announced commit, a version of the rules table that contains its command.
         self._announced: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Makes the files that commands of the stream name where they are not there, and announces new commits.
+        """Recreates missing files that the stream's commands refer to, and announces new commits.
 
         Raises SetupError if the table has no change feed.
         """
@@ -73,12 +74,12 @@ class ListsWatch:
         if self._tables.is_unwritten(TABLE):
             self._version = 0
             return
-        # What the stream itself has said: in the table of rules others may have written such rows too.
+        # Read the stream's own notes: anyone can write such commands to the rules table.
         noted = self._files.read_announced()
         announced = sorted({*noted, *compute_at_once(self._read_obeyed, self._tables.root, lambda: self._tables)})
         is_afresh = self._checkpoint.is_new and not self._is_rebuilding()
         if announced and is_afresh and self._tables.version(TABLE) < announced[-1]:
-            # An evaluation before this one has obeyed another table.
+            # An earlier evaluation read a different table.
             announced = []
         if announced:
             self._version = announced[-1]
@@ -89,23 +90,21 @@ class ListsWatch:
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
 
     def follow_if_due(self) -> None:
-        """Announces new commits if a look is due; called often. A failure is logged, and tried again some seconds later."""
+        """Announces new commits if a check is due; called often. Failures are logged and retried after five seconds."""
         if self._version is None or time.monotonic() < self._next_look:
             return
         if time.monotonic() >= self._next_removal:
-            message = "stream=%s files of lists could not be removed, it will be tried again: %s"
+            message = "stream=%s could not remove files of lists, will retry: %s"
             succeeds(self.remove_old, message, self._stream)
         if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
             return
-        if not succeeds(
-            self._follow, "stream=%s the table lists could not be read, it will be tried again: %s", self._stream
-        ):
+        if not succeeds(self._follow, "stream=%s could not read the table lists, will retry: %s", self._stream):
             self._next_look = time.monotonic() + _RETRY_SECONDS
         elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 
     def _read_obeyed(self, tables: Tables) -> list[int]:
-        """Reads the commits of the table that evaluations of the stream have logged as obeyed."""
+        """Reads the commits that evaluations of the stream logged as applied."""
         if not tables.may_have_rows("rule_log"):
             return []
         is_own = (F.col("stream") == self._stream.name) & (F.col("action") == LIST_CHANGED)
@@ -113,21 +112,22 @@ class ListsWatch:
         return [row["version"] for row in rows if row["version"] is not None]
 
     def _restore(self, announced: list[int]) -> None:
-        """Makes the files anew from the table, where some are lost or the checkpoint is new."""
+        """Recreates the files from the table if some are lost or the checkpoint is new."""
         floor, last = self._files.read_floor(), self._tables.version(TABLE)
         if last < announced[-1]:
             raise SetupError(
-                f"{self._tables.identifier(TABLE)} ends at commit {last}, and stream {self._stream.name!r} has obeyed commit "
-                f"{announced[-1]}: the table was deleted and created again. Its changes would be taken for old ones; bring the "
-                f"former table back, or begin a new evaluation: lookback evaluate {self._stream.name} --fresh"
+                f"{self._tables.identifier(TABLE)} ends at commit {last}, but stream {self._stream.name!r} has already "
+                f"applied commit {announced[-1]}: the table was deleted and created again, so its changes would be "
+                "mistaken for old ones. Restore the previous table, or begin a new evaluation: lookback evaluate "
+                f"{self._stream.name} --fresh"
             )
         if not self._files.find_damaged(commit for commit in announced if commit >= floor):
             return
         history = ListFeed.read(self._tables)
         if history.begins:
             _LOG.warning(
-                f"the change feed of {self._tables.identifier(TABLE)} begins at commit {history.begins}: events that were judged "
-                "by earlier lists are judged again by the lists as they were then"
+                f"the change feed of {self._tables.identifier(TABLE)} begins at commit {history.begins}: earlier "
+                "events are evaluated again with the lists of that commit"
             )
         history.write(self._files, announced)
         if floor >= 0:
@@ -136,20 +136,20 @@ class ListsWatch:
     def _follow(self) -> None:
         assert self._version is not None
         history = ListFeed.read(self._tables, self._version + 1)
-        # Files of later commits may be left from an attempt that ended before their row was written.
+        # An attempt that failed before its command was written may have left files of later commits.
         before = max((each for each in self._files.list_commits() if each <= self._version), default=None)
         news: dict[int, str] = {}
         if history.begins > self._version + 1:
             before = history.begins - 1
             self._files.begin([before], Lists.empty().change(history.before, before))
             news[before] = (
-                f"commits {self._version + 1} to {before} cannot be read any more: all lists as they were then"
+                f"commits {self._version + 1} to {before} can no longer be read: all lists as of commit {before}"
             )
         for commit, changes in history.changes.items():
             self._files.add(before, commit, changes)
             before, news[commit] = commit, describe_changes(changes)
         if news:
-            # The files come first: who reads the row finds them.
+            # Write the files first, so that they exist when a shard reads the command.
             self._rules.announce_lists(self._stream.name, news)
         self._version = history.last
         if (stamp := read_stamp(self._tables, TABLE, self._version)) is not None:
@@ -159,7 +159,7 @@ class ListsWatch:
             self._files.note_announced(self._announced)
 
     def remove_old(self) -> None:
-        """Removes the files that no state can need: those before the lists that the last finished batch knew."""
+        """Removes the files that no state can need: those older than the lists of the last finished batch."""
         self._next_removal = time.monotonic() + _REMOVE_SECONDS
         if max(self._announced, default=-1) <= self._kept_from or self._is_rebuilding():
             return

@@ -1,7 +1,7 @@
-"""Publishes quarantined rule versions to the rules table, beside the batches.
+"""Publishes quarantined rule versions to the rules table while batches run.
 
-A quarantine is stored in the checkpoint before its batch ends, and removed once the rules table has it. So neither a kill
-nor a table that cannot be written loses it, and nothing is published twice, as the table shows what it has.
+A quarantine is stored in the checkpoint before its batch ends and removed once the rules table has it. So it survives a
+killed process and a failed write, and is never published twice, because the table shows what it already has.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _PAUSE_SECONDS = 10.0
 
 
 class Quarantines:
-    """The quarantines of one stream that are not published yet. Several threads may use it.
+    """The unpublished quarantines of one stream. Thread-safe.
 
-    A failure to publish stops nothing: it is logged and tried again, also by the next run on this checkpoint.
+    If publishing fails, the stream continues. The failure is logged and retried, also by the next run on this
+    checkpoint.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Quarantines:
         self._not_before = 0.0
 
     def add_failures(self, report: BatchReport) -> None:
-        """Stores the quarantines that a batch's failures call for; called before the batch ends, so a repetition adds them."""
+        """Stores the quarantines for a batch's failures; called before the batch ends, so a repetition adds them."""
         due = {
             (each.rule_id, each.version): each for each in find_quarantines(report.failures, self._stream.max_failures)
         }
@@ -58,7 +59,7 @@ class Quarantines:
                 self._write()
 
     def publish(self, *, at_once: bool = False) -> None:
-        """Publishes what waits; called often. at_once: also if an attempt has just failed."""
+        """Publishes waiting quarantines; called often. `at_once` skips the pause after a failed attempt."""
         if not self._waiting or (not at_once and time.monotonic() < self._not_before):
             return
         with self._lock:
@@ -72,15 +73,13 @@ class Quarantines:
                 self._write()
 
     def _try_publish(self, quarantine: Quarantine) -> bool:
-        """Publishes a quarantine, unless it is no longer needed. Returns False if that failed and must be tried again."""
+        """Publishes a quarantine unless it is no longer needed. Returns False if that failed and must be retried."""
         rule = f"rule={quarantine.rule_id} version={quarantine.version}"
         try:
             done = self._rules.quarantine(quarantine)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+        except Exception as error:  # noqa: BLE001 - no error may stop the stream
             reason = summarize_error(error)
-            _LOG.warning(
-                "stream=%s %s could not be quarantined, it will be tried again: %s", self._stream.name, rule, reason
-            )
+            _LOG.warning("stream=%s %s could not be quarantined, will retry: %s", self._stream.name, rule, reason)
             return False
         if done:
             _LOG.warning("stream=%s %s is quarantined: %s", self._stream.name, rule, quarantine.comment)
@@ -99,4 +98,4 @@ class Quarantines:
             else:
                 self._file.unlink(missing_ok=True)
         except OSError as error:
-            _LOG.warning("stream=%s %s cannot be written: %s", self._stream.name, self._file, error)
+            _LOG.warning("stream=%s cannot write %s: %s", self._stream.name, self._file, error)

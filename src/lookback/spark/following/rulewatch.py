@@ -1,4 +1,4 @@
-"""Keeps what dispatch sends in step with the rules table while a query runs."""
+"""Adapts what dispatch sends to the rules table while a query runs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _COLUMNS = ["rule_id", "version", "status", "document"]
-# Looking for a file costs nothing; asking a catalog for a table's version takes a job. If a rule that needs more than is
-# sent arrives between two looks, a new query must be planned, which takes some two seconds.
+# Looking for a file costs nothing; reading a table's version from a catalog takes a job. If a rule arrives between two
+# checks that needs more than is sent, a new query must be planned, which takes about two seconds.
 _REMOTE_SECONDS = 10.0
-# The documents whose needs are kept: those of the largest table, and some that were replaced.
-_MOST_DOCUMENTS = 2 * LIMITS["rules"].most
+# How many documents' needs are cached: those of the largest table, and some replaced ones.
+_MAX_DOCUMENTS = 2 * LIMITS["rules"].most
 
 
 class RulesWatch:
-    """Looks for new commits of the rules table before the batch that reads them is dispatched, and widens the plan.
+    """Looks for new commits of the rules table and widens the plan before the batch that reads them is dispatched.
 
-    It only saves time: a batch whose blocks lack something fails and is planned again. So a failed look, as in an outage
-    of the catalog, is logged and repeated ten seconds later. Once a batch has applied a change, the plan is narrowed to the
-    coverage that is still required.
+    This only saves time: a batch whose blocks lack something fails and is planned again. So a failed check, such as
+    during an outage of the catalog, is logged and repeated ten seconds later. Once a batch has applied a change, the
+    plan is narrowed to the coverage that is still required.
     """
 
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
@@ -52,16 +52,16 @@ class RulesWatch:
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
-        # The coverage that each document needs, since a change of one rule looks at all of them; None for one that is no rule.
+        # The coverage of each document, cached because every change checks all rules; None if it is not a valid rule.
         self._needs: dict[str, Coverage | None] = {}
 
     @property
     def is_cheap(self) -> bool:
-        """True if a look reads only the file system, so that it can be repeated many times a second."""
+        """Whether a check only reads the file system, so that it can run many times a second."""
         return self._folder is not None
 
     def find_current_needs(self) -> Coverage:
-        """Returns the coverage that dispatch must send for the last versions of every rule in the table, in both roles."""
+        """Returns the coverage for the latest versions of all rules in the table, active and shadow."""
         table = self._tables.read("rules")
         names = [name for name in (*_COLUMNS, "evidence") if name != "version" and name in table.columns]
         texts = [F.make_valid_utf8(name).alias(name) for name in names]
@@ -73,17 +73,17 @@ class RulesWatch:
         return self._find_needs(row for rows in by_rule.values() for row in find_roles(rows).listed)
 
     def find_past_needs(self, start: int) -> Coverage:
-        """Returns the coverage that dispatch must send for all versions that rules had from a commit of the table on."""
+        """Returns the coverage for all rule versions from the commit `start` of the table on."""
         rows = select_rule_changes(self._tables.read_changes("rules", start)).select(*_COLUMNS)
         return self._find_needs(rows.toArrow().to_pylist())
 
     def follow_if_due(self, report: BatchReport | None) -> None:
-        """Brings the plan up to date if a look is due; called often. report: that of the last batch."""
+        """Updates the plan if a check is due; called often. `report` is that of the last batch."""
         if time.monotonic() < self._next_look:
             return
         is_seen = succeeds(
             lambda: self._follow(report),
-            "stream=%s the rules table could not be looked at, it will be tried again: %s",
+            "stream=%s could not check the rules table, will retry: %s",
             self._stream,
         )
         if self._folder is None or not is_seen:
@@ -98,7 +98,7 @@ class RulesWatch:
         self._seen = report
 
     def _find_added_needs(self) -> Coverage | None:
-        """Returns the coverage that the rows of new commits need; None without a new commit."""
+        """Returns the coverage for the rows of new commits, or None without new commits."""
         if self._folder is None:
             version = self._tables.version("rules")
             if version == self._version:
@@ -120,12 +120,12 @@ class RulesWatch:
         )
 
     def _find_needs_of(self, document: str) -> Coverage | None:
-        """Returns the coverage of one rule; None for a document that is no rule of the stream."""
+        """Returns the coverage of one rule; None if the document is not a valid rule of the stream."""
         if document not in self._needs:
-            if len(self._needs) >= _MOST_DOCUMENTS:
+            if len(self._needs) >= _MAX_DOCUMENTS:
                 self._needs.clear()
             self._needs[document] = None
-            # A row that is not a valid rule is rejected and logged by the stream, whatever the error is.
+            # The stream itself rejects and logs a row that is not a valid rule.
             with contextlib.suppress(Exception):
                 self._needs[document] = find_coverage([compile_rule(read_document(document), self._stream)])
         return self._needs[document]
@@ -136,9 +136,9 @@ class RulesWatch:
             self._checkpoint.write_plan(replace(plan, coverage=plan.coverage | coverage))
 
     def _narrow(self, required: Coverage) -> None:
-        """Leaves out of the plan what no rule needs any more. required: what those need that the last change left in force."""
+        """Narrows the plan to `required`, the needs of the rules in force, and those of the rules now in the table."""
         plan = self._checkpoint.read_plan()
-        # To ask the table takes a job, beside the batches.
+        # Reading the table takes a job, while batches run.
         if plan is not None and plan.coverage != required:
             coverage = required | self.find_current_needs()
             if plan.coverage != coverage:
@@ -146,7 +146,7 @@ class RulesWatch:
 
 
 def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
-    """Reads the rows of the files that a commit added to a local table; None if there is no such commit yet."""
+    """Reads the rows of the files that a commit added to a local table; None if the commit does not exist yet."""
     try:
         added = read_actions(commit_file(table, version), "add")
         files = [table / unquote(action["add"]["path"]) for action in added]
@@ -154,5 +154,5 @@ def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, pa.ArrowException):
-        # Half written, or of another layout: the batch that reads it will find out what it needs.
+        # A partly written file, or a different layout. The batch that reads it finds out what it needs.
         return []

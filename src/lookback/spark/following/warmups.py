@@ -1,8 +1,8 @@
-"""Hands the history of their windows to versions that are warming: made beside the stream, published piece by piece.
+"""Gives new rule versions the history of their windows: built while the stream runs, published piece by piece.
 
-A shard says in the report of a batch which versions are warming, and how many pieces they have. Once a historian has left
-all pieces in the checkpoint, a row of `*` in the rules table names the next one, and the stream takes it between two commits.
-The number of pieces is kept beside them when all are there, so a driver that begins again goes on with what it finds.
+A shard reports with each batch which versions are warming up and how many pieces they have loaded. Once a historian has
+stored all pieces in the checkpoint, a `*` row in the rules table names the next piece, and the stream loads it between
+two commits. When all pieces are stored, so is their number, and a restarted driver continues with the pieces it finds.
 """
 
 from __future__ import annotations
@@ -37,19 +37,26 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
-# The file of the checkpoint that lists what is warming, for the next start.
+# The file in the checkpoint that lists the warming versions, for the next start.
 _PENDING = "warming.json"
-_MOST_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 _PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """The history that a version needs: the rows of commits up to `through`, divided for so many shards.
+    """The history that a version needs: the rows of commits up to `through`, divided among the shards.
 
-    parcels: where its pieces are left, each as `name.PART`; the part is that of the keys, of shards x pieces. earliest, settled:
-    see `Waiting`. pieces: how many it must have, since some of them are loaded; 0 for as many as its events need. is_beside:
-    whether the stream goes on meanwhile.
+    Attributes:
+        rule: The version.
+        through: The last commit to read.
+        shards: The number of shards.
+        parcels: Where to store its pieces, each as `name.PART`; keys are divided into shards x pieces parts.
+        name: The name of the history.
+        earliest: See `Waiting`.
+        pieces: The number of pieces to make, because some are already loaded; 0 for as many as its events need.
+        settled: See `Waiting`.
+        is_beside: Whether the stream runs meanwhile.
     """
 
     rule: CompiledRule
@@ -64,21 +71,21 @@ class Request:
 
 
 class Historian(Protocol):
-    """Makes the history of a version and leaves it in parcels."""
+    """Builds the history of a version and stores it in parcels."""
 
     def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
-        """Leaves the parts of all pieces. Returns the number of pieces."""
+        """Stores the parts of all pieces. Returns the number of pieces."""
 
     def get_ready(self, tables: Tables, stream: Stream) -> None:
-        """Prepares for a request that may come; called often while none is there."""
+        """Prepares for a possible request; called often while there is none."""
 
     def close(self) -> None:
-        """Gives up what was prepared."""
+        """Releases what was prepared."""
 
 
 @dataclass
 class _Job:
-    """The making of one history in a thread. pieces: their number, once it is made; published: the last one that was named."""
+    """Builds one history in a thread. `pieces` is their number when built; `published` is the last piece named."""
 
     pieces: int | None = None
     error: Exception | None = None
@@ -90,9 +97,9 @@ class _Job:
 
 @dataclass
 class WarmUps:
-    """Follows the versions of a stream that are warming. historian: makes histories.
+    """Follows the versions of a stream that are warming up, with histories from `historian`.
 
-    shards: that of the plan. What is warming is kept in the checkpoint before a batch is finished, for the next start.
+    The warming versions are stored in the checkpoint before a batch is finished, for the next start.
     """
 
     tables: Tables
@@ -108,13 +115,13 @@ class WarmUps:
     def __post_init__(self) -> None:
         self._pending = self._read_pending()
         if self.checkpoint.find_unfinished() is None:
-            # No batch is repeated that reads what is left of an earlier run.
+            # No batch will be repeated, so nothing reads the parcels of an earlier run.
             for parcel in self._list_stale():
                 self._parcels.remove(parcel)
 
     @property
     def is_idle(self) -> bool:
-        """True if no version is warming."""
+        """Whether no version is warming up."""
         return not self._pending
 
     @property
@@ -126,24 +133,24 @@ class WarmUps:
         return self._histories.parcels
 
     def note(self, report: BatchReport) -> None:
-        """Takes the report of a batch; called before the batch is finished."""
+        """Notes the warming versions in a batch's report; called before the batch is finished."""
         if report.warming != self._pending:
             self._pending = report.warming
             self.checkpoint.write_json(_PENDING, [list(each) for each in self._pending])
         self._remove_stale(report.batch_id)
 
     def follow(self) -> None:
-        """Makes what is to be made, and names the next piece if the stream has taken the one before; called often.
+        """Builds missing histories, and names the next piece once the stream has loaded the previous one; called often.
 
-        While nothing is warming the historian gets ready for what may come. A failure is logged and repeated; after three of
-        them the version starts without history.
+        While no version is warming up, the historian prepares for a request. A failure is logged and retried; after
+        three failures the version starts without history.
         """
         if not self._pending:
             self.historian.get_ready(self.tables, self.stream)
             return
         if time.monotonic() < self._next_look:
             return
-        if not succeeds(self._follow, "stream=%s a piece of history could not be named, it will be: %s", self.stream):
+        if not succeeds(self._follow, "stream=%s could not publish a piece of history, will retry: %s", self.stream):
             self._next_look = time.monotonic() + _PAUSE_SECONDS
 
     def _follow(self) -> None:
@@ -155,17 +162,17 @@ class WarmUps:
                 self._begin_or_give_up(waiting, job)
                 return
             if job.pieces == 0:
-                # A driver before had given up.
+                # An earlier driver gave up.
                 self._publish_cold(waiting, job)
             elif job.published <= waiting.loaded < job.pieces:
                 self._publish(waiting, job, waiting.loaded + 1)
 
     def prepare(self) -> None:
-        """Makes and names the history of every version that is warming, or will be, before a run that does not wait.
+        """Builds and names the histories of versions that warm up now or soon, before a run that does not wait.
 
-        A failure is logged: versions of which no piece is named are warming still after the run.
+        Failures are logged. Versions without a named piece are still warming up after the run.
         """
-        succeeds(self._prepare_all, "stream=%s the history of new versions could not be named: %s", self.stream)
+        succeeds(self._prepare_all, "stream=%s could not publish the history of new versions: %s", self.stream)
 
     def _prepare_all(self) -> None:
         expected = {(each.rule_id, each.version) for each in self._pending}
@@ -176,7 +183,7 @@ class WarmUps:
 
     def _prepare(self, waiting: Waiting) -> None:
         job = self._find_job(waiting)
-        while job.pieces is None and job.attempts < _MOST_ATTEMPTS:
+        while job.pieces is None and job.attempts < _MAX_ATTEMPTS:
             self._make(waiting, job, is_beside=False)
         if job.pieces:
             for number in range(max(waiting.loaded, job.published) + 1, job.pieces + 1):
@@ -189,11 +196,11 @@ class WarmUps:
         try:
             return tuple(Waiting(*row) for row in json.loads(file.read_text()))
         except (OSError, ValueError, TypeError):
-            # It is reported again with the next batch.
+            # The next batch reports it again.
             return ()
 
     def _expect(self) -> list[Waiting]:
-        """Lists the versions that the next batch reads and that will probably be warming, if their windows are new."""
+        """Lists versions in the next batch that will probably warm up because their windows are new."""
         judged = self.checkpoint.find_last_judged()
         if judged is None or self.checkpoint.find_unfinished() is not None:
             return []
@@ -213,7 +220,7 @@ class WarmUps:
         return list(found.values())
 
     def _find_held_needs(self, start: int) -> dict[tuple[str, bool], int]:
-        """Returns how far back the rules reach whose rows were there before commit `start` of the rules table."""
+        """Returns how far back the rules before commit `start` of the rules table reach."""
         held: dict[tuple[str, bool], int] = {}
         by_rule: dict[str, list[Row]] = {}
         for row in self.tables.read("rules", version=start - 1).collect() if start else ():
@@ -237,7 +244,7 @@ class WarmUps:
         return self._jobs.setdefault(waiting._replace(loaded=0, earliest=None, pieces=0, settled=None), _Job())
 
     def _begin_or_give_up(self, waiting: Waiting, job: _Job) -> None:
-        if job.attempts >= _MOST_ATTEMPTS:
+        if job.attempts >= _MAX_ATTEMPTS:
             self._publish_cold(waiting, job)
         elif time.monotonic() >= job.next_attempt:
             job.thread = threading.Thread(
@@ -246,7 +253,7 @@ class WarmUps:
             job.thread.start()
 
     def _make(self, waiting: Waiting, job: _Job, *, is_beside: bool = True) -> None:
-        """Makes a history, unless an earlier start has."""
+        """Builds a history unless an earlier run has."""
         histories, started = self._histories, time.monotonic()
         try:
             if (pieces := histories.count_pieces(waiting.name)) is None:
@@ -263,12 +270,12 @@ class WarmUps:
             job.pieces = pieces
             seconds = time.monotonic() - started
             _LOG.info("stream=%s history of %s made in %.1f s", self.stream.name, waiting.name, seconds)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+        except Exception as error:  # noqa: BLE001 - no error may stop the stream
             job.error, job.attempts = error, job.attempts + 1
             job.next_attempt = time.monotonic() + _PAUSE_SECONDS
             _LOG.warning(
-                "stream=%s the history of version %s of rule %s could not be made (attempt %s of %s): %s",
-                self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MOST_ATTEMPTS, summarize_error(error),
+                "stream=%s could not build the history of version %s of rule %s (attempt %s of %s): %s",
+                self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MAX_ATTEMPTS, summarize_error(error),
             )  # fmt: skip
 
     def _find_document(self, waiting: Waiting) -> dict[str, Any]:
@@ -280,7 +287,8 @@ class WarmUps:
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None
         self._append(Piece(
-            waiting.rule_id, waiting.version, waiting.begun, number, job.pieces, waiting.name, self.checkpoint.ensure_query_id()
+            waiting.rule_id, waiting.version, waiting.begun, number, job.pieces, waiting.name,
+            self.checkpoint.ensure_query_id(),
         ))  # fmt: skip
         job.published = number
 
@@ -295,20 +303,20 @@ class WarmUps:
         self.rules.publish_piece(self.stream.name, piece)
 
     def _remove_stale(self, batch_id: int) -> None:
-        """Removes the parcels of versions that have ended to be warming, once the batch that took them is finished."""
+        """Removes the parcels of versions that have warmed up, once the batch that loaded them is finished."""
         stale = self._list_stale()
         self._gone = {parcel: self._gone.get(parcel, batch_id) for parcel in stale}
         for parcel in [parcel for parcel in stale if self._gone[parcel] < batch_id]:
             self._parcels.remove(parcel)
 
     def _list_stale(self) -> list[str]:
-        """Lists the parcels of versions that are not warming."""
+        """Lists the parcels of versions that are not warming up."""
         names = {each.name for each in self._pending}
         return [parcel for parcel in self._parcels.list() if parcel.rpartition(".")[0] not in names]
 
 
 def _list_needs(rule: CompiledRule, status: str) -> dict[tuple[str, bool], int]:
-    """Lists the states that a rule needs, with how far back: those that a version in shadow has to itself are its own."""
+    """Maps each state that a rule needs to how far back it reaches. A shadow version may need some of its own."""
     is_own = status == SHADOW and (bool(rule.store) or rule.spec.reset_on_alert)
     needs = {**rule.needs, **dict.fromkeys(rule.measured, 0)}
     return {(name, is_own): width for name, width in needs.items()}

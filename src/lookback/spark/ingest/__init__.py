@@ -1,4 +1,4 @@
-"""Brings rows of files and Kafka topics into the table of a stream, and sets apart those that cannot be used.
+"""Ingests files and Kafka topics into a stream's events table, and stores unusable rows separately.
 
 This package must not know rules.
 """

@@ -1,7 +1,7 @@
-"""Casts values to a declared type by SQL that also tells whether the result is exact, and suggests a remedy if not.
+"""Writes SQL that casts values to a declared type and checks that the result is exact, and suggests a remedy if not.
 
-Spark's casts round a decimal, cut a fraction or a time of day, and make infinity of a number that is too large, all
-without an error. Only a float or double may be the nearest one to a number: the type means that.
+Spark's casts silently round decimals, truncate fractions and times of day, and turn numbers that are too large into
+infinity. Only floats and doubles may be rounded to the nearest value, since that is what these types mean.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from lookback.core.values.types import DataType as FieldType
 
-# Texts of times with no zone after the time of day.
+# Matches text times without a zone after the time of day.
 _NO_ZONE = "[Tt ][0-9:.,]+"
-# Functions of times that are counted from 1970, by the number of their digits today.
+# Functions for times counted from 1970, by the number of digits such times have today.
 _EPOCHS = {10: "timestamp_seconds", 13: "timestamp_millis", 16: "timestamp_micros"}
 _NANOSECOND_DIGITS = 19
 _INFINITY = "double('Infinity')"
@@ -42,9 +42,9 @@ _DAY_FORMAT, _TIME_FORMAT = "'dd.MM.yyyy'", "'dd.MM.yyyy HH:mm:ss'"
 
 
 def write_cast(sql: str, source: DataType, target: FieldType, *, json: bool) -> str:
-    """Writes the cast of `sql`, an expression of type `source`, to `target`; it gives NULL if there is no such value.
+    """Writes the cast of `sql`, an expression of type `source`, to `target`; the cast gives NULL if it fails.
 
-    json: an array is in a text as JSON.
+    With `json`, arrays are in text as JSON.
     """
     if _is_json_array(source, target, json):
         sql, source = _write_json_array(sql, target), _make_text_type(target)
@@ -59,13 +59,13 @@ def _write_cast(sql: str, source: DataType, target: FieldType, level: int) -> st
         # A text keeps its blanks; around other values they mean nothing.
         return sql if target.name == "string" else _write_reading(_write_trim(sql), target)
     if target.name == "timestamp" and not isinstance(source, (TimestampType, TimestampNTZType, DateType)):
-        # Spark would count seconds from 1970 without a word.
+        # Spark would silently take the number as seconds from 1970.
         return f"if({sql} is null, null, try_cast(null as timestamp))"
     return f"try_cast({sql} as {target})"
 
 
 def _write_reading(text: str, target: FieldType) -> str:
-    """Writes how a text without blanks around it is read, by the patterns by which the core reads it."""
+    """Writes the SQL that parses a trimmed text, by the same patterns as the core."""
     if target.name == "boolean":
         return f"case when {_match(text, TRUE)} then true when {_match(text, FALSE)} then false end"
     if target.name == "timestamp":
@@ -77,19 +77,19 @@ def _write_reading(text: str, target: FieldType) -> str:
         )
         return f"if({_match(text, DATE)}, try_cast({text} as date), {midnight})"
     if target.is_integer:
-        # An empty text, which is no integer, if there is no match.
+        # Without a match, the extracted text is empty and the cast gives NULL.
         return f"try_cast(regexp_extract({text}, r'^{INTEGER}\\z', 1) as {target})"
     return _write_decimal(text, str(target)) if target.is_decimal else f"try_cast({text} as {target})"
 
 
 def _write_decimal(text: str, target: str) -> str:
-    """Writes how a decimal is read, also a zero with an exponent, which Spark refuses if that is large."""
+    """Writes the SQL that parses a decimal, including a zero with a large exponent, which Spark refuses."""
     zero = f"if({_match(text, NUMBER)} and {text} rlike '^[+-]?[0.]+[eE]', try_cast(0 as {target}), null)"
     return f"coalesce(try_cast({text} as {target}), {zero})"
 
 
 def _write_time(text: str) -> str:
-    """Writes how a day with a time of day is read. Spark's cast knows no other form than the first of these."""
+    """Writes the SQL that parses a day with a time of day. Spark's cast supports only the first of these forms."""
     usual = "(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})?"
     basic = f"regexp_replace({text}, '^(.{{4}})(..)(..).(..)(..)', '$1-$2-$3T$4:$5')"
     basic = f"regexp_replace({basic}, '^(.{{16}})([0-9])', '$1:$2')"
@@ -106,18 +106,18 @@ def _write_normal_time(text: str) -> str:
 
 
 def _match(text: str, pattern: str) -> str:
-    """Writes a condition: the whole of a text has a pattern."""
+    """Writes the condition that the whole text matches a pattern."""
     return f"{text} rlike r'^(?:{pattern})\\z'"
 
 
 def _write_json_array(sql: str, target: FieldType) -> str:
-    """Writes the cast of a text with a JSON array to an array of texts, or to NULL. Long numbers keep their digits."""
+    """Writes the cast of a JSON array in text to an array of texts, or to NULL. Long numbers keep their digits."""
     texts = _write_text_type(target)
     return f"coalesce(try_variant_get(try_parse_json({sql}), '$', '{texts}'), from_json({sql}, '{texts}'))"
 
 
 def write_exactness(sql: str, source: DataType, target: FieldType, *, json: bool) -> str:
-    """Writes a condition: the value of type `target` is exactly that of `sql`, which is not NULL."""
+    """Writes the condition that casting `sql`, which is not NULL, to `target` gives exactly the same value."""
     if _is_json_array(source, target, json):
         return _write_exactness(_write_json_array(sql, target), _make_text_type(target), target, 0)
     return _write_exactness(sql, source, target, 0)
@@ -128,14 +128,14 @@ def _is_json_array(source: DataType, target: FieldType, json: bool) -> bool:
 
 
 def write_is_day_alone(sql: str, source: DataType) -> str:
-    """Writes a condition: the value of `sql` is a day without a time of day."""
+    """Writes the condition that the value of `sql` is a day without a time of day."""
     if isinstance(source, StringType):
         return _match(_write_trim(sql), DATE)
     return "true" if source.typeName() == "date" else "false"
 
 
 def write_lacks_zone(sql: str, source: DataType) -> str:
-    """Writes a condition: the value of `sql` is a time of day that names no zone."""
+    """Writes the condition that the value of `sql` is a time without a zone."""
     if isinstance(source, StringType):
         return f"{_write_trim(sql)} rlike '{_NO_ZONE}$'"
     return "true" if isinstance(source, TimestampNTZType) else "false"
@@ -186,7 +186,7 @@ def _write_text_exactness(sql: str, target: FieldType) -> str:
 
 
 def _write_digit_limit(text: str, scale: int) -> str:
-    """Writes a condition: a number needs at most `scale` digits after the point."""
+    """Writes the condition that a number needs at most `scale` digits after the decimal point."""
     whole, fraction = f"regexp_extract({text}, '^[+-]?([0-9]*)', 1)", f"regexp_extract({text}, '[.]([0-9]*)', 1)"
     power = f"try_cast(regexp_extract({text}, '[eE]([+-]?[0-9]+)$', 1) as int)"
     digits = f"concat({whole}, {fraction})"
@@ -202,7 +202,7 @@ def _write_trim(sql: str) -> str:
 
 
 def suggest_remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
-    """Suggests a remedy for a text that is not of a field's type. is_inexact: a cast succeeds, but changes the value."""
+    """Suggests a remedy for a text that is not of a field's type, or, if `is_inexact`, that a cast would change."""
 
     def columns(expression: str) -> str:
         return f'columns: {{{name}: "{expression}"}}'

@@ -1,6 +1,6 @@
 """Makes a stream's fields from the columns of a source, and finds the problems of each row.
 
-No row stops the others: a value that does not fit becomes NULL, and `REASON` says why.
+A bad row does not stop the rest: a value that does not fit becomes NULL, and `REASON` says why.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
 
-# Columns beside the stream's fields. REASON is NULL for a usable row; READ_AS says how to read RAW again; ASSUMED names
-# the part that a time lacks: NO_ZONE, NO_TIME or NULL.
+# Columns besides the stream's fields. REASON is NULL for a usable row. READ_AS says how to read RAW again. ASSUMED
+# names the part that a time lacks: NO_ZONE, NO_TIME or NULL.
 REASON, RAW, READ_AS = "__reason", "__raw", "__read_as"
-# Where a row was read. FILE: the file's name, or the topic's. UNIT: a text that sorts the files and topics that are read
-# together; NULL for a file that cannot be read. Within a UNIT rows are ordered by BLOCK and ROW; the ROWs of a BLOCK are
-# consecutive numbers, or offsets.
+# Where a row comes from. FILE is the name of the file or topic. UNIT is a text that sorts the files and topics that are
+# read together; NULL for a file that cannot be read. Within a UNIT, rows are ordered by BLOCK and ROW; the ROWs of a
+# BLOCK are consecutive numbers, or offsets.
 FILE, UNIT, BLOCK, ROW = "__file", "__unit", "__block", "__row"
 ASSUMED, NO_ZONE, NO_TIME = "__assumed", "zone", "time"
-# Bits of a position that number the rows of a UNIT.
+# The number of bits of a position that number the rows of a UNIT.
 ROW_BITS = 40
-# A column beside the source's: the whole of a row that cannot be split into them.
+# An extra column with the whole text of a row that cannot be split into the source's columns.
 CORRUPT = "__corrupt"
-# The columns that a stream's fields can be made from besides the keys of a Kafka record's value. They hide the value's
-# own keys of these names. If a header repeats, the last one counts.
+# Columns of a Kafka record from which fields can be made in addition to the keys of its value. They hide keys of the
+# value with the same names. If a header repeats, the last one counts.
 BESIDE = {
     "kafka_key": "string",
     "kafka_timestamp": "timestamp",
@@ -57,23 +57,23 @@ BESIDE = {
     "kafka_offset": "bigint",
     "kafka_headers": "map<string,string>",
 }
-# Characters of a value that a reason quotes; the row itself is kept whole.
+# The number of characters of a value that a reason quotes; the row itself is kept whole.
 QUOTED_CHARACTERS = 100
-# Functions that raise an error for a value that they cannot read, and have a try_ form, which gives NULL.
+# Functions that raise an error for an unreadable value, and have a try_ form that gives NULL instead.
 _RAISING = frozenset(
     {
         "TO_DATE", "TO_TIMESTAMP", "TO_NUMBER", "TO_BINARY", "ELEMENT_AT", "URL_DECODE", "PARSE_JSON",
         "MAKE_TIMESTAMP", "MAKE_TIMESTAMP_LTZ", "MAKE_TIMESTAMP_NTZ",
     }
 )  # fmt: skip
-# Such functions without a try_ form, and the greatest number whose microseconds fit into 64 bits.
+# Such functions without a try_ form, with the largest number whose microseconds fit in 64 bits.
 _EPOCH = {
     "TIMESTAMP_SECONDS": 9_223_372_036_854,
     "TIMESTAMP_MILLIS": 9_223_372_036_854_775,
 }
-# First and last day of Python's calendar.
+# The first and last day of Python's calendar.
 _EDGES = ("0001-01-01", "9999-12-31")
-# Any: the name of the operators' base class differs between versions of sqlglot.
+# Typed as Any because the name of the operators' base class differs between versions of sqlglot.
 _OPERATORS: dict[Any, str] = {
     exp.Add: "try_add",
     exp.Sub: "try_subtract",
@@ -84,24 +84,33 @@ _OPERATORS: dict[Any, str] = {
 
 
 class _FieldSql(NamedTuple):
-    """SQL of a field before its value is cast. failed: a condition, that a part of the value could not be computed."""
+    """The SQL of a field before the cast, and the condition that a part of it could not be computed."""
 
     value: str
     failed: str
 
 
 def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malformed: Column | None = None) -> DataFrame:
-    """Casts rows of source columns to the stream's own fields as declared, and adds REASON and ASSUMED.
+    """Casts rows of source columns to the stream's declared fields, and adds REASON and ASSUMED.
 
-    The rows have RAW, READ_AS, FILE, UNIT, BLOCK and ROW, which stay; fields that are looked up are NULL. A value that is not exactly one of the field's type is a
-    REASON; only an expression in `columns` rounds. Source columns that are missing count as NULL. If there is a column
-    CORRUPT, a row in which it is not NULL is malformed, for the reason `malformed`. text: arrays are in text columns as
-    JSON. place: the source's name for messages. Raises SetupError if Spark cannot make a field from such columns.
+    A value that the field's type cannot hold exactly gives a REASON; only an expression in `columns` rounds. Missing
+    source columns count as NULL, and fields of look-ups are NULL.
+
+    Args:
+        rows: The rows, with RAW, READ_AS, FILE, UNIT, BLOCK and ROW, which are kept. If they have a column CORRUPT, a
+            row in which it is not NULL is malformed.
+        stream: The stream.
+        text: Whether arrays are in text columns as JSON.
+        place: The source's name for messages.
+        malformed: The reason for malformed rows.
+
+    Raises:
+        SetupError: If Spark cannot make a field from these columns.
     """
     there = {name.lower() for name in rows.columns}
     lacking = dict.fromkeys(list_source_columns(stream), "string") | (BESIDE if reads_kafka(stream) else {})
     if not text:
-        # No text can be cast to an array, not even one that is NULL.
+        # Text cannot be cast to an array, not even if it is NULL.
         lacking |= {name: str(type_) for name, type_ in stream.fields.items() if name in lacking}
     nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
     rows = rows.select("*", *nulls)
@@ -110,14 +119,14 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
         reason = _describe_problems(fields)
         if CORRUPT in rows.columns:
             unreadable = F.lit("malformed line") if malformed is None else malformed
-            twice = F.lit("a key is written twice in the line, and only one value can count; send it once")
+            twice = F.lit("the line contains a key twice, and only one value can count; send it once")
             unreadable = F.when(repeats_key(F.col(RAW)), twice).otherwise(unreadable)
             reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
-        others = [READ_AS, FILE, UNIT, BLOCK, ROW]
+        kept = [READ_AS, FILE, UNIT, BLOCK, ROW]
         values = [field.value for field in fields]
         names = {field.name for field in fields}
         values += [F.lit(None).cast(str(t)).alias(name) for name, t in stream.fields.items() if name not in names]
-        return rows.select(*values, reason.alias(REASON), _choose_assumption(fields).alias(ASSUMED), RAW, *others)
+        return rows.select(*values, reason.alias(REASON), _choose_assumption(fields).alias(ASSUMED), RAW, *kept)
     except AnalysisException:
         for field in fields:
             field.check(rows, place)
@@ -125,9 +134,10 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
 
 
 def make_fields(rows: DataFrame, stream: Stream, place: str) -> tuple[list[Column], Column]:
-    """Returns the stream's own fields over rows with typed columns, and a column of the problems of a row, else NULL.
+    """Returns the stream's own fields over rows with typed columns, and a column with each row's problems or NULL.
 
-    Raises SetupError as `cast_rows` does.
+    Raises:
+        SetupError: As `cast_rows` does.
     """
     fields = _build_fields(rows, stream, False, place)
     for field in fields:
@@ -141,7 +151,7 @@ def _describe_problems(fields: Sequence[_Field]) -> Column:
 
 
 def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
-    """Builds the stream's own fields over source columns, whose types decide how a value is cast and when it is exact."""
+    """Builds the stream's own fields over source columns, whose types decide how to cast and when a cast is exact."""
     fields = {name: _write_field_sql(stream, name) for name in stream.own_fields}
     try:
         types = rows.select(*[F.expr(sql.value).alias(name) for name, sql in fields.items()]).schema
@@ -170,7 +180,7 @@ def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Seque
 
 
 def _choose_assumption(fields: Sequence[_Field]) -> Column:
-    """Names the part that a time of the row lacks, which is assumed to be midnight or UTC; NULL if none does."""
+    """Names the part that one of the row's times lacks and that is assumed (midnight or UTC); NULL if no time does."""
     times = [field for field in fields if field.is_time]
     lacks_time = reduce(or_, [F.coalesce(field.is_day_alone, F.lit(False)) for field in times], F.lit(False))
     lacks_zone = reduce(or_, [F.coalesce(field.lacks_zone, F.lit(False)) for field in times], F.lit(False))
@@ -178,13 +188,13 @@ def _choose_assumption(fields: Sequence[_Field]) -> Column:
 
 
 def repeats_key(line: Column) -> Column:
-    """Returns a condition: a line is a JSON object that contains a key twice; false for a line that is no object."""
+    """Returns the condition that a line is a JSON object that contains a key twice; false for other lines."""
     keys = F.json_object_keys(line)
     return F.coalesce(F.size(keys) > F.size(F.array_distinct(keys)), F.lit(False))
 
 
 def list_source_columns(stream: Stream) -> list[str]:
-    """Lists the columns that the stream's own fields are made from, in order, without those BESIDE a record's value."""
+    """Lists the columns that the stream's own fields are made from, in order, without those in BESIDE."""
     names = sorted({name for field in stream.own_fields for name in find_source_columns(stream, field)})
     return [name for name in names if name.lower() not in BESIDE] if reads_kafka(stream) else names
 
@@ -202,18 +212,18 @@ def require_columns(stream: Stream, there: set[str], place: str) -> None:
                 role = "event_id" if field == stream.event_id else "event_time"
                 if separator := _find_separator(there):
                     raise SetupError(
-                        f"{place}: the header is one column, {min(there)!r:.100}; where {separator!r} separates the values, "
-                        f"write it into the source of stream {stream.name!r}: `options: {{sep: {json.dumps(separator)}}}`"
+                        f"{place}: the header is a single column, {min(there)!r:.100}. If {separator!r} separates the "
+                        f"values, add it to the source of stream {stream.name!r}: `options: {{sep: {json.dumps(separator)}}}`"
                     )
                 raise SetupError(
-                    f"{place}: column {name!r}, which the {role} of stream {stream.name!r} is made of, is missing; "
+                    f"{place}: column {name!r}, from which the {role} of stream {stream.name!r} is made, is missing; "
                     f"there are {', '.join(sorted(there))}. Name the right one in the stream's `columns`, such as "
                     f'`columns: {{{field}: "other_name"}}`.'
                 )
 
 
 def _find_separator(there: set[str]) -> str:
-    """Returns the separator in the only column's name; empty if there are more columns, or the name contains none."""
+    """Returns the separator in the only column's name; empty if there are several columns or it has no separator."""
     return next((mark for mark in (";", "\t", "|", ",") if len(there) == 1 and mark in min(there)), "")
 
 
@@ -227,9 +237,9 @@ def find_source_columns(stream: Stream, field: str) -> list[str]:
 
 
 class _Field:
-    """A declared field as Spark columns: its value, and the problem of a row that has none.
+    """A declared field as Spark columns: its value, and the problem if a row has no usable value.
 
-    sql: the field before its value is cast; source: its type then; text: see `cast_rows`.
+    `sql` is the field before the cast and `source` its type; for `text` see `cast_rows`.
     """
 
     def __init__(self, stream: Stream, name: str, text: bool, sql: _FieldSql, source: SparkType) -> None:
@@ -242,7 +252,7 @@ class _Field:
         self._cast = write_cast(sql.value, source, self._type, json=json)
         self._exact = write_exactness(sql.value, source, self._type, json=json)
         if self._type.name == "string" and not text:
-            # Text files were decoded when they were read. Bytes that are no text would stop readers of the table in Python.
+            # Text files are decoded on reading. In other files, invalid UTF-8 would break Python readers of the table.
             self._cast = f"make_valid_utf8({self._cast})"
 
     def check(self, rows: DataFrame, place: str) -> None:
@@ -273,18 +283,18 @@ class _Field:
         inexact = value.isNotNull() & ~F.coalesce(F.expr(self._exact), F.lit(False))
         problem = F.when(unusable, self._describe_value(False)).when(inexact, self._describe_value(True))
         if self.is_time:
-            # Python knows no other years, and durations can be added to these without an overflow.
+            # Python supports only these years, and adding durations to them does not overflow.
             year = F.year(value)
             problem = problem.when((year < 1) | (year > 9999), F.lit(f"{self.name} is not in the years 1 to 9999"))
         if self.is_time or (self._type.element is not None and self._type.element.name == "timestamp"):
-            # In zones off UTC it lacks a part of these, too; a reader that collects such a time would fail.
+            # In time zones other than UTC, a part of these days is out of Python's range, and collecting it would fail.
             days = (F.array(value) if self.is_time else value).cast("array<date>")
             edge = F.arrays_overlap(days, F.array(*[F.lit(day).cast("date") for day in _EDGES]))
             problem = problem.when(
                 edge, F.lit(f"{self.name} is on {_EDGES[0]} or {_EDGES[1]}, which not every zone has")
             )
         if self._required and self._type.name == "string":
-            # Different ids would become one, and all but the first of them duplicates.
+            # Otherwise different ids would become equal, and all but the first event would count as duplicates.
             not_text = F.concat(
                 F.lit(f"{self.name}: '"), _shorten_value(value), F.lit("' holds bytes that are not UTF-8")
             )
@@ -304,18 +314,20 @@ class _Field:
             F.concat(F.lit(f"{name} = '"), value, F.lit("'")) for name, value in zip(self._reads, read, strict=True)
         ]
         failure = F.lit(f"{self.name}: `{self._expression}` is not {self._type} where ")
-        mend = f": cast it to {self._type} there, which rounds" if is_inexact else ": mend the expression or the row"
-        return F.concat(failure, F.concat_ws(", ", *values), F.lit(mend))
+        remedy = (
+            f": cast it to {self._type} there, which rounds" if is_inexact else ": correct the expression or the row"
+        )
+        return F.concat(failure, F.concat_ws(", ", *values), F.lit(remedy))
 
 
 def quote_value(value: Column) -> Column:
-    """Writes a value as reasons have it: shortened, in quotes; NULL without them."""
+    """Writes a value for a reason: shortened and in quotes, or NULL without quotes."""
     quote = F.lit("'")
     return F.coalesce(F.concat(quote, _shorten_value(value.cast("string")), quote), F.lit("NULL"))
 
 
 def _shorten_value(value: Column) -> Column:
-    """Shortens a text for a reason: of a long one it keeps the beginning, and adds the length."""
+    """Shortens a long text for a reason: keeps the beginning and adds the length."""
     value = F.make_valid_utf8(value)
     length = F.format_number(F.length(value), 0)
     short = F.concat(F.left(value, F.lit(QUOTED_CHARACTERS)), F.lit("... ("), length, F.lit(" characters)"))
@@ -331,12 +343,12 @@ def _parse(expression: str) -> Any:
 
 
 def _make_lenient(expression: str) -> _FieldSql:
-    """Makes an expression give NULL where Spark would raise an error, and adds the condition that a part of it did so.
+    """Makes an expression give NULL where Spark would raise an error, and adds the condition that this happened.
 
-    A NULL among the inputs is no error, so `nullif(x, '')` keeps its meaning.
+    A NULL input does not count as an error, so `nullif(x, '')` keeps its meaning.
     """
     tree, failing = _parse(expression), []
-    # Innermost first: an outer part is written in terms of the inner one's lenient form.
+    # Innermost first, since the lenient form of an outer part contains that of the inner one.
     for node in reversed(list(tree.walk())):
         part = _write_try(node)
         if part is None:
@@ -351,7 +363,7 @@ def _make_lenient(expression: str) -> _FieldSql:
 
 
 class _TryForm(NamedTuple):
-    """A part of an expression that gives NULL in place of an error, as SQL, and its inputs."""
+    """The SQL of a part of an expression, which gives NULL instead of an error, and its inputs."""
 
     sql: str
     inputs: Sequence[str]
@@ -371,7 +383,7 @@ def _write_try(node: Any) -> _TryForm | None:
     if name in _RAISING and isinstance(node, exp.TimestampFromParts | exp.Anonymous):
         return _TryForm(f"try_{text}", [part.sql("spark") for part in node.iter_expressions()])
     if isinstance(node, exp.Cast) and node.to.sql("spark").startswith("TIMESTAMP"):
-        # Spark would take a time of day alone for one of today.
+        # Spark would take a time without a day as a time of today.
         value = node.this.sql("spark")
         dated = f"if(cast({value} as string) rlike '^[ T]*[0-9]+:', null, {value})"
         return _TryForm(f"try_cast({dated} as {node.to.sql('spark')})", [value])

@@ -1,4 +1,4 @@
-"""Brings files into a stream's events table: typed, each event once, in order, in commits that no batch boundary cuts."""
+"""Ingests files into a stream's events table: typed, each event once, in order, in commits of a fixed size."""
 
 from __future__ import annotations
 
@@ -58,16 +58,27 @@ _MARK = "lookback ingest"
 _NUMBER, _DOUBTFUL = "__number", "__doubtful"
 # Rows of a partition are numbered from partition * 2^33, as monotonically_increasing_id does.
 _PARTITION_BITS = 33
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Counts of the rows that ingest was offered, took in, found again and rejected.
+    """Counts of the rows that an ingest read, ingested, found to be duplicates, and rejected.
 
-    Versions are those of the events table; None if nothing was committed, and in the reports of continuous ingest.
-    without_zone, without_time: usable rows with a time that names no zone, or with a day alone for a time; they are
-    taken as UTC and as midnight UTC.
+    Attributes:
+        stream: The stream's name.
+        offered: The rows read.
+        ingested: The rows written to the events table.
+        duplicates: The rows whose event was already ingested.
+        rejected: The rows written to rejected_events.
+        commits: The number of commits.
+        seconds: The duration.
+        first_version: The first committed version of the events table; None if nothing was committed, and in the
+            reports of continuous ingest.
+        last_version: The last committed version; None in the same cases.
+        without_zone: Usable rows with a time without a zone, taken as UTC.
+        without_time: Usable rows with a day instead of a time, taken as midnight UTC.
+        rejections: The kinds of reasons for rejected rows.
     """
 
     stream: str
@@ -85,11 +96,11 @@ class IngestReport:
 
     @property
     def balanced(self) -> bool:
-        """Returns whether every row offered is accounted for."""
+        """True if every row read is accounted for."""
         return self.offered == self.ingested + self.duplicates + self.rejected
 
     def plus(self, more: IngestReport) -> IngestReport:
-        """Returns the sum of this report and the report `more` of a further round, without versions."""
+        """Returns the sum of this report and another round's report `more`, without versions."""
         counts = (
             "offered", "ingested", "duplicates", "rejected", "commits", "seconds", "without_zone", "without_time",
         )  # fmt: skip
@@ -98,12 +109,12 @@ class IngestReport:
 
     @property
     def why_rejected(self) -> str:
-        """The most frequent reasons for rejected rows, a line each with an example, and the command that lists all rows."""
+        """The most frequent reasons for rejected rows, one line each with an example, and the command to list all."""
         if not self.rejections:
             return ""
-        lines = [f"  {rejection}" for rejection in self.rejections[:_MOST_REASONS]]
-        if len(self.rejections) > _MOST_REASONS:
-            lines.append(f"  ... and {len(self.rejections) - _MOST_REASONS} other reasons")
+        lines = [f"  {rejection}" for rejection in self.rejections[:_MAX_REASONS]]
+        if len(self.rejections) > _MAX_REASONS:
+            lines.append(f"  ... and {len(self.rejections) - _MAX_REASONS} other reasons")
         return "\n".join([*lines, f"  all of them: lookback rejected {self.stream}"])
 
     def __str__(self) -> str:
@@ -116,7 +127,7 @@ class IngestReport:
 
     @property
     def assumptions(self) -> str:
-        """The assumptions about times without a zone or a time of day, and how to avoid them; empty if there are none."""
+        """The assumptions about times without a zone or days without a time, and how to avoid them; may be empty."""
         assumed = []
         if self.without_zone:
             assumed.append(f"{_describe_rows(self.without_zone)} a time without a zone, taken as UTC")
@@ -125,8 +136,8 @@ class IngestReport:
         if not assumed:
             return ""
         return (
-            f"{self.stream}: {'; '.join(assumed)}. Write times as 2026-01-31T12:00:00Z, or say the zone in `columns`, such as "
-            "to_utc_timestamp(at, 'Europe/Berlin')"
+            f"{self.stream}: {'; '.join(assumed)}. Write times as 2026-01-31T12:00:00Z, or name the zone in `columns`, "
+            "such as to_utc_timestamp(at, 'Europe/Berlin')"
         )
 
 
@@ -135,7 +146,7 @@ def _describe_rows(count: int) -> str:
 
 
 def _merge_rejections(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
-    """Merges the rejections for each kind of reason: adds rows, keeps the first example; the most frequent come first."""
+    """Merges rejections by kind: adds up the rows, keeps the first example, and sorts the most frequent kind first."""
     merged: dict[str, Rejection] = {}
     for each in rejections:
         known = merged.get(each.reason)
@@ -152,11 +163,20 @@ def ingest(
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = print,
 ) -> IngestReport:
-    """Takes in the files at `path` (default: the path in the stream's `source`) once.
+    """Ingests the files at a path once.
 
-    format: parquet, csv or json; default: by the files' names. options: Spark's reader options.
-    progress: called with a line for each commit. Events that the table has already, from an earlier run or one that was
-    killed, are duplicates. Raises SetupError if the files or the table do not fit, or another ingest is running.
+    Events that an earlier run has already written, even one that was killed, count as duplicates.
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream to ingest into.
+        path: A file, a folder or a pattern; default: the path in the stream's `source`.
+        format: parquet, csv or json; default: by the suffix of the files.
+        options: Options of Spark's reader.
+        progress: Called with a line for each commit.
+
+    Raises:
+        SetupError: If the files or the table do not fit, or another ingest is running.
     """
     source = _find_source(tables, stream, path, format, options)
     with lock_ingest(tables, stream):
@@ -172,12 +192,20 @@ def retry_rejected(
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = print,
 ) -> IngestReport:
-    """Moves the stream's rows of rejected_events that can be used by now into the events table, as `ingest` would.
+    """Moves rejected rows that have become usable into the events table, as `ingest` would.
 
-    They can be used after the stream's declaration was mended, or a person corrected `raw`; a file that could not be
-    read is read again. A row that still cannot be used stays as it is and counts as rejected. options: Spark's reader
-    options that were wrong before. progress: called with a line for each commit. Killed at any moment and run again, it
-    loses nothing and takes nothing in twice. Raises SetupError if the table does not fit, or another ingest is running.
+    A row becomes usable if you correct the stream's declaration or the row's `raw`. Files that could not be read are
+    read again. Rows that are still unusable stay unchanged and count as rejected. If the process is killed, run it
+    again: no row is lost or ingested twice.
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream.
+        options: Corrected options of Spark's reader.
+        progress: Called with a line for each commit.
+
+    Raises:
+        SetupError: If the table does not fit, or another ingest is running.
     """
     require_ingest(tables, stream)
     with lock_ingest(tables, stream):
@@ -199,19 +227,31 @@ def ingest_continuously(
     progress: Callable[[IngestReport], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> StreamingQuery:
-    """Takes in files as they appear at `path`, those that are there first; files taken once are not read again.
+    """Ingests the existing files at a path, then new files as they appear. Each file is read once.
 
-    A file that cannot be read becomes a row of rejected_events, for `retry_rejected`; the others are taken in. Move files
-    to `path` when they are complete. checkpoint: the folder that records the files taken. every: the interval between two
-    looks; None: take the files that are there, then end. progress: called with the report of each batch. warn: called with
-    a sentence about files that were written again after an earlier run took them. Raises SetupError as `ingest` does.
+    A file that cannot be read becomes a row of rejected_events, for `retry_rejected`, and does not stop the ingest.
+    Move files to the path only when they are complete.
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream to ingest into.
+        path: See `ingest`.
+        checkpoint: The folder that records the ingested files.
+        every: The interval at which to look for files; None: ingest the existing files, then end.
+        format: See `ingest`.
+        options: See `ingest`.
+        progress: Called with the report of each batch.
+        warn: Called with a sentence about files that changed after an earlier run had ingested them.
+
+    Raises:
+        SetupError: As `ingest` does.
     """
     source, folder = _find_source(tables, stream, path, format, options), tables.find_place(checkpoint)
     if warn is not None and (changed := find_changed_files(tables.spark, source, str(folder))):
         warn(
-            f"{count_noun(len(changed), 'file')} changed after an earlier run took {'it' if len(changed) == 1 else 'them'}, "
-            f"such as {changed[0]}: a file is taken once, by its name, so rows that were added are missing. "
-            f"`lookback ingest {stream.name} {shlex.quote(changed[0])}` takes them in"
+            f"{count_noun(len(changed), 'file')} changed after an earlier run ingested "
+            f"{'it' if len(changed) == 1 else 'them'}, such as {changed[0]}: each file name is read once, so new rows "
+            f"are missing. Ingest them with `lookback ingest {stream.name} {shlex.quote(changed[0])}`"
         )
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock_ingest(tables, stream))
@@ -236,21 +276,21 @@ def ingest_continuously(
 
 
 def require_ingest(tables: Tables, stream: Stream) -> None:
-    """Raises SetupError if others write the stream's events table, or this compute cannot take events in."""
+    """Raises SetupError if another program writes the stream's events table, or this compute cannot ingest."""
     if is_connect(tables.spark):
         raise SetupError(
-            "ingest keeps the rows that it found in memory while it writes them, commit by commit, for which Spark Connect "
-            "(serverless, or standard access mode) has no way: take a cluster with dedicated access mode, as the job ingest does"
+            "ingest caches rows in memory while it writes them, which Spark Connect (serverless, or standard access "
+            "mode) does not support: use a cluster with dedicated access mode, as the job ingest does"
         )
     if stream.is_of_alerts:
         raise SetupError(
-            f"the events of stream {stream.name!r} are the alerts of the others, which their evaluations write: nothing is "
-            "ingested into it"
+            f"the events of stream {stream.name!r} are the alerts of the other streams, written by their evaluations; "
+            "you cannot ingest into it"
         )
     if stream.table:
         raise SetupError(
-            f"the events of stream {stream.name!r} are in {stream.table}, which others write: nothing is ingested into it. "
-            "Leave `table` out of the declaration to have a table of Lookback's own"
+            f"the events of stream {stream.name!r} are in {stream.table}, which another program writes; you cannot "
+            "ingest into it. To have Lookback create a table, remove `table` from the declaration"
         )
 
 
@@ -259,18 +299,18 @@ def _find_source(
 ) -> Source:
     require_ingest(tables, stream)
     if path is None and reads_kafka(stream):
-        raise SetupError(f"stream {stream.name!r} reads a Kafka topic, which is taken in by `topics.TopicIngest`")
+        raise SetupError(f"stream {stream.name!r} reads a Kafka topic; ingest it with `topics.TopicIngest`")
     return Source.find(tables.spark, stream, None if path is None else str(path), format_, options)
 
 
 def _release_after(query: StreamingQuery, lock: contextlib.ExitStack) -> None:
-    # Callers that wait for the query get its error.
+    # The caller gets an error by waiting for the query.
     with lock, contextlib.suppress(Exception):
         query.awaitTermination()
 
 
 class IngestRound:
-    """One round of ingest: rows that are read together, sorted and written. The caller holds the lock of the stream."""
+    """One round of ingest: reads, sorts and writes rows together. The caller holds the stream's lock."""
 
     def __init__(self, tables: Tables, stream: Stream, progress: Callable[[str], None] | None) -> None:
         self._tables, self._stream, self._progress = tables, stream, progress
@@ -278,14 +318,14 @@ class IngestRound:
         self._lookups = Lookups(tables, stream)
         self._lookups.require()
         self._mark = f"{_MARK} {uuid.uuid4().hex[:12]} by process {os.getpid()} on {socket.gethostname()}"
-        # The last `ingested_at`, once it is known: no other process stamps while the lock is held.
+        # The last `ingested_at`, once known. No other process changes it while the lock is held.
         self._stamp: int | None = None
         # The stamp of the round's first commit.
         self._first_stamp: int | None = None
         self._has_account: bool | None = None
 
     def take(self, files: Files) -> IngestReport:
-        """Takes in the rows of files."""
+        """Ingests the rows of files."""
         started = time.monotonic()
         try:
             batch = self._cache(files.read_together())
@@ -296,17 +336,17 @@ class IngestRound:
         return self._take(batch, started)
 
     def take_rejected(self, options: Mapping[str, str]) -> IngestReport:
-        """Takes in rejected rows that can be used now. options: the reader's, over those that the rows were read with."""
+        """Ingests rejected rows that have become usable; `options` override their original reader options."""
         retried = self._rejected.check_again(options)
         return self.take_checked(retried.rows, retried.remove)
 
     def take_checked(self, rows: DataFrame, then: Callable[[DataFrame], None] | None = None) -> IngestReport:
-        """Takes in checked `rows` (see `fields`) of any source; at last calls `then` with them."""
+        """Ingests checked `rows` (see `fields`) of any source, and finally calls `then` with them."""
         started = time.monotonic()
         return self._take(self._cache(rows), started, then)
 
     def _cache(self, checked: DataFrame) -> _Batch:
-        """Caches and counts checked rows, which reads them to their end."""
+        """Caches and counts checked rows, which reads all of them."""
         rows = checked.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return _Batch(rows, self._count_batch(rows))
@@ -325,7 +365,7 @@ class IngestRound:
             settled = self._settle(batch, cached)
             if settled.new is not None:
                 written = self._write(self._select_new(settled.new))
-            # Last, so that a run that was killed and is run again writes them once.
+            # Rejected rows come last, so that a run that is killed and repeated writes them once.
             if settled.rejected:
                 refused = settled.rows.where(F.col(REASON).isNotNull())
                 rejections = count_rejections(refused, F.col(REASON), F.col(RAW), name_source())
@@ -342,7 +382,7 @@ class IngestRound:
         return report
 
     def _write_account(self, report: IngestReport) -> None:
-        """Writes the counts of a round into the table `ingests`, if `init` has made it."""
+        """Writes the counts of a round to the table `ingests`, if it exists."""
         if self._has_account is None:
             self._has_account = self._tables.exists("ingests")
         if not (report.offered and self._has_account):
@@ -352,10 +392,10 @@ class IngestRound:
         self._tables.append_rows([(report.stream, *counts, first, ended)], "ingests", self._mark)
 
     def add_versions(self, report: IngestReport) -> IngestReport:
-        """Returns the report with the versions of its commits. Raises SetupError if the table's log has other numbers."""
+        """Returns the report with the versions of its commits. Raises SetupError if the table's log disagrees."""
         if not report.commits:
             return report
-        # Others may have written in between, seldom many.
+        # Other writers may have committed in between, but rarely often.
         history = self._tables.history(self._stream.name, report.commits + 100)
         rows = F.sum(F.col("operationMetrics")["numOutputRows"].cast("bigint"))
         mine = history.where(F.col("userMetadata") == self._mark)
@@ -374,9 +414,9 @@ class IngestRound:
         return _BatchFigures(*row)
 
     def _settle(self, batch: _Batch, cached: contextlib.ExitStack) -> _Settled:
-        """Finds the events that the table does not have, and looks them up; `cached` releases what is cached for that.
+        """Finds the events that are not in the table yet and adds their look-ups; `cached` releases cached rows.
 
-        An event that the table has is not looked up again: it stays a duplicate, whatever its key would find by now.
+        Events that are in the table are not looked up again: they stay duplicates, even if a look-up would now differ.
         """
         rows, figures = batch
         if not figures.usable:
@@ -408,17 +448,17 @@ class IngestRound:
         return _Settled(settled, rejected, left if left.figures.usable else None)
 
     def _select_new(self, batch: _Batch) -> DataFrame:
-        """Selects events that the table does not have, each id once within dedupe_window, in order and numbered."""
+        """Selects the events that are not in the table, each id once within dedupe_window, sorted and numbered."""
         unknown, figures = batch
         if figures.ids == figures.usable:
-            # The usual case: no id twice in the batch, so that nothing need be brought together by id.
+            # The usual case: no id repeats in the batch, so no shuffle by id is needed.
             unknown = unknown.withColumn(_DOUBTFUL, F.lit(False))
         else:
             unknown = self._drop_certain_duplicates(unknown)
         return self._number_rows(unknown, figures.usable)
 
     def _find_known(self, usable: DataFrame, figures: _BatchFigures) -> DataFrame | None:
-        """Finds the table's events with the ids of a batch, as (__id, __time, __content, __stamp); None if there are none."""
+        """Finds the table's events with ids of the batch, as (__id, __time, __content, __stamp); None without any."""
         if self._tables.is_unwritten(self._stream.name):
             return None
         bounds = (figures.first_time, figures.last_time, figures.first_id, figures.last_id)
@@ -431,9 +471,9 @@ class IngestRound:
         )
         ids = usable.select(F.col(self._stream.event_id).alias("__wanted"))
         if figures.usable <= self._stream.commit_rows:
-            # Few rows: the table's side shrinks to their ids before it is shuffled.
+            # For few rows, filter the table by their ids before the shuffle.
             ids = F.broadcast(ids)
-        # A checkpoint, since Spark would read the table again after every commit, with another result.
+        # A checkpoint, because Spark would otherwise read the table again after every commit, with another result.
         hits = known.join(ids, F.col("__id") == F.col("__wanted"), "left_semi").localCheckpoint()
         return None if hits.isEmpty() else hits
 
@@ -444,32 +484,32 @@ class IngestRound:
         return (F.col("__id") == F.col(self._stream.event_id)) & (gap <= self._stream.dedupe_window)
 
     def _find_different(self, usable: DataFrame, known: DataFrame) -> DataFrame:
-        """Finds the rows that have the id of an event of the table, but are not equal to it in every field."""
+        """Finds the rows that have the id of an event in the table but differ from it in some field."""
         fields = self._stream.own_fields
         same = reduce(and_, [F.col(name).eqNullSafe(F.col("__content")[name]) for name in fields])
         found = usable.join(known, self._is_known & ~same, "left_semi").localCheckpoint()
         if found.isEmpty():
             return found
-        # An event that is older than a column of the table has no value there, which is no difference.
+        # An event from before a column was added has no value there, which does not count as a difference.
         added = self._read_added_columns()
         same = F.lit(True)
         for name in fields:
             is_equal = F.col(name).eqNullSafe(F.col("__content")[name])
             same &= is_equal | (F.col("__stamp") < F.lit(added[name])) if name in added else is_equal
-        # It may be equal to another event of this id.
+        # The row may equal another event with this id.
         return found.join(known, self._is_known & same, "left_anti")
 
     def _read_added_columns(self) -> dict[str, dt.datetime]:
-        """Reads when columns were added to the events table; without those that it had from the beginning."""
+        """Reads when columns were added to the events table; leaves out the original columns."""
         history = self._tables.history(self._stream.name).where("operation = 'ADD COLUMNS'")
         columns = F.from_json(F.col("operationParameters")["columns"], "array<struct<column: struct<name: string>>>")
         rows = history.select("timestamp", F.explode(columns["column"]["name"]).alias("name")).collect()
         return {row["name"]: row["timestamp"] for row in rows}
 
     def _split_off_different(self, new: DataFrame) -> tuple[DataFrame, list[DataFrame]]:
-        """Splits off rows that differ from the event of their id that stays; the second part is empty if there are none."""
+        """Splits off the rows that differ from the kept event of their id; returns the rest and a list of these."""
         id_, fields = self._stream.event_id, list(self._stream.own_fields)
-        # NULLs change no hash, so it is also told which they are.
+        # NULLs do not change the hash, so their positions are hashed too.
         content = F.xxhash64(*fields, *[F.col(name).isNull() for name in fields])
         contested = new.groupBy(id_).agg(F.min(content).alias("least"), F.max(content).alias("greatest"))
         contested = contested.where("least != greatest").select(id_).localCheckpoint()
@@ -495,11 +535,11 @@ class IngestRound:
         return alike.select(*columns), [walked.where("differs").select(*columns)]
 
     def _drop_certain_duplicates(self, events: DataFrame) -> DataFrame:
-        """Drops the rows that are certainly duplicates within the batch; rows that may be are marked as DOUBTFUL.
+        """Drops the rows that are certainly duplicates within the batch, and marks possible duplicates as DOUBTFUL.
 
-        Among the events of one id, an event more than the window after the one before it stays. An event at most the
-        window after the last one that certainly stays is dropped. One beyond that, after a chain of closer ones, may be
-        either: see `_drop_doubtful_duplicates`.
+        Among the events of one id, an event stays if it is more than the window after the previous event. It is dropped
+        if it is at most the window after the last event that certainly stays. Any other event, at the end of a chain of
+        closer ones, is doubtful: see `_drop_doubtful_duplicates`.
         """
         window, micros = self._stream.dedupe_window, _to_micros(self._stream.event_time)
         of_id = Window.partitionBy(self._stream.event_id).orderBy(self._stream.event_time, POSITION)
@@ -511,7 +551,7 @@ class IngestRound:
 
     def _number_rows(self, events: DataFrame, at_most: int) -> DataFrame:
         if at_most <= self._stream.commit_rows:
-            # One commit: Spark need not sample the rows to divide them.
+            # With a single commit, Spark need not sample the rows to partition them.
             ordered = events.repartition(1).sortWithinPartitions(*self._order_columns)
         else:
             ordered = events.orderBy(*self._order_columns)
@@ -524,7 +564,7 @@ class IngestRound:
         return [self._stream.event_time, POSITION, self._stream.event_id]
 
     def _drop_doubtful_duplicates(self, events: DataFrame) -> DataFrame:
-        """Drops the doubtful events that are duplicates: for each id in order of time, compared with the last that stayed."""
+        """Drops duplicates among doubtful events: for each id in order of time, compares with the last kept event."""
         row = F.struct(_to_micros(self._stream.event_time).alias("__time"), POSITION, *self._stream.fields)
         lists = events.groupBy(self._stream.event_id).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
         window = self._stream.dedupe_window
@@ -560,7 +600,7 @@ class IngestRound:
         return _Written(total, commits)
 
     def _commit(self, events: DataFrame, stamp: int) -> None:
-        # One task, hence one file; sorted again as it reads the cached partitions in any order.
+        # One task, hence one file. Sorted again because the task reads the cached partitions in any order.
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
         self._tables.append(
             one.select(*self._stream.fields, POSITION, to_timestamp(stamp).alias("ingested_at")),
@@ -575,7 +615,7 @@ class IngestRound:
         return self._stamp
 
     def _read_last_stamp(self) -> int:
-        """Reads the table's last `ingested_at` if the clock has not passed it yet, else 0; usually reads no file."""
+        """Reads the table's last `ingested_at` if it is ahead of the clock, else returns 0. Usually reads no file."""
         if self._tables.is_unwritten(self._stream.name):
             return 0
         now = _now()
@@ -584,7 +624,7 @@ class IngestRound:
         return int(row[0]) if row is not None and row[0] is not None else 0
 
     def _require_alone(self, commits: int) -> None:
-        """Raises SetupError if there can be no lock file and another ingest has written since this one began."""
+        """Raises SetupError if a lock file is impossible and another ingest has written since this one began."""
         if find_local_path(self._tables.root) is not None:
             return
         # Maintenance may have committed since.
@@ -594,7 +634,7 @@ class IngestRound:
         if between:
             raise SetupError(
                 f"another ingest writes to stream {self._stream.name!r} ({between[0]}); this one stopped after "
-                f"{commits + 1} commits. Run it again when the other has ended: it takes in what is missing."
+                f"{commits + 1} commits. Run it again when the other has ended, to ingest the remaining events."
             )
 
     def _report(self, line: str) -> None:
@@ -603,7 +643,7 @@ class IngestRound:
 
 
 class _BatchFigures(NamedTuple):
-    """Figures of a batch. Times are in microseconds; they and ids are None if no row is usable. ids: different ids."""
+    """Figures of a batch. Times are in microseconds; `ids` counts distinct ids. Bounds are None if no row is usable."""
 
     usable: int
     rejected: int
@@ -624,7 +664,7 @@ class _Batch(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """A batch after its events were looked up. rows: with their last REASON; rejected: how many have one; new: events to write."""
+    """A batch after de-duplication and look-ups: all rows with their REASON, how many have one, and the new events."""
 
     rows: DataFrame
     rejected: int
@@ -632,14 +672,14 @@ class _Settled(NamedTuple):
 
 
 class _Partitions(NamedTuple):
-    """The numbers of rows by partition, and how many rows are doubtful."""
+    """The number of rows by partition, and the number of doubtful rows."""
 
     rows: dict[int, int]
     doubtful: int
 
 
 class _Written(NamedTuple):
-    """Counts of the events and commits written."""
+    """The numbers of events and commits written."""
 
     events: int
     commits: int
@@ -648,10 +688,17 @@ class _Written(NamedTuple):
 def read_possible_duplicates(
     tables: Tables, stream: Stream, first_time: int, last_time: int, first_id: int | str, last_id: int | str
 ) -> DataFrame:
-    """Reads the rows of the events table that can be duplicates of a batch with these least and greatest times and ids.
+    """Reads the rows of the events table that may be duplicates of events in a batch.
 
-    first_time, last_time: microseconds; `dedupe_window` of the stream is added to both sides. first_id, last_id: of the
-    field's type. The bounds are literals, both ends included, so that Delta skips files whose statistics lie outside.
+    The bounds are literals, so that Delta skips files whose statistics lie outside them.
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream.
+        first_time: The lowest time in the batch, in microseconds; the stream's `dedupe_window` is subtracted.
+        last_time: The highest time in the batch, inclusive; `dedupe_window` is added.
+        first_id: The lowest id in the batch, of the field's type.
+        last_id: The highest id in the batch, inclusive.
     """
     time_, id_ = F.col(stream.event_time), F.col(stream.event_id)
     first, last = to_timestamp(first_time - stream.dedupe_window), to_timestamp(last_time + stream.dedupe_window)
@@ -666,7 +713,7 @@ def _count_partitions(events: DataFrame) -> _Partitions:
 
 
 def _cut_commits(partitions: Mapping[int, int], commit_rows: int) -> Iterator[list[range]]:
-    """Cuts partitions (number -> rows), in order, into pieces of `commit_rows` row numbers, the last one shorter."""
+    """Cuts partitions (number -> rows) in order into pieces of `commit_rows` row numbers; the last may be shorter."""
     piece: list[range] = []
     room = commit_rows
     for partition, rows in partitions.items():
@@ -690,9 +737,10 @@ def _is_within(ranges: list[range]) -> Column:
 
 
 def _add_positions(rows: DataFrame) -> DataFrame:
-    """Adds POSITION: the number of the UNIT among those that were read together, times 2^ROW_BITS, plus the row's in it.
+    """Adds POSITION: the number of the row's UNIT in this batch, times 2^ROW_BITS, plus the row's number in the UNIT.
 
-    Both count from 0, in the order of UNIT, BLOCK and ROW. It does not depend on how Spark splits files among tasks.
+    Both numbers start at 0, in the order of UNIT, BLOCK and ROW. They do not depend on how Spark splits files among
+    tasks.
     """
     blocks = rows.where(F.col(UNIT).isNotNull()).groupBy(UNIT, BLOCK).agg(F.min(ROW), F.max(ROW)).collect()
     starts, unit, number, row = list[tuple[str, int, int]](), None, -1, 0

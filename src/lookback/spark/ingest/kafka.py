@@ -1,6 +1,6 @@
 """Reads the records of a Kafka topic as a stream, and checks whether each is usable.
 
-No record stops the others: one whose value cannot be read becomes a row with a `REASON`, and topic, partition and offset.
+An unreadable record does not stop the stream: it becomes a row with a `REASON` and its topic, partition and offset.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
     from lookback.core.streams.declaration import Stream
 
-# Columns of a rejected row that are not in its `source`, and needed to read it again.
+# Columns of a record that are needed to read it again and are not in the rejected row's `source`.
 _KEPT_COLUMNS = ("kafka_key", "kafka_timestamp", "kafka_headers")
 _KAFKA_KEY = ', "kafka": '
 _SOURCE_PREFIX = "kafka:"
 _PROBLEM = "__problem"
-# A backlog comes in batches of at most so many records, for which a driver of 4 GB has room.
+# The maximum number of records in a batch of a backlog; a driver with 4 GB has room for them.
 DEFAULT_BATCH_RECORDS = 500_000
 _DEFAULTS = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(DEFAULT_BATCH_RECORDS)}
 _KNOWN_OPTIONS = (
@@ -54,7 +54,7 @@ _KNOWN_OPTIONS = (
     "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition",
     "groupIdPrefix", "failOnDataLoss", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
     "kafkaConsumer.pollTimeoutMs",
-    # On Databricks: credentials of the workspace.
+    # Workspace credentials on Databricks.
     "databricks.serviceCredential", "databricks.serviceCredential.scope",
 )  # fmt: skip
 _FIXED_OPTIONS = (
@@ -70,23 +70,29 @@ _JARS_LOCK = threading.Lock()
 
 
 class Subscription(NamedTuple):
-    """The topics of a source. option: `subscribe`, then topics has names with commas between, or `subscribePattern`."""
+    """The topics of a source: comma-separated names for `subscribe`, or a pattern for `subscribePattern`."""
 
     option: str
     topics: str
 
     @property
     def is_pattern(self) -> bool:
-        """True if `topics` is a regular expression of names."""
+        """True if `topics` is a regular expression that matches names."""
         return self.option == "subscribePattern"
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A Kafka topic, or several, as a stream's `source` declares it.
+    """One or more Kafka topics, as a stream's `source` declares them.
 
-    servers: host:port, with commas between; values: the format of a value, JSON or lines of CSV with the columns `fields`;
-    options: those of Spark's Kafka source and, with the prefix `kafka.`, of Kafka's consumer; secrets are references.
+    Attributes:
+        servers: The brokers as host:port, separated by commas.
+        subscription: The topics.
+        values: The format of a value: JSON, or a line of CSV.
+        fields: The columns of a line of CSV.
+        options: Options of Spark's Kafka source and, with the prefix `kafka.`, of Kafka's consumer. Secrets are
+            references.
+        secrets: The resolved secrets.
     """
 
     servers: str
@@ -129,13 +135,14 @@ class Topic:
         return self.secrets.hide(text)
 
     def find_dropped(self, topics: set[str]) -> set[str]:
-        """Returns those of a checkpoint's topics that this source does not name any more; none if it names a pattern."""
+        """Returns the topics of a checkpoint that this source no longer names; none if it names a pattern."""
         return set() if self.subscription.is_pattern else topics - set(self.topics.split(","))
 
     def watch(self, spark: SparkSession, options: Mapping[str, str] | None = None) -> DataFrame:
-        """Streams the topic's records, those that are there first; `options` override the declared ones.
+        """Streams the topic's existing records, then new ones; `options` override the declared options.
 
-        Raises SetupError if a secret is missing or the session cannot read Kafka.
+        Raises:
+            SetupError: If a secret is missing or the session cannot read Kafka.
         """
         require_kafka(spark)
         self.secrets.spark = spark
@@ -145,7 +152,7 @@ class Topic:
         return reader.option("kafka.bootstrap.servers", self.servers).option("includeHeaders", "true").load()
 
     def read_records(self, records: DataFrame, stream: Stream) -> DataFrame:
-        """Reads records as Spark's source gives them into rows checked like those of files; see `fields.cast_rows`."""
+        """Turns records of Spark's Kafka source into checked rows, like those of files; see `fields.cast_rows`."""
         value = F.col("value").cast("string")
         lines = records.select(
             F.make_valid_utf8(value).alias(RAW),
@@ -165,7 +172,7 @@ class Topic:
         return drop_raw(cast_rows(rows, stream, text=True, place=str(self), malformed=F.col(_PROBLEM)), stream)
 
     def _explain_unreadable(self, value: Column) -> Column:
-        """Explains why a value cannot be read, if it cannot."""
+        """Returns the problem that explains why a value cannot be read."""
         first = F.concat_ws(" ", F.regexp_extract_all(F.hex(F.substring("value", 1, 8)), F.lit("(..)"), F.lit(1)))
         binary = F.concat(F.lit("the value is not UTF-8 text; its first bytes are "), first)
         other = "the value is not one line of CSV" if self.fields else "the value is not one JSON object"
@@ -173,9 +180,9 @@ class Topic:
         return problem.when(~F.is_valid_utf8(value), binary).otherwise(F.lit(other))
 
     def _describe_reading(self) -> Column:
-        """Describes how to read a record's raw text again: like a file's, with the columns beside the value.
+        """Describes how to read a record's raw text again: like a file's, plus the columns other than the value.
 
-        Nothing of a tombstone is kept: there is nothing to read again, and its key may be a person's.
+        Keeps nothing of a tombstone: there is nothing to read again, and its key may be personal data.
         """
         schema = StructType([StructField(name, StringType()) for name in self.fields]) if self.fields else None
         values = self.values.describe_reading(schema)
@@ -185,20 +192,20 @@ class Topic:
 
 
 def drop_record_parts(read_as: Column) -> Column:
-    """Replaces the part of `read_as` that each record has of its own by `"kafka": true`; so rows can be grouped by it."""
+    """Replaces the part of `read_as` that differs by record with `"kafka": true`, so that rows can be grouped by it."""
     common = F.concat(F.substring_index(read_as, _KAFKA_KEY + "{", 1), F.lit(f"{_KAFKA_KEY}true}}"))
     return F.when(F.contains(read_as, F.lit(_KAFKA_KEY + "{")), common).otherwise(read_as)
 
 
 def is_record(source: Column) -> Column:
-    """Returns a condition: the `source` of a rejected row is a record of Kafka, not a file."""
+    """Returns the condition that the `source` of a rejected row is a Kafka record, not a file."""
     return F.coalesce(F.startswith(source, F.lit(_SOURCE_PREFIX)), F.lit(False))
 
 
 def name_source() -> Column:
     """Returns the `source` of a checked row: its file, or kafka:TOPIC/PARTITION/OFFSET for a record."""
     record = F.concat_ws("/", FILE, F.col(BLOCK).cast("string"), F.col(ROW).cast("string"))
-    # A row that is checked again has its whole source already. Names of topics contain no slash.
+    # A row that is checked again already has its whole source. Topic names never contain a slash.
     return F.when(F.col(FILE).rlike(f"^{_SOURCE_PREFIX}[^/]*$"), record).otherwise(F.col(FILE))
 
 
@@ -218,9 +225,10 @@ def add_record_columns(rows: DataFrame) -> DataFrame:
 
 
 def require_kafka(spark: SparkSession) -> None:
-    """Enables the session to read Kafka: on Databricks it can, elsewhere the JARs are added, and fetched if missing.
+    """Enables the session to read Kafka. Outside Databricks it adds the JARs, and downloads them if they are missing.
 
-    Raises SetupError if they cannot be fetched.
+    Raises:
+        SetupError: If the JARs cannot be downloaded.
     """
     if on_databricks():
         return
@@ -235,7 +243,7 @@ def require_kafka(spark: SparkSession) -> None:
 
 
 def _select_record_columns() -> dict[str, Column]:
-    """Returns the columns of BESIDE for a row of Spark's source."""
+    """Returns the columns of BESIDE for a record of Spark's Kafka source."""
     last = "element_at(filter(headers, h -> h.key = k), -1).value"
     names = "array_distinct(transform(headers, h -> h.key))"
     entry = f"struct(k as key, make_valid_utf8(cast({last} as string)) as value)"
@@ -250,49 +258,49 @@ def _select_record_columns() -> dict[str, Column]:
 
 
 def _read_options(declared: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Reads options as texts; a value that is no text in YAML becomes JSON, as Spark wants offsets."""
+    """Reads options as text. A YAML value that is not text becomes JSON, which Spark expects for offsets."""
     options = dict(declared.get(key) or {})
     return {str(name): v if isinstance(v, str) else json.dumps(v) for name, v in options.items()}
 
 
 def _find_problems(declared: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the problems of a declaration, whose keys are known ones."""
+    """Yields the problems of a declaration; its keys are already checked."""
     if not _SERVERS.fullmatch(str(declared.get("servers", ""))):
-        yield f"servers is host:port, with commas between several, got {declared.get('servers')!r}"
+        yield f"servers must be host:port, or several separated by commas, got {declared.get('servers')!r}"
     yield from _find_topic_problems(declared)
     value, columns = declared.get("value", "json"), declared.get("fields") or []
     if value not in ("json", "csv"):
-        yield f"value is json or csv, got {value!r}"
+        yield f"value must be json or csv, got {value!r}"
     if not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
-        yield f"fields is a list of the names of a CSV line's values, got {columns!r}"
+        yield f"fields must be a list of column names for the CSV values, got {columns!r}"
     elif (value == "csv") != bool(columns):
-        yield "a value of CSV has no header: name its values in order, `fields: [id, at]`; one of JSON needs no `fields`"
+        yield "CSV values need `fields`, their column names in order, such as `fields: [id, at]`; JSON values do not"
     yield from _find_option_problems(_read_options(declared, "options"))
 
 
 def _find_topic_problems(declared: Mapping[str, Any]) -> Iterator[str]:
     topics, pattern = declared.get("topic"), declared.get("pattern")
     if (topics is None) == (pattern is None):
-        yield "either `topic`, one or a list, or `pattern` is needed"
+        yield "either `topic` (a name or a list of names) or `pattern` is required"
     elif pattern is not None:
         if not isinstance(pattern, str) or not pattern:
-            yield f"pattern is a regular expression of topics' names, got {pattern!r}"
+            yield f"pattern must be a regular expression of topic names, got {pattern!r}"
     else:
         names = topics if isinstance(topics, list) and topics else [topics]
         for name in names:
             if not (isinstance(name, str) and _TOPIC.fullmatch(name)):
-                yield f"topic is a name of letters, digits, '.', '_' and '-', or a list of such, got {name!r}"
+                yield f"topic must be a name of letters, digits, '.', '_' and '-', or a list of names, got {name!r}"
 
 
 def _find_option_problems(options: Mapping[str, str]) -> Iterator[str]:
     for name in options:
         if name in _FIXED_OPTIONS:
-            yield f"option {name} is set by Lookback" + ("; say `servers`" if name.endswith("servers") else "")
+            yield f"option {name} is set by Lookback" + ("; use `servers`" if name.endswith("servers") else "")
         elif not name.startswith("kafka.") and name not in _KNOWN_OPTIONS:
             near = f"; {hint}" if (hint := suggest(name, _KNOWN_OPTIONS, "")) else ""
-            yield f"option {name!r} is not one of Spark's Kafka source{near}; those of values are `value_options`"
+            yield f"{name!r} is not an option of Spark's Kafka source{near}; options of values go in `value_options`"
     for name in find_plain_secrets(options):
         yield (
-            f"option {name} holds a secret, which does not belong into a file: write ${{env:NAME}} for an environment "
+            f"option {name} contains a secret, which does not belong in a file: write ${{env:NAME}} for an environment "
             "variable, or ${secret:SCOPE/KEY} for a secret of the Databricks workspace"
         )

@@ -1,4 +1,4 @@
-"""Turns the errors of Spark and Kafka about a topic that cannot be read into sentences with a remedy."""
+"""Turns Spark's and Kafka's errors about a topic into messages with a remedy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 300
 _LOSS = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|failOnDataLoss")
 _SKIP = (
-    ". Lost records cannot be ingested; to go on with the others: lookback ingest STREAM --skip-lost. To keep this from "
-    "happening again, let the topic keep records for longer (retention.ms) than this ingest is ever away"
+    ". Lost records cannot be ingested; to skip them, run lookback ingest STREAM --skip-lost. To prevent this, make "
+    "the topic's retention (retention.ms) longer than the longest pause of this ingest"
 )
-BEGIN_ANEW = "Begin with another --checkpoint; events that are in the table already are not taken in twice"
-# Patterns of Spark's messages, and the sentence that says which records are lost.
+BEGIN_ANEW = "Begin with another --checkpoint; events already in the table are not ingested twice"
+# Patterns of Spark's messages, and the sentences that name the lost records.
 _LOST: dict[str, Callable[[re.Match[str]], str]] = {
     r"Could not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)\s": lambda m: (
-        f"the next records of partition {m[3]} are those from offset {m[1]} up to {m[2]}, and at least the first of them is "
-        "deleted: retention, or a person, was faster than this ingest" + _SKIP
+        f"the next records of partition {m[3]} are those from offset {m[1]} up to {m[2]}, but at least the first of "
+        "them was deleted, by retention or by a person, before it was read" + _SKIP
     ),
     r"Starting offset for (\S+) was (\d+) but consumer reset to (\d+)": lambda m: (
-        f"the records of partition {m[1]} from offset {m[2]} up to {m[3]} are deleted" + _SKIP
+        f"the records of partition {m[1]} from offset {m[2]} up to {m[3]} were deleted" + _SKIP
     ),
     r"Partition (\S+?)(?:'s)? offset was changed from (\d+) to (\d+)": lambda m: (
         f"partition {m[1]} was read up to offset {m[2]} and now ends at {m[3]}: the topic was deleted and created again. "
@@ -60,13 +60,13 @@ _NO_REASON = "): UnknownReason"
 
 
 class BrokersAway(Exception):
-    """No broker answers, or none that leads a partition; it may be there again soon."""
+    """No broker answers, or a partition has no leader. Worth trying again."""
 
 
 def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkpoint: str) -> Exception:
-    """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself.
+    """Returns the error to raise for a failed query: one with a remedy if one is known, else the original error.
 
-    BrokersAway if the remedy is to try again. The message contains no secret of the topic's options.
+    Returns BrokersAway if the remedy is to try again. The message never contains secrets from the topic's options.
     """
     text = topic.hide_secrets(collect_messages(error))
     if _LOSS.search(text) and (lost := _find_loss(text)):
@@ -74,24 +74,25 @@ def explain_kafka_failure(error: Exception, topic: Topic, stream: Stream, checkp
         return SetupError(f"{topic}: {words}")
     if _MISSING.search(text):
         return SetupError(
-            f"{topic}: there is no such topic, or this user may not see it. Create it, or mend `topic` in the source of "
-            f"stream {stream.name!r}; Lookback creates none"
+            f"{topic}: the topic does not exist, or this user may not see it. Create it, or correct `topic` in the "
+            f"source of stream {stream.name!r}; Lookback does not create topics"
         )
     if refused := _REFUSED.search(text):
         return SetupError(
-            f"{topic}: the brokers refuse ({refused[1]}: {refused[2].strip()[:_MAX_CHARACTERS]}). Mend kafka.security.protocol, "
-            "kafka.sasl.* or kafka.ssl.* in the source's options, the secret that they name, or what the user is allowed"
+            f"{topic}: the brokers refuse access ({refused[1]}: {refused[2].strip()[:_MAX_CHARACTERS]}). Correct "
+            "kafka.security.protocol, kafka.sasl.* or kafka.ssl.* in the source's options, the secret that they name, "
+            "or the user's permissions"
         )
     if away := _AWAY.search(text):
-        return BrokersAway(f"no broker could be reached or leads ({_quote_line(text, away)})")
+        return BrokersAway(f"no broker could be reached, or a partition has no leader ({_quote_line(text, away)})")
     if wrong := _WRONG.search(text):
-        return SetupError(f"{topic}: {wrong[1][:_MAX_CHARACTERS]}: mend the source's options")
+        return SetupError(f"{topic}: {wrong[1][:_MAX_CHARACTERS]}: correct the source's options")
     if _OTHER_SOURCE.search(text):
-        return SetupError(f"{checkpoint} was made from another source than {topic}. {BEGIN_ANEW}")
+        return SetupError(f"{checkpoint} belongs to another source than {topic}. {BEGIN_ANEW}")
     if _NO_REASON in text:
         return SetupError(
-            f"{topic}: a task failed, and Spark could not read why: this session learned to read Kafka only after it had "
-            "begun. Start it anew with the stream that reads the topic, which then says more"
+            f"{topic}: a task failed, and Spark could not read the reason, because this session added Kafka support "
+            "only after its start. Restart the session with the stream that reads the topic to see the reason"
         )
     return error
 

@@ -1,4 +1,4 @@
-"""Writes a stream's rows into the table rejected_events, checks them again, and removes those that can be used."""
+"""Writes a stream's unusable rows to the table rejected_events, checks them again, and removes usable ones."""
 
 from __future__ import annotations
 
@@ -48,10 +48,14 @@ _MAX_KINDS, _MAX_RAW_CHARACTERS = 20, 200
 
 @dataclass(frozen=True)
 class Rejection:
-    """Rows that were rejected for reasons of one kind.
+    """The rows that were rejected for one kind of reason.
 
-    reason: the reason, values in it replaced by `…`; rows: how many there are; example: the reason of one of them, with
-    its values; raw: that row as it came, cut after 200 characters; source: where it came from.
+    Attributes:
+        reason: The reason, with its values replaced by `…`.
+        rows: The number of rows.
+        example: The reason of one of the rows, with its values.
+        raw: The original text of that row, truncated to 200 characters.
+        source: Where that row came from.
     """
 
     reason: str
@@ -69,7 +73,7 @@ class Rejection:
 def count_rejections(rows: DataFrame, reason: Column, raw: Column, source: Column) -> tuple[Rejection, ...]:
     """Counts rejected rows by kind of reason, the most frequent first; at most 20 kinds."""
     kind = F.regexp_replace(reason, "'[^']*'", "'…'")
-    # The least row of each kind, so that a run that is repeated reports the same.
+    # The minimum row of each kind, so that a repeated run reports the same example.
     example = F.min(
         F.struct(reason.alias("reason"), F.left(raw, F.lit(_MAX_RAW_CHARACTERS)).alias("raw"), source.alias("source"))
     )
@@ -79,14 +83,14 @@ def count_rejections(rows: DataFrame, reason: Column, raw: Column, source: Colum
 
 
 def name_options_key(stream: Stream) -> str:
-    """Returns the key of the stream's `source` that has the options by which lines are read."""
+    """Returns the key in the stream's `source` that has the options for reading lines."""
     return "value_options" if reads_kafka(stream) else "options"
 
 
 def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> DataFrame:
-    """Gives a REASON to those of the checked `rows` that are `conflicts`: their id belongs to an event that differs.
+    """Gives a REASON to the checked `rows` that are `conflicts`: their id belongs to a different event.
 
-    A row whose text was not kept is kept by its fields.
+    If the text of a row was not kept, its RAW is made from its fields.
     """
     id_, fields = stream.event_id, {name: str(type_) for name, type_ in stream.own_fields.items()}
     columns = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in fields.items())
@@ -95,8 +99,8 @@ def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> Dat
     reason = F.concat(
         F.lit(f"{id_}: "), quote_value(F.col(id_)),
         F.lit(
-            " is the id of an event that is there already, and this row differs from it: give the row an id of its own, or "
-            "delete that event"
+            " is the id of an existing event, and this row differs from it: give the row its own id, or delete that "
+            "event"
         ),
     )  # fmt: skip
     place = [FILE, BLOCK, ROW, RAW]
@@ -120,7 +124,7 @@ class RejectedRows:
     stream: Stream
 
     def write(self, rows: DataFrame, mark: str, now: Column) -> None:
-        """Appends checked rows that have a REASON, but none that is there already. now: their `ingested_at`."""
+        """Appends checked rows with a REASON, except rows already written, with `now` as their `ingested_at`."""
         rows = rows.select(
             F.lit(self.stream.name).alias("stream"),
             F.col(RAW).alias("raw"),
@@ -132,7 +136,7 @@ class RejectedRows:
         )
         known = self._read_stream()
         if not self.tables.is_unwritten(_TABLE) and known.inputFiles():
-            # A run that is repeated writes no row twice.
+            # A repeated run must not write a row twice.
             known = known.select(F.col("source").alias("__source"), F.col("raw").alias("__known"))
             same = F.col("source").eqNullSafe(F.col("__source")) & F.col("raw").eqNullSafe(F.col("__known"))
             rows = rows.join(known, same, "left_anti")
@@ -141,7 +145,7 @@ class RejectedRows:
         self.tables.append(rows.coalesce(1), _TABLE, mark)
 
     def read(self) -> DataFrame:
-        """Reads the stream's rows, the newest first."""
+        """Reads the stream's rows, newest first."""
         return self._read_stream().orderBy(F.desc("ingested_at"), "source", "raw").drop("read_as", "position")
 
     def count_by_reason(self) -> tuple[Rejection, ...]:
@@ -149,7 +153,7 @@ class RejectedRows:
         return count_rejections(self._read_stream(), F.col("reason"), F.col("raw"), F.col("source"))
 
     def check_kept(self, options: Mapping[str, str]) -> list[DataFrame]:
-        """Checks the rows again whose text was kept, grouped by how they were read. Reads no file."""
+        """Checks the rows with a kept text again, grouped by how they were read, without reading any file."""
         kept = self._read_stream().where("raw is not null").withColumn(_GROUP, drop_record_parts(F.col("read_as")))
         return [
             _parse_rows(
@@ -161,9 +165,9 @@ class RejectedRows:
         ]
 
     def check_again(self, options: Mapping[str, str]) -> RetriedRows:
-        """Checks all rows again; files that could not be read are read again whole.
+        """Checks all rows again, and reads the files again that could not be read.
 
-        options: the reader's, over those that the rows were read with.
+        `options` override the reader options with which the rows were read.
         """
         parts = self.check_kept(options)
         rows = self._read_stream()
@@ -178,7 +182,7 @@ class RejectedRows:
         return RetriedRows(self, reduce(lambda some, more: some.unionByName(more), parts, no_rows), tuple(names))
 
     def delete(self, used: DataFrame) -> None:
-        """Deletes the rows that have the values of `source` and `raw` in `used`, in which each pair is there once."""
+        """Deletes the rows whose `source` and `raw` are in `used`, which must not contain a pair twice."""
         same = " and ".join(f"rejected.{name} <=> used.{name}" for name in ("source", "raw"))
         condition = (F.col("rejected.stream") == self.stream.name) & F.expr(same)
 
@@ -186,7 +190,7 @@ class RejectedRows:
             table = self.tables.delta(_TABLE).alias("rejected")
             table.merge(used.alias("used"), condition).whenMatchedDelete().execute()
 
-        # Rows of other streams come meanwhile.
+        # Rows of other streams may be written concurrently.
         change_table(self.tables, _TABLE, act)
 
     def _read_stream(self) -> DataFrame:
@@ -195,16 +199,23 @@ class RejectedRows:
 
 @dataclass(frozen=True)
 class RetriedRows:
-    """Rejected rows that were checked again. rows: with RAW in every row that was kept; files: the names of files read."""
+    """Rejected rows that were checked again.
+
+    Attributes:
+        rejected: The stream's rows in rejected_events.
+        rows: The checked rows, with RAW if the text was kept.
+        files: The names of the files that were read again.
+    """
 
     rejected: RejectedRows
     rows: DataFrame
     files: Sequence[str]
 
     def remove(self, checked_rows: DataFrame) -> None:
-        """Removes the rows that could be used now. checked_rows: `rows`, cached.
+        """Removes the rows that are now usable from rejected_events; `checked_rows` is `rows`, cached.
 
-        A row is removed only after its event is in the table: killed before, the next attempt finds a duplicate.
+        A row is removed only after its event is in the table. If the process is killed in between, the next attempt
+        finds a duplicate.
         """
         usable = F.col(REASON).isNull()
         rows = checked_rows.where(usable & F.col(RAW).isNotNull()).select(FILE, RAW)
@@ -218,9 +229,13 @@ class RetriedRows:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The way in which rows were read.
+    """How rows were read.
 
-    columns: those of the source; None if it had none, or they are not known. has_fields: the columns are the stream's fields.
+    Attributes:
+        source: The format and the options.
+        columns: The columns of the source; None if it has none or they are unknown.
+        is_record: Whether the rows are Kafka records.
+        has_fields: Whether the columns are the stream's fields.
     """
 
     source: Source
@@ -230,7 +245,7 @@ class _Reading:
 
     @classmethod
     def from_json(cls, text: str | None, options: Mapping[str, str]) -> _Reading:
-        """Reads the `read_as` of a row. Unreadable text counts as absent: anyone may have written it."""
+        """Reads the `read_as` of a row. Unreadable text is ignored, since anyone may have written it."""
         try:
             reading = json.loads(text or "{}")
             columns = StructType.fromDDL(reading["columns"]) if reading.get("columns") else None
@@ -252,7 +267,7 @@ def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame
         F.col("raw").alias(RAW),
         F.col("read_as").alias(READ_AS),
         F.col("source").alias(FILE),
-        # As they were read, in the order of the rounds that rejected them.
+        # Sorts the rows by the round that rejected them.
         F.lpad(F.unix_micros("ingested_at").cast("string"), 20, "0").alias(UNIT),
         F.shiftright(position, ROW_BITS).alias(BLOCK),
         position.bitwiseAND(F.lit(2**ROW_BITS - 1)).alias(ROW),
@@ -272,7 +287,7 @@ def _parse_rows(rows: DataFrame, reading: _Reading, stream: Stream) -> DataFrame
 
 
 def _parse_csv(rows: DataFrame, source: Source, names: Sequence[str]) -> DataFrame:
-    """Parses rows as JSON objects; those that are none are read as lines of a CSV file with these columns."""
+    """Parses rows as JSON objects, or else as lines of a CSV file with these columns."""
     rows, line = source.parse_json(rows, names), source.parse_csv_line(names)
     is_line = F.col(CORRUPT).isNotNull()
     values = [

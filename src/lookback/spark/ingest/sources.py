@@ -1,6 +1,6 @@
 """Lists files, reads them whatever their columns are, and checks whether each row is usable.
 
-No file stops the others: a file that cannot be read becomes one row with a `REASON`.
+An unreadable file does not stop the rest: it becomes one row with a `REASON`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
 FORMATS = ("parquet", "csv", "json")
-# With microseconds, so that a row that is read again is the row that was read.
+# With microseconds, so that reading a row again gives the same row.
 JSON_FORMATS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -57,13 +57,13 @@ _LINE, _OBJECTS = "value", "__objects"
 _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
 _JSON_SAMPLE = 1_000
-# Quotes inside quotes are doubled (RFC 4180), as spreadsheets and Python write them.
+# Quotes inside quotes are doubled (RFC 4180), as in files from spreadsheets and Python.
 CSV_DEFAULTS = {"header": "true", "escape": '"'}
-# Spark keeps a row that it cannot split, in CORRUPT.
+# Makes Spark keep a row that it cannot split in CORRUPT.
 KEEP_CORRUPT = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-# No file may be skipped in silence, whatever the session's settings are.
+# No file may be silently skipped, whatever the session's settings.
 _NOTHING_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-# With this option a path is the name of one place, whatever characters it has, and no pattern.
+# With this option, Spark takes a path literally, not as a pattern.
 _NO_PATTERN = {"__globPaths__": "false"}
 # Reader options that select files, in lower case.
 _FILE_FILTERS = frozenset({"recursivefilelookup", "pathglobfilter", "modifiedbefore", "modifiedafter"})
@@ -71,7 +71,7 @@ _FILE_SCHEMA = "path string, modificationTime timestamp, length bigint, content 
 # Options of a file stream that limit a batch; Auto Loader's have a prefix.
 _BATCH_LIMITS = ("maxFilesPerTrigger", "maxBytesPerTrigger")
 _AUTO_LOADER = "cloudFiles."
-# A JSON number with more digits than a double keeps.
+# Matches a JSON number with more digits than a double can hold.
 _LONG_NUMBER = "[0-9][0-9.]{15}"
 _FILE_ERRORS = re.compile(
     r"FAILED_READ_FILE|CANNOT_MERGE_|FileNotFoundException|PATH_NOT_FOUND|PARQUET_TYPE_|UNABLE_TO_INFER_SCHEMA"
@@ -83,8 +83,10 @@ _VANISHED = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|PATH_NOT_FOUND")
 class Source:
     """Files of one format.
 
-    path: a file, a folder or a pattern; format: parquet, csv (with a header) or json (an object a line); options: those of
-    Spark's reader.
+    Attributes:
+        path: A file, a folder or a pattern.
+        format: parquet, csv (with a header) or json (one object per line).
+        options: Options of Spark's reader.
     """
 
     path: str
@@ -102,11 +104,12 @@ class Source:
     ) -> Source:
         """Finds the files at `path` (a file, a folder, a pattern; default: stream.source), and their format by suffix.
 
-        Raises SetupError if nothing is there or the format is unknown.
+        Raises:
+            SetupError: If nothing is found or the format is unknown.
         """
         declared = stream.source
         if path is not None and declared.get("format") not in (None, *FORMATS):
-            # The declared source is not files, and these files come in addition.
+            # The declared source is something else, and these files are an addition.
             declared = {}
         chosen = path or declared.get("path")
         if not chosen:
@@ -117,48 +120,48 @@ class Source:
         name = name or _find_format(_list_files(spark, cls(chosen, "", options)), chosen) or declared.get("format")
         known = _SUFFIXES.get(f".{name}")
         if known is None:
-            raise SetupError(f"{chosen}: the format {name or ''!r} is not known; name one of {', '.join(FORMATS)}")
+            raise SetupError(f"{chosen}: the format {name or ''!r} is unknown; name one of {', '.join(FORMATS)}")
         return cls(chosen, known, options)
 
     @property
     def is_text(self) -> bool:
-        """True if the columns of the files are text; those of Parquet have types."""
+        """True if all columns of the files are text, as in CSV and JSON, but not in Parquet."""
         return self.format != "parquet"
 
     @property
     def is_pattern(self) -> bool:
-        """True if the path may match several names; a path that is there on this machine is a name, whatever it looks like."""
+        """True if the path is a pattern. An existing path on this machine is never a pattern."""
         local = find_local_path(self.path)
         return bool(re.search(r"[*?\[{\\]", self.path)) and (local is None or not local.exists())
 
     @property
     def path_options(self) -> dict[str, str]:
-        """The options with which readers take the path for what it is."""
+        """The options that make readers take the path as a name or as a pattern, whichever it is."""
         return {} if self.is_pattern else dict(_NO_PATTERN)
 
     def select_files(self, spark: SparkSession, stream: Stream) -> Files:
-        """Selects the files that are there now."""
+        """Selects the existing files."""
         return Files(spark, self, stream, None)
 
     def watch(self, spark: SparkSession) -> DataFrame:
-        """Streams the names of files as they appear, one row a file; opens none. On Databricks by Auto Loader."""
+        """Streams the names of files as they appear, one row per file, unopened; on Databricks with Auto Loader."""
         reader = spark.readStream.format("cloudFiles" if on_databricks() else "binaryFile")
         reader = reader.schema(_FILE_SCHEMA).options(**self.make_watch_options(on_databricks()))
-        # A stream takes any path for a pattern.
+        # Streaming readers take any path as a pattern.
         path = self.path if self.is_pattern else _escape(self.path)
         return reader.load(path).select("_metadata.file_path")
 
     def make_watch_options(self, auto_loader: bool) -> dict[str, str]:
-        """Returns the options of the reader that finds files, without those by which files are read.
+        """Returns the options of the reader that finds files, without those for reading them.
 
-        A file is known by its name, however old it is, and taken once, even if it is written again later. The schema is
-        given, so that Auto Loader needs no place to remember one and has nothing to rescue.
+        A file is identified by its name, whatever its age, and reported once, even if it is rewritten later. Auto
+        Loader gets a schema, so it needs no place to store one and no rescued data.
         """
         own = {name: value for name, value in self.options.items() if name.startswith(_AUTO_LOADER)}
         others = {name: value for name, value in self.options.items() if name not in own}
         if not auto_loader:
-            # By default Spark forgets files after a week, and takes none that is older than those. Here a new name is a new
-            # file, however old it is. `read_planned_files` finds a file that has vanished.
+            # By default Spark forgets files after a week, and ignores files that are older. Here a new name is a new
+            # file, whatever its age. `read_planned_files` finds files that have vanished.
             return {"maxFileAge": "36500d", **others, "ignoreMissingFiles": "true"}
         filters = {name: value for name, value in others.items() if name.lower() in _FILE_FILTERS}
         limits = {f"{_AUTO_LOADER}{name}": others[name] for name in _BATCH_LIMITS if name in others}
@@ -173,10 +176,10 @@ class Source:
         }
 
     def covers(self, name: str) -> bool:
-        """Returns whether a batch read of the path takes the file `name` too, which a stream has found.
+        """Returns whether a batch read of the path would also read the file `name`, which a stream has found.
 
-        Auto Loader goes into every folder; Spark's readers only into those such as `day=2026-01-31`, unless
-        `recursiveFileLookup` is on, and they skip names that begin with `_` or `.`.
+        Auto Loader descends into every folder. Spark's readers descend only into folders such as `day=2026-01-31`,
+        unless `recursiveFileLookup` is on, and skip names that begin with `_` or `.`.
         """
         recursive = any(n.lower() == "recursivefilelookup" and v.lower() == "true" for n, v in self.options.items())
         base = re.sub(r"^\w+:/*", "/", self.path).rstrip("/") + "/"
@@ -192,10 +195,10 @@ class Source:
     def parse_json(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
         """Parses the JSON lines in the column RAW: adds the named keys as text, and CORRUPT.
 
-        CORRUPT is the line if it is not one JSON object, or contains a key twice; else NULL.
+        CORRUPT is the line if it is not exactly one JSON object or contains a key twice, else NULL.
         """
         fields = ", ".join(f"{quote_identifier(name)}: string" for name in names)
-        # In brackets, so that a second object on the line is not passed over.
+        # In brackets, so that a second object on the line is not ignored.
         array = F.concat(F.lit("["), F.col(RAW), F.lit("]"))
         options = {**self.options, "mode": "PERMISSIVE"}
         lines = lines.withColumn(_OBJECTS, F.from_json(array, f"array<struct<{fields}>>", options))
@@ -205,27 +208,27 @@ class Source:
         return lines.select(*[quote_identifier(name) for name in lines.columns if name != _OBJECTS], *columns)
 
     def parse_csv(self, lines: DataFrame, names: Sequence[str]) -> DataFrame:
-        """Parses the lines of CSV in the column RAW: adds the named columns as text, and CORRUPT."""
+        """Parses the CSV lines in the column RAW: adds the named columns as text, and CORRUPT."""
         return lines.withColumn(_OBJECTS, self.parse_csv_line(names)).select("*", f"{_OBJECTS}.*").drop(_OBJECTS)
 
     def parse_csv_line(self, names: Sequence[str]) -> Column:
-        """Parses the line of CSV in the column RAW: a struct of the named columns as text, and CORRUPT.
+        """Parses the CSV line in the column RAW into a struct of the named columns as text, and CORRUPT.
 
-        CORRUPT is the line if the number of its values is not that of the names; else NULL.
+        CORRUPT is the line if it has another number of values than names, else NULL.
         """
         schema = ", ".join(f"{quote_identifier(name)} string" for name in [*names, CORRUPT])
         return F.from_csv(RAW, schema, {**CSV_DEFAULTS, **self.options, **KEEP_CORRUPT})
 
     def describe_reading(self, schema: StructType | None) -> str:
-        """Describes how the files are read, as JSON, to read rejected rows again: format, options, columns (`schema`)."""
-        # Names with a dot are settings of a file system, keys to it among them.
+        """Describes, as JSON, how to read rejected rows of the files again: format, options and columns (`schema`)."""
+        # Options with a dot in the name are file system settings, which may include credentials.
         options = {name: str(value) for name, value in self.options.items() if "." not in name}
         columns = None if schema is None else schema.toDDL()
         return json.dumps({"format": self.format, "options": options, "columns": columns}, ensure_ascii=False)
 
 
 class _FileGroup(NamedTuple):
-    """Names of files with the same columns; None for lines of JSON."""
+    """Names of files with the same columns; the schema is None for lines of JSON."""
 
     schema: StructType | None
     names: list[str]
@@ -233,10 +236,16 @@ class _FileGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Files:
-    """Files that are taken in one round. names: as Spark writes them in `_metadata.file_path`; None: all at the path.
+    """The files of one round of ingest.
 
-    A stream names its files: all their rows go somewhere, and no file is looked at again. Unnamed files are refused if
-    none of them fits.
+    A stream names its files and never looks at them again, so all their rows are ingested or rejected. If unnamed files
+    are read and none of them is usable, an error is raised instead.
+
+    Attributes:
+        spark: The session.
+        source: The place, format and options of the files.
+        stream: The stream that the files are for.
+        names: The file names as Spark writes them in `_metadata.file_path`; None: all files at the path.
     """
 
     spark: SparkSession
@@ -247,8 +256,8 @@ class Files:
     def read_together(self) -> DataFrame:
         """Reads all rows of the files, checked (see `fields`), if they can be read and have the same columns.
 
-        Raises SetupError if a column that the id or the time is made from is missing, or an expression cannot be used, and
-        Spark's errors if a file cannot be read.
+        Raises SetupError if a column for the id or the time is missing or an expression is unusable, and Spark's errors
+        if a file cannot be read.
         """
         schema = self._read_schema(self.names)
         if schema is not None:
@@ -258,10 +267,10 @@ class Files:
         return self._read_checked(self.names, schema)
 
     def read_apart(self) -> DataFrame:
-        """Reads all rows of the files that can be read, checked, and one row for each file that cannot, with the REASON.
+        """Reads all rows of the readable files, checked, and one row with a REASON for each unreadable file.
 
-        The list of files is halved until a part can be read and has the same columns. Raises SetupError if no unnamed
-        file can be used.
+        It halves the list of files until a part can be read and has the same columns. Raises SetupError if none of a
+        set of unnamed files is usable.
         """
         source = self.source
         names = _list_files(self.spark, source) if self.names is None else list(self.names)
@@ -273,14 +282,14 @@ class Files:
         parts = [part for group in by_schema.values() for part in self._read_fitting(group, broken)]
         if self.names is None and broken and not parts:
             name, reason = min(broken.items())
-            others = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
-            raise SetupError(reason + others if reason.startswith(source.path) else f"{name}: {reason}{others}")
+            rest = f" The other {len(broken) - 1:,} files cannot be used either." if len(broken) > 1 else ""
+            raise SetupError(reason + rest if reason.startswith(source.path) else f"{name}: {reason}{rest}")
         return reduce(lambda some, more: some.unionByName(more), [*parts, self._make_unreadable_rows(broken)])
 
     def read_kept(self) -> tuple[DataFrame, int]:
-        """Reads the rows of the files, together if that is possible, keeps them and counts them.
+        """Reads the rows of the files, together if possible, then caches and counts them.
 
-        Raises what `read_together` and `read_apart` raise.
+        Raises the errors of `read_together` and `read_apart`.
         """
         try:
             rows = keep(self.read_together())
@@ -292,7 +301,7 @@ class Files:
         return rows, rows.count()
 
     def list_columns(self) -> set[str]:
-        """Lists the columns of the files, in lower case; of lines of JSON the keys of all lines.
+        """Lists the columns of the files, or the keys of all lines of JSON, in lower case.
 
         Raises SetupError if the files cannot be read together.
         """
@@ -313,12 +322,12 @@ class Files:
     def may_succeed_apart(self, error: Exception) -> bool:
         """Returns whether `read_apart` may succeed after `read_together` raised the error."""
         if isinstance(error, SetupError):
-            # The first header counts for all files of a CSV source.
+            # In a CSV source, the first header is taken for all files.
             return self.names is not None or self.source.format == "csv"
         return isinstance(error, AnalysisException) or bool(_FILE_ERRORS.search(str(error)))
 
     def _find_readable(self, names: list[str], broken: dict[str, str]) -> Iterator[_FileGroup]:
-        """Yields groups of files that Spark can read together, to the last row; adds the others to `broken`, with a reason."""
+        """Yields groups of files that Spark can read together to the last row; adds the rest to `broken`."""
         if not names:
             return
         try:
@@ -341,7 +350,7 @@ class Files:
                 broken[names[0]] = f"the file cannot be read as {self.source.format}: {_find_cause(error)}"
 
     def _has_vanished(self, name: str) -> bool:
-        """Returns whether the file is missing, which readers of Parquet report as a file without a schema."""
+        """Returns whether the file is missing, which the Parquet reader reports as a file without a schema."""
         reader = self.spark.read.format("binaryFile").options(**_NO_PATTERN)
         return not reader.load(unquote(name)).inputFiles()
 
@@ -369,11 +378,11 @@ class Files:
         return drop_raw(cast_rows(rows, self.stream, text=self.source.is_text, place=self.source.path), self.stream)
 
     def _read_rows(self, names: Sequence[str] | None, schema: StructType | None) -> DataFrame:
-        """Reads rows of source columns, with RAW, READ_AS, FILE, UNIT, BLOCK, ROW, and CORRUPT if the files are text."""
+        """Reads rows of source columns with RAW, READ_AS, FILE, UNIT, BLOCK, ROW, and CORRUPT if the files are text."""
         source = self.source
         rows = self._load(self._make_reader(schema).options(**_find_base_path(names)), names)
         if schema is None:
-            # Empty lines are no rows and get no number, as in CSV.
+            # As in CSV, empty lines do not count as rows and are not numbered.
             rows = rows.where(F.trim(F.col(_LINE)) != "")
         rows = _add_place(rows).withColumn(READ_AS, F.lit(source.describe_reading(schema)))
         if schema is None:
@@ -387,9 +396,9 @@ class Files:
         if schema is None:
             return self.spark.read.format("text").options(**options)
         if self.source.format == "csv":
-            # All columns are text; a line whose number of values is not the header's is kept whole. Files whose headers
-            # differ are refused, not read crosswise. Every column is read, so that a line is malformed or not whichever
-            # columns a query selects.
+            # All columns are text; a line with another number of values than the header is kept whole. Files with
+            # different headers are refused, not read with mixed-up columns. Without column pruning, whether a line is
+            # malformed does not depend on the columns that a query selects.
             options = {**CSV_DEFAULTS, "enforceSchema": "false", "columnPruning": "false", **options, **KEEP_CORRUPT}
             schema = StructType([*schema.fields, StructField(CORRUPT, StringType())])
         return self.spark.read.format(self.source.format).options(**options).schema(schema)
@@ -401,7 +410,7 @@ class Files:
             rows: DataFrame = reader.options(**self.source.path_options).load(self.source.path)
         else:
             rows = reader.options(**_NO_PATTERN).load([unquote(name) for name in names])
-            # Spark reads a missing file as an empty one if its path is not a pattern.
+            # If a path is not a pattern, Spark reads a missing file as empty.
             if len(rows.inputFiles()) < len(set(names)):
                 raise FileNotFoundError(f"PATH_NOT_FOUND: one of {len(names)} files vanished before it was read")
         return rows
@@ -417,21 +426,21 @@ class Files:
         return files.select(*nulls, F.col(REASON), assumed, raw, read_as, *order)
 
     def _require_keys(self) -> None:
-        """Raises SetupError if no line of the files has a key that the id or the time is made from."""
+        """Raises SetupError if no line of the files has the keys from which the id and the time are made."""
         lines = self._load(self._make_reader(None), self.names)
         keys = lines.select(F.explode(F.json_object_keys(F.col(_LINE))).alias("key"))
         sample = {str(row[0]).lower() for row in keys.limit(_JSON_SAMPLE).distinct().collect()}
         roles = (self.stream.event_id, self.stream.event_time)
         needed = {name.lower() for field in roles for name in find_source_columns(self.stream, field)}
         if sample and not needed <= sample:
-            # The first lines need not be like the others.
+            # The remaining lines may have other keys.
             lowered = keys.select(F.lower("key").alias("key"))
             sample |= {str(row[0]) for row in lowered.where(F.col("key").isin(*needed)).distinct().collect()}
             require_columns(self.stream, sample, self.source.path)
 
 
 def drop_raw(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Leaves RAW and READ_AS of checked rows only in those with a REASON; in all of them if a look-up may still reject one."""
+    """Drops RAW and READ_AS of checked rows without a REASON, unless a look-up may still reject them."""
     if stream.lookups:
         return rows
     rejected = F.col(REASON).isNotNull()
@@ -439,9 +448,9 @@ def drop_raw(rows: DataFrame, stream: Stream) -> DataFrame:
 
 
 def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
-    """Reads which files Spark gave to a batch of the query with this checkpoint, also those that have vanished since.
+    """Reads the names of the files in a batch of the query with this checkpoint, even if they have vanished since.
 
-    The checkpoint's own records list them. Returns no files if the records are not in the form of Spark 3 and 4.
+    They come from the checkpoint's own records; none are found if these are not in the format of Spark 3 and 4.
     """
     folder = _escape(checkpoint)
     try:
@@ -456,9 +465,9 @@ def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> l
 
 
 def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> list[str]:
-    """Finds the files that were written again after the query with this checkpoint took them; a stream does not notice.
+    """Finds the files that changed after the query with this checkpoint read them, which a stream does not notice.
 
-    None are found where the records of the checkpoint are not in the form of Spark 3 and 4, as on Databricks.
+    None are found if the checkpoint's records are not in the format of Spark 3 and 4, as on Databricks.
     """
     try:
         entries = spark.read.text(f"{_escape(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
@@ -480,19 +489,19 @@ def _read_log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
 
 
 def normalize_slashes(name: str) -> str:
-    """Returns the file's name with as many slashes as `_metadata.file_path` has."""
+    """Returns the file's name with the same number of slashes after the scheme in all Spark APIs."""
     return re.sub(r"^file:/+", "file:/", name)
 
 
 def _select_key(name: str) -> Column:
-    """Returns the text of a key of the only object; a long number keeps its digits, where Spark goes by way of a double."""
+    """Returns the text of a key of the only object. Long numbers keep all digits, which doubles would lose."""
     text = F.get(F.col(_OBJECTS), F.lit(0)).getField(name)
     number = text.rlike("^-?[0-9.]+(E-?[0-9]+)?$") & text.rlike("[.E]") & F.col(RAW).rlike(_LONG_NUMBER)
     if '"' not in name and "\\" not in name:
         path = '$["' + name.replace("'", "\\'") + '"]'
         exact = F.expr(f"try_variant_get(try_parse_json({RAW}), '{path}', 'string')")
         text = F.when(number, F.coalesce(exact, text)).otherwise(text)
-    # Python and others write these for values for which JSON has no number.
+    # Python and other writers use these for values that JSON numbers cannot express.
     return F.when(text.isin('"NaN"', '"Infinity"', '"-Infinity"'), F.btrim(text, F.lit('"'))).otherwise(text)
 
 
@@ -500,13 +509,13 @@ def _add_place(rows: DataFrame) -> DataFrame:
     file = F.col("_metadata")
     name, modified = file.getField("file_path"), F.unix_micros(file.getField("file_modification_time"))
     unit = F.concat(F.lpad(modified.cast("string"), 20, "0"), F.lit(" "), name)
-    # A task reads a split of a file from its start to its end, so that its rows have consecutive numbers.
+    # A task reads a split of a file from start to end, so its rows get consecutive numbers.
     place = {FILE: name, UNIT: unit, BLOCK: file.getField("file_block_start")}
     return rows.withColumns(place).withColumn(ROW, F.monotonically_increasing_id())
 
 
 def _select_filters(source: Source) -> dict[str, str]:
-    """Returns the options by which a reader finds the files of a source."""
+    """Returns the options that a reader needs to find the files of a source."""
     filters = {name: value for name, value in source.options.items() if name.lower() in _FILE_FILTERS}
     return {**filters, **source.path_options}
 
@@ -520,7 +529,7 @@ def _list_files(spark: SparkSession, source: Source) -> list[str]:
 
 
 def _has_colon(path: str, names: Sequence[str] | None) -> bool:
-    """Returns whether one of the files on this machine has a colon in its name. names: see `Files`."""
+    """Returns whether one of the files on this machine has a colon in its name; for `names` see `Files`."""
     local = find_local_path(path)
     if local is None:
         return False
@@ -530,7 +539,7 @@ def _has_colon(path: str, names: Sequence[str] | None) -> bool:
 
 
 def _read_without_checksums(spark: SparkSession) -> None:
-    """Lets this machine's files be read without looking for `.NAME.crc` beside them, a path that Hadoop cannot make of a colon."""
+    """Turns off checksums of local files: Hadoop cannot parse the path of `.NAME.crc` if the name has a colon."""
     jvm: Any = spark._jvm
     files = jvm.org.apache.hadoop.fs.FileSystem
     files.getLocal(spark._jsparkSession.sessionState().newHadoopConf()).setVerifyChecksum(False)
@@ -541,7 +550,7 @@ def _escape(path: str) -> str:
 
 
 def _find_base_path(names: Sequence[str] | None) -> dict[str, str]:
-    """Returns the folder above folders such as `day=2026-01-31`, which Spark reads as columns if it knows where they begin."""
+    """Returns the folder above folders such as `day=2026-01-31`, which Spark needs to read these as columns."""
     folder = re.match(r"(.*?)/[^/=]+=[^/]*/", names[0]) if names else None
     return {"basePath": unquote(folder.group(1))} if folder else {}
 
@@ -561,13 +570,13 @@ def _find_format(files: Iterable[str], path: str) -> str | None:
 
 
 def _find_cause(error: Exception) -> str:
-    """Returns the innermost cause that Java names, without its class."""
+    """Returns the message of the innermost Java cause, without its class."""
     header = re.search(r"CSV header does not conform to the schema\.\s*Header: (.*)", str(error))
     if header is not None:
         counts = Counter(name.strip().lower() for name in header[1].split(","))
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
-            return f"its header names {', '.join(map(repr, twice))} more than once; give each column a name of its own"
+            return f"its header names {', '.join(map(repr, twice))} more than once; give each column its own name"
     causes = re.findall(r"Caused by: ([^\n]*)", str(error))
     text = causes[-1] if causes else first_line(error)
     return re.sub(r"^[\w.$]+(Exception|Error): ", "", text).strip()[:1_000]

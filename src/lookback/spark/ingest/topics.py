@@ -1,4 +1,4 @@
-"""Ingests a Kafka topic, batch by batch from the end of the last one, and waits for brokers that are away."""
+"""Ingests a Kafka topic batch by batch, and waits while brokers are unreachable."""
 
 from __future__ import annotations
 
@@ -30,28 +30,36 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
-# The time for which a run that is to end waits for a broker.
+# How long a run without `every` waits for a broker.
 PATIENCE_SECONDS = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.2
-# A query without progress for so long may wait for a broker. Spark reports progress every 10 s, also without records.
+# A query may be waiting for a broker if it has made no progress for this long. Spark reports progress every 10 s, even
+# without records.
 _SILENCE_SECONDS = 20.0
 _LOST = {"failOnDataLoss": "false"}
 
 
 def choose_topic_checkpoint(tables: Tables, stream: Stream) -> str:
-    """Returns the default checkpoint of an ingest of the stream's topic: a folder below the tables' root or volume."""
+    """Returns the default checkpoint for ingesting the stream's topic: a folder below the tables' root or volume."""
     return f"{tables.files}/_checkpoints/kafka_{stream.name}"
 
 
 class TopicIngest:
-    """Brings the records of a stream's Kafka topic into its events table as ingest does with files, each exactly once.
+    """Ingests the records of a stream's Kafka topic into its events table, each exactly once.
 
-    The checkpoint records the progress; a batch that was cut short is repeated, and the events that it had written are
-    found as duplicates. checkpoint: its folder. every: the interval between two looks for more; None: take the records
-    that are there at the start, then end. skip_lost: go on although the next records are no longer in the topic.
-    progress: called with a line for each batch.
+    The checkpoint records the progress. An interrupted batch is repeated, and the events that it has already written
+    count as duplicates.
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream.
+        checkpoint: The folder of the checkpoint; default: see `choose_topic_checkpoint`.
+        every: The interval at which to look for records; None: ingest the existing records, then end.
+        skip_lost: Continues even if the next records are no longer in the topic.
+        patience: How long a run with `every` None waits for a broker, in seconds.
+        progress: Called with a line for each batch.
     """
 
     def __init__(
@@ -71,17 +79,18 @@ class TopicIngest:
         self._checkpoint = tables.find_place(checkpoint or choose_topic_checkpoint(tables, stream))
         self._options = _LOST if skip_lost else {}
         self._progress = progress
-        # Only a run that is to end loses patience.
+        # A run with `every` waits forever.
         self._absence = _Absence(self._topic, patience if every is None else None)
         self._stopping = threading.Event()
         self._failure: LookbackError | None = None
         self._sum = IngestReport(stream.name, 0, 0, 0, 0, 0, 0.0)
 
     def run(self) -> IngestReport:
-        """Takes records in until the end, or `request_stop`. Returns the account of all batches.
+        """Ingests records until the end or until `request_stop`, and returns the summed report of all batches.
 
-        Raises SetupError if the topic is not there, records of it are lost, the brokers refuse, or, in a run that is to
-        end, no broker answers for `patience` seconds.
+        Raises:
+            SetupError: If the topic is missing, records are lost, the brokers refuse access, or, in a run without
+                `every`, no broker answers for `patience` seconds.
         """
         with lock_ingest(self._tables, self._stream):
             self._require_same_topics()
@@ -97,25 +106,25 @@ class TopicIngest:
                         self._absence.begin(str(reason))
                         is_whole = False
                 self._absence.wait(self._stopping)
-            # The commits of a batch that was cut short are in the log, but in no report.
+            # The commits of an interrupted batch are in the table's log, but not in a report.
             is_complete = is_whole and self._every is None and not self._stopping.is_set()
             return self._round.add_versions(self._sum) if is_complete else self._sum
 
     def request_stop(self) -> None:
-        """Asks `run` to end soon; a batch that is half done is repeated at the next start."""
+        """Asks `run` to end soon; the next start repeats an unfinished batch."""
         self._stopping.set()
 
     def _require_same_topics(self) -> None:
-        """Raises SetupError if the checkpoint is of other topics: Spark would take these for deleted, and spoil it."""
+        """Raises SetupError if the checkpoint has other topics: Spark would take them for deleted and corrupt it."""
         dropped = self._topic.find_dropped(read_checkpoint_topics(self._checkpoint))
         if dropped:
             raise SetupError(
-                f"{self._checkpoint} is of topic {', '.join(sorted(dropped))}, and stream {self._stream.name!r} now reads "
-                f"{self._topic.topics}. {BEGIN_ANEW}"
+                f"{self._checkpoint} is of topic {', '.join(sorted(dropped))}, but stream {self._stream.name!r} now "
+                f"reads {self._topic.topics}. {BEGIN_ANEW}"
             )
 
     def _run_query(self) -> None:
-        """Runs one query until it ends. Raises BrokersAway if it failed for lack of a broker."""
+        """Runs one query until it ends. Raises BrokersAway if no broker can be reached."""
         query = None
         try:
             records = self._topic.watch(self._tables.spark, self._options)
@@ -143,7 +152,7 @@ class TopicIngest:
         try:
             report = self._round.take_checked(self._topic.read_records(records, self._stream))
         except LookbackError as error:
-            # The query raises only the text of this error.
+            # The query's own error has only the text of this one.
             self._failure = error
             raise
         self._absence.end()
@@ -153,7 +162,7 @@ class TopicIngest:
 
 
 def read_checkpoint_topics(checkpoint: Place) -> set[str]:
-    """Returns the topics in a checkpoint; none if it is new, or is not reached as files."""
+    """Returns the topics in a checkpoint; none if it is new or not accessible as files."""
     try:
         plans = [file for file in (checkpoint / "offsets").iterdir() if file.name.isdigit()]
         last = max(plans, key=lambda file: int(file.name)).read_text(encoding="utf-8")
@@ -163,7 +172,7 @@ def read_checkpoint_topics(checkpoint: Place) -> set[str]:
 
 
 def is_reachable(servers: str) -> bool:
-    """Returns whether any of the brokers in `servers` (host:port, with commas between) accepts a connection."""
+    """Returns whether any of the brokers in `servers` (host:port, separated by commas) accepts a connection."""
     for server in servers.split(","):
         host, _, port = server.rpartition(":")
         try:
@@ -175,7 +184,7 @@ def is_reachable(servers: str) -> bool:
 
 
 class _Absence:
-    """The time for which no broker answers. Logs its begin and its end, and raises an error when patience is over."""
+    """A period in which no broker answers. Logs its start and end, and raises an error if it exceeds `patience`."""
 
     def __init__(self, topic: Topic, patience: float | None) -> None:
         self._topic, self._patience = topic, patience
@@ -183,33 +192,33 @@ class _Absence:
         self._pause = _FIRST_PAUSE
 
     def begin(self, reason: str = "") -> None:
-        """Logs once that it has begun, and the reason if that is known."""
+        """Logs the start once, with the reason if it is known."""
         if self._since is None:
             self._since = time.monotonic()
-            _LOG.warning(f"no broker of {self._topic} answers; waiting for it" + (f": {reason}" if reason else ""))
+            _LOG.warning(f"no broker of {self._topic} answers; waiting for one" + (f": {reason}" if reason else ""))
 
     def wait(self, stopping: threading.Event) -> None:
-        """Waits, longer each time. Raises SetupError when patience is over."""
+        """Waits, longer each time. Raises SetupError once `patience` is exceeded."""
         self.begin()
         now = time.monotonic()
         waited = now - (self._since or now)
         if self._patience is not None and waited >= self._patience:
             raise SetupError(
-                f"no broker of {self._topic} has answered for {waited:,.0f} s. Is it running, and are host and port "
-                "right? Nothing is lost: run it again when it answers"
+                f"no broker of {self._topic} has answered for {waited:,.0f} s. Check that one is running, and that "
+                "host and port are correct. Nothing is lost: run the ingest again once a broker answers"
             )
         stopping.wait(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def end(self) -> None:
-        """Logs that it has ended, if it had begun."""
+        """Logs the end, if a start was logged."""
         if self._since is not None:
             _LOG.warning(f"{self._topic} answers again after {time.monotonic() - self._since:,.0f} s")
         self._since, self._pause = None, _FIRST_PAUSE
 
 
 class _QuietWatch:
-    """Watches a running query, and logs that it waits for a broker, which Spark does in silence for minutes."""
+    """Watches a running query and logs when it waits for a broker, which Spark does silently for minutes."""
 
     def __init__(self, query: StreamingQuery, topic: Topic) -> None:
         self._query, self._topic = query, topic
@@ -218,7 +227,7 @@ class _QuietWatch:
         self._is_away = False
 
     def has_progress(self) -> bool:
-        """Returns whether the query has reported progress since the last call; call it often."""
+        """Returns whether the query has reported progress since the last call. Call it often."""
         now = time.monotonic()
         if now - self._looked < _SILENCE_SECONDS / 10:
             return False
@@ -232,7 +241,7 @@ class _QuietWatch:
         if is_away != self._is_away:
             self._is_away = is_away
             if is_away:
-                _LOG.warning(f"{self._topic} does not answer any more; waiting for it")
+                _LOG.warning(f"{self._topic} no longer answers; waiting for a broker")
             else:
                 _LOG.warning(f"{self._topic} answers again")
         return has_progress

@@ -1,1 +1,1 @@
-"""The work of a person or a nightly job on a place: status, maintenance, grants, deletion on request, notifications."""
+"""Operates a deployment: set-up, grants, status, maintenance, retention, privacy requests and notifications."""

@@ -1,7 +1,7 @@
-"""Sets a place up: schema, volumes, tables with their comments, layout and keys, and grants.
+"""Sets up a deployment: schema, volumes, grants, and tables with their comments, layout and keys.
 
-A second run changes nothing that is as it should be. RunStatement it again after an upgrade, as a release may have new comments
-or grants.
+It changes only what is missing or different. Run it again after an upgrade, since a release may have new comments or
+grants.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ REFUSED = "refused: "
 RunStatement = Callable[[str], Sequence[Mapping[str, Any]]]
 _VOLUME = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(?:/.*)?")
 _VOLUMES = {
-    "checkpoints": "Checkpoints of evaluations; nobody but the jobs reads or writes them",
-    "landing": "Files of events on their way in",
+    "checkpoints": "Checkpoints of evaluations; only the jobs read and write them",
+    "landing": "Files of events to be ingested",
 }
 
 
 @dataclass(frozen=True)
 class SetUpStep:
-    """The result for one thing. done: `as it should be`, the changes, or `refused` and why.
+    """The result for one thing.
 
-    to_do: the statement that somebody with more rights must run; empty if nothing is left.
+    Attributes:
+        thing: The thing, such as a table.
+        done: `as it should be`, the changes, or `refused` and the reason.
+        to_do: The statement that somebody with more privileges must run; empty if nothing is left to do.
     """
 
     thing: str
@@ -76,15 +79,23 @@ def set_up(
     roles: Roles | None = None,
     unity: RunStatement | None = None,
 ) -> list[SetUpStep]:
-    """Creates the missing parts of a place, and returns a step for each part.
+    """Creates the missing parts of a deployment, and returns a step for each part.
 
-    Everywhere: the product's tables and those of the streams, and comments.
-    In a catalog: the schema, and the layout of files. In Unity Catalog: the volumes of the folders `checkpoints` and
-    `landing` (if they are of the same schema), primary keys, which nothing enforces, and the grants of `roles`. A grant
-    that the caller has no right to give is a step with `to_do`.
-    unity: runs the statements of Unity Catalog; by default the session, if the tables are there.
-    A table that others write is left as it is; if it is missing or does not fit, its step is `refused` and says why.
-    Raises SetupError if a table of Lookback's own does not fit its stream's declaration.
+    It always creates the tables of the product and of the streams, with comments. In a catalog, it also sets up the
+    schema and the file layout; in Unity Catalog also volumes, primary keys (not enforced) and grants. A grant that the
+    caller may not give becomes a step with `to_do`. A table that another program writes is left unchanged; if it is
+    missing or does not fit, its step is `refused` and gives the reason.
+
+    Args:
+        tables: The tables of the deployment.
+        streams: The declared streams by name.
+        checkpoints: The folder of the checkpoints. Its volume is created if it is in the tables' schema.
+        landing: The folder of arriving files; the same holds for its volume.
+        roles: The principals that get grants.
+        unity: Runs the statements of Unity Catalog; by default the session, if the tables are in Unity Catalog.
+
+    Raises:
+        SetupError: If a table that Lookback writes does not fit its stream's declaration.
     """
     if unity is None and tables.is_unity:
 
@@ -96,7 +107,7 @@ def set_up(
 
 @dataclass(frozen=True)
 class _Table:
-    """A table as it should be. key: the columns that identify a row, if any. event_time: that of an events table."""
+    """The desired state of a table. `key` has the columns that identify a row; only events tables have `event_time`."""
 
     name: str
     schema: StructType
@@ -150,14 +161,14 @@ class _Setup:
             self._tables.create(stream)
         except SetupError as error:
             return SetUpStep(thing, f"{REFUSED}{error}")
-        return SetUpStep(thing, "written by others, left as it is")
+        return SetUpStep(thing, "written by another program, left unchanged")
 
     def _create_schema(self) -> SetUpStep:
         name = f"{quote_name(str(self._tables.catalog_name))}.{quote_name(str(self._tables.schema_name))}"
-        # CREATE SCHEMA takes a right that the caller may lack, even if the schema exists.
+        # CREATE SCHEMA needs a privilege that the caller may lack, even if the schema exists.
         if self._tables.spark.catalog.databaseExists(name):
             return SetUpStep(f"schema {name}", AS_IT_SHOULD_BE)
-        comment = quote_text("Lookback: events, rules, alerts and what became of them")
+        comment = quote_text("Lookback: events, rules, alerts and their reviews")
         self._tables.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name} COMMENT {comment}")
         return SetUpStep(f"schema {name}", "created")
 
@@ -167,7 +178,7 @@ class _Setup:
     def _create_volume(self, volume: Volume, use: str, unity: RunStatement) -> SetUpStep:
         thing = f"volume {volume.identifier}"
         if not self._is_own(volume):
-            return SetUpStep(thing, "of another schema, left as it is")
+            return SetUpStep(thing, "in another schema, left unchanged")
         listed = unity(f"SHOW VOLUMES IN {quote_name(volume.catalog)}.{quote_name(volume.schema)}")
         if volume.name in {row["volume_name"] for row in listed}:
             return SetUpStep(thing, AS_IT_SHOULD_BE)
@@ -189,7 +200,7 @@ class _Setup:
             columns = ", ".join(
                 f"{quote_name(column)} COMMENT {quote_text(comment)}" for column, comment in changed.items()
             )
-            # One statement is one commit.
+            # A single statement makes a single commit.
             self._tables.spark.sql(f"ALTER TABLE {name} ALTER COLUMN {columns}")
             done.append(f"comments of {len(changed)} {'column' if len(changed) == 1 else 'columns'}")
         if detail["description"] != table.comment:
@@ -208,14 +219,15 @@ class _Setup:
         if self._unity is None or not table.key:
             return []
         schema, name = quote_text(str(self._tables.schema_name)), quote_text(table.name)
+        catalog = quote_name(str(self._tables.catalog_name))
         keys = self._unity(
-            f"SELECT constraint_name FROM {quote_name(str(self._tables.catalog_name))}.information_schema.table_constraints "
+            f"SELECT constraint_name FROM {catalog}.information_schema.table_constraints "
             f"WHERE table_schema = {schema} AND table_name = {name} AND constraint_type = 'PRIMARY KEY'"
         )
         if keys:
             return []
         columns = ", ".join(map(quote_name, table.key))
-        # Not RELY: the writers of events may repeat an id, so queries must not rely on it.
+        # Without RELY, because writers of events may repeat an id, so queries must not rely on the key.
         self._unity(
             f"ALTER TABLE {self._tables.identifier(table.name)} ADD CONSTRAINT {quote_name(f'{table.name}_pk')} PRIMARY KEY ({columns})"
         )

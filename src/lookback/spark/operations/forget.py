@@ -1,26 +1,29 @@
-"""Carries out privacy requests: deletes the rows that belong to a person from every table that has some, for good.
+"""Carries out privacy requests: permanently deletes a person's rows from every table.
 
 A request is a condition over the fields of a stream. It deletes:
 
-    events           rows that satisfy it; the change feed carries the DELETE to the evaluation, which takes them out of state
-    alerts           all revisions of an alert that one of those events triggered or is evidence of, and of an alert whose key
-                     has every field that the condition reads and satisfies it, or has a value that only those events had
-    reviews          those of these alerts
-    labels           those of these events
-    snoozes          those whose key is such a key
-    lists            values that satisfy it, or that only those events had, of lists in which a rule of the stream looks the
-                     field up
-    late_events      those events
-    rule_log         rows whose message names one of those events, or a session with such a key
-    rejected_events  rows that would satisfy it if they are read as the stream is declared today
+    events           rows that satisfy the condition; the evaluation sees the DELETE in the change feed and removes them
+                     from its state
+    alerts           all revisions of an alert that such an event triggered or is evidence of, or that has a matching
+                     key: one that has every field of the condition and satisfies it, or has a value that only those
+                     events had
+    reviews          reviews of these alerts
+    labels           labels of these events
+    snoozes          snoozes of a matching key
+    lists            values that satisfy the condition, or that only those events had, in lists in which a rule of the
+                     stream looks the field up
+    late_events      rows about these events
+    rule_log         rows whose message names such an event, or a session with a matching key
+    rejected_events  rows that satisfy the condition when read with the current declaration of the stream
 
-The events of the stream `alerts` are alerts of the other streams, which go with all their revisions.
+The events of the stream `alerts` are the alerts of other streams; they are deleted with all their revisions.
 
-An alert of another key that merely counted such an event stays, as do the notes of people. But values that only those events
-had are removed from them; see `lookback.spark.operations.redaction`. `rules` and `metrics` hold no event.
+Alerts of other keys that merely counted such an event stay, and so do people's notes. But values that only those events
+had are removed from them; see `lookback.spark.operations.redaction`. `rules` and `metrics` contain no events.
 
-Rows that depend on events go first and the events last, so that a repeated request after a kill finds all of them again.
-Then rows that the evaluation has written meanwhile go too. Events that were deleted before are found in the change feed.
+Dependent rows are deleted first and the events last, so that a request repeated after a kill finds all of them again.
+Rows that the evaluation has written in the meantime are deleted after that. Events deleted earlier are found in the
+change feed.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
-# The columns by which rows to be deleted are found. Reviews come before the alerts that lead to them.
+# The columns that identify the rows to delete. Reviews come first, since they are found through their alerts.
 _KNOWN_BY = {
     "reviews": ("alert_id",),
     "alerts": ("alert_id",),
@@ -68,18 +71,23 @@ _KNOWN_BY = {
     "rule_log": ("stream", "action", "message"),
     "rejected_events": ("stream", "raw"),
 }
-# Log rows that name an event or a key; a replay does not depend on them.
+# The actions of log rows that name an event or a key. A replay does not depend on them.
 _NAMING = ("failed", "revisions_limited", "session_closed")
 REMOVING = ("DELETE", "MERGE", "UPDATE")
-# At most so many commits of a table's history are searched for earlier deletions.
+# The maximum number of commits of a table's history to search for earlier deletions.
 MAX_COMMITS = 10_000
 
 
 @dataclass(frozen=True)
 class Purge:
-    """The SQL that also removes deleted rows from a table's files, once the time `after` (aware, UTC) has passed.
+    """The SQL that removes deleted rows from a table's files too.
 
-    log_until: the time until which the table's log may name their values; then the log's next checkpoint drops them.
+    Attributes:
+        table: The table.
+        statements: The SQL statements.
+        after: The time (aware, UTC) from which on the statements work.
+        log_until: The time until which the table's log may contain the values; the log's next checkpoint then drops
+            them.
     """
 
     table: str
@@ -92,11 +100,17 @@ class Purge:
 class ForgetReport:
     """The result of a privacy request or, with dry_run, the result that it would have.
 
-    where: the condition as it was understood. rows: deleted rows by table. unreadable: rejected rows of the stream that
-    cannot be read, and so were not searched. commit: the commit of the events table from which on the events count in no
-    window. waiting: True if the evaluation has not judged that commit yet; it may still write rows about the events, which
-    the same request, made again later, deletes. None if its checkpoint is elsewhere or out of reach. purges: the SQL left to run.
-    redacted: rows that stay, without the values that only these events had, by table.
+    Attributes:
+        stream: The stream.
+        where: The condition as it was understood.
+        dry_run: Whether the rows were only counted.
+        rows: The number of deleted rows by table.
+        unreadable: The number of the stream's rejected rows that cannot be read and so were not searched.
+        commit: The commit of the events table from which on the events no longer count in any window.
+        waiting: True if the evaluation has not judged that commit yet. It may still write rows about the events; the
+            same request, repeated later, deletes them. None if the checkpoint is elsewhere or out of reach.
+        purges: The SQL left to run.
+        redacted: By table, the number of remaining rows from which values that only these events had are removed.
     """
 
     stream: str
@@ -124,7 +138,7 @@ class ForgetReport:
         lines += [f"  {name:<16}{count:>9,}" for name, count in self.rows.items()]
         if self.redacted:
             verb = "would lose" if self.dry_run else "lost"
-            lines.append(f"Rows that stay {verb} the values that only these events had:")
+            lines.append(f"Remaining rows {verb} the values that only these events had:")
             lines += [f"  {name:<16}{count:>9,}" for name, count in self.redacted.items()]
         if self.unreadable:
             lines.append(
@@ -134,23 +148,22 @@ class ForgetReport:
         if self.waiting is not False and not self.dry_run:
             judged = "has not judged" if self.waiting else "may not have judged"
             lines.append(
-                f"The evaluation {judged} commit {self.commit} yet, from which on the events no longer count. Until then it "
-                "may write rows about them: make the same request again afterwards."
+                f"The evaluation {judged} commit {self.commit} yet, from which on the events no longer count. Until "
+                "then it may write rows about them: repeat the request afterwards."
             )
         if self.purges:
             lines.append(
-                "Old files and the change feed still have the rows. `lookback maintain`, or this, removes them from these times on:"
+                "Old files and the change feed still contain the rows. From these times on, `lookback maintain` or "
+                "this SQL removes them:"
             )
             lines += [f"  {_format_minute(p.after)}  {statement}" for p in self.purges for statement in p.statements]
-            lines.append(
-                "The logs of the tables may name values until these times, then until the next `lookback maintain`:"
-            )
+            lines.append("The tables' logs may contain values until the first `lookback maintain` after these times:")
             lines += [f"  {_format_minute(p.log_until)}  {p.table}" for p in self.purges]
         if not self.dry_run:
             lines.append(
-                "`lookback maintain` also removes the states of nightly proofs and the checkpoints moved aside that are older than "
-                "this. rules and metrics have no events. Not searched: the texts of rules, and the files that events came from, "
-                "which would bring them back if they are ingested again."
+                "`lookback maintain` also removes older states of nightly proofs and older checkpoints that were moved "
+                "aside. rules and metrics contain no events. Not searched: the texts of rules, and the source files of "
+                "the events, which would bring the events back if you ingest them again."
             )
         return lines
 
@@ -158,18 +171,27 @@ class ForgetReport:
 def forget(
     tables: Tables, stream: Stream, where: str, *, dry_run: bool = False, checkpoint: str | Place | None = None
 ) -> ForgetReport:
-    """Deletes all rows about the events that satisfy `where`; the module's text lists them by table.
+    """Deletes all rows about the events that satisfy a condition; the module's docstring lists them by table.
 
-    where: a condition over the stream's declared fields, as rules write them. dry_run: count only. checkpoint: the
-    evaluation's folder, to see its progress; None if it is out of reach. Ingest and the evaluation may run meanwhile. The
-    request may be repeated at any time, also after a kill; nothing is counted or deleted twice.
-    Raises ExpressionError if the condition is invalid, and SetupError if a table is missing, the condition fails on a
-    value, or others kept writing for five minutes.
+    Ingest and the evaluation may keep running. You may repeat the request at any time, even after a kill; no row is
+    counted or deleted twice.
+
+    Args:
+        tables: The tables of the deployment.
+        stream: The stream.
+        where: A condition over the stream's declared fields, in the language of rules.
+        dry_run: True only counts the rows.
+        checkpoint: The evaluation's folder, to see its progress; None if it is out of reach.
+
+    Raises:
+        ExpressionError: If the condition is invalid.
+        SetupError: If a table is missing, the condition fails on a value, or other writers kept conflicting for five
+            minutes.
     """
     condition, tables = forget_condition(stream, where), tables.holding(stream)
     for name in (stream.name, *_KNOWN_BY):
         if not tables.exists(name):
-            raise SetupError(f"there is no table {tables.identifier(name)}; `lookback init` creates missing tables")
+            raise SetupError(f"table {tables.identifier(name)} does not exist; `lookback init` creates missing tables")
     request = _Request(tables, stream, condition)
     try:
         rows, commit = request.count(), request.deleted_in
@@ -183,7 +205,7 @@ def forget(
     except SPARK_ERRORS as error:
         raise SetupError(
             f"the condition {condition.sql!r} cannot be computed for every row: {first_line(error):.300}. "
-            "Write it so that it can, such as with try_cast() or nullif(); what was deleted before stays deleted."
+            "Guard it, for example with try_cast() or nullif(). Rows that were already deleted stay deleted."
         ) from error
     waiting = (
         False if commit is None else None if checkpoint is None else _is_waiting(tables, stream, checkpoint, commit)
@@ -195,27 +217,32 @@ def forget(
 
 
 def forget_condition(stream: Stream, where: str) -> Expression:
-    """Compiles the condition `where` of a request.
+    """Compiles the condition of a request.
 
-    Raises ExpressionError if it is not a condition over the stream's fields.
+    Raises:
+        ExpressionError: If `where` is not a condition over the stream's fields.
     """
     condition = compile_expression(where, stream.fields)
     if condition.type != BOOLEAN:
-        raise ExpressionError([f"a condition is needed, but {condition.sql!r} is of type {condition.type}; compare it"])
+        raise ExpressionError(
+            [f"{condition.sql!r} is of type {condition.type}, not a condition; compare it with a value"]
+        )
     if condition.memberships:
         raise ExpressionError(
-            ["in_list() asks lists, which change; name the values themselves, such as `id in (17, 18)`"]
+            ["in_list() reads lists, which change; name the values themselves, such as `id in (17, 18)`"]
         )
     if not condition.fields:
-        raise ExpressionError([f"the condition {condition.sql!r} names no field; say whose events, such as `id = 17`"])
+        raise ExpressionError(
+            [f"the condition {condition.sql!r} does not name a field; select events, such as `id = 17`"]
+        )
     return condition
 
 
 def to_spark_sql(condition: Expression) -> str:
-    """Writes the compiled condition for Spark's parser, so that Spark sees what was checked and not the user's text.
+    """Writes the compiled condition for Spark's parser, so that Spark gets the checked condition, not the user's text.
 
-    Before it parses, Spark replaces ${name} by settings and environment variables, even within quotes, unless the brace is
-    written as an escape.
+    Before parsing, Spark replaces ${name} with settings and environment variables, even within quotes, so the brace is
+    escaped.
     """
     return condition.sql.replace("${", "$\\u007b")
 
@@ -228,7 +255,7 @@ class _Removal(NamedTuple):
 
 
 class _Request:
-    """A request that is being carried out. deleted_in: the last commit that deleted such events before; None if unknown."""
+    """A running request; `deleted_in` is the last earlier commit that deleted such events, None if unknown."""
 
     def __init__(self, tables: Tables, stream: Stream, condition: Expression) -> None:
         self._tables, self._stream, self._fields = tables, stream, sorted(condition.fields)
@@ -240,10 +267,10 @@ class _Request:
         self._rows: dict[str, int] = {}
 
     def count(self) -> dict[str, int]:
-        """Finds all rows to delete. Returns their number by table; nothing is changed."""
+        """Finds all rows to delete, and returns their number by table. Changes nothing."""
         events, columns = self._tables.read_events(self._stream.name), list(self._stream.fields)
         present, deleted = events.where(self._holds).select(*columns), self._find_deleted_before()
-        # Local checkpoints, as the rows that they are computed from will be deleted.
+        # Local checkpoints, because the rows from which they are computed will be deleted.
         gone = (present if deleted is None else present.union(deleted.select(*columns))).localCheckpoint()
         self._ids = gone.select(self._id).distinct().localCheckpoint()
         staying = events.where(~F.coalesce(self._holds, F.lit(False)))
@@ -255,12 +282,12 @@ class _Request:
         return {name: self._rows[name] for name in (self._stream.name, *_KNOWN_BY)}
 
     def find_redactions(self) -> Redactions:
-        """Finds the values that must not stand in rows that stay."""
+        """Finds the values that remaining rows must not contain."""
         values = [OwnValue(*row) for row in self._own.collect()]
         return Redactions(self._tables, select_texts(values, self._stream, self._fields))
 
     def delete(self) -> tuple[dict[str, int], int | None]:
-        """Deletes the counted rows. Returns their number by table, and the commit that deleted events; None without events."""
+        """Deletes the counted rows. Returns their number by table, and the commit that deleted events, if any."""
         name = self._stream.name
         rows = {each: self._rows[each] for each in (name, *_KNOWN_BY)}
         for dependent, keys in self._keys.items():
@@ -269,7 +296,7 @@ class _Request:
         if not rows[name]:
             return rows, None
         if self._stream.is_of_alerts:
-            # Its events are rows of alerts, and have gone with them.
+            # The stream's events are rows of alerts, which are already deleted.
             removal = self._find_last_removal(name)
             return rows, None if removal is None else removal.commit
         before = self._tables.version(name)
@@ -277,8 +304,8 @@ class _Request:
         change_table(self._tables, name, lambda: self._tables.spark.sql(f"DELETE FROM {table} WHERE {self._text}"))
         removal = self._find_last_removal(name)
         if removal is None or removal.commit <= before:
-            return {**rows, name: 0}, None  # another request has deleted the events first
-        # These include events that came after the count; rows written about all of them meanwhile go too.
+            return {**rows, name: 0}, None  # another request deleted the events first
+        # These include events that arrived after the count. Rows written about them in the meantime are deleted too.
         deleted = self._read_deleted(before + 1, removal.commit).localCheckpoint()
         rows[name] = deleted.count()
         self._ids = self._ids.union(deleted.select(self._id)).distinct().localCheckpoint()
@@ -290,7 +317,7 @@ class _Request:
         return rows, removal.commit
 
     def find_purges(self, rows: Mapping[str, int]) -> list[Purge]:
-        """Finds the SQL that purges the files of the tables from which rows were deleted, by this request or lately."""
+        """Finds the SQL to purge the files of tables from which rows were deleted, by this request or recently."""
         purges = []
         for name in rows:
             if rows[name]:
@@ -302,7 +329,7 @@ class _Request:
             properties: Mapping[str, str] = self._tables.describe(name)["properties"]
             statements = [f"VACUUM {self._tables.identifier(name)}"]
             if properties.get("delta.enableDeletionVectors") == "true":
-                # Deleted rows are only marked; this rewrites the files without them.
+                # With deletion vectors, deleted rows are only marked; REORG rewrites the files without them.
                 statements.insert(0, f"REORG TABLE {self._tables.identifier(name)} APPLY (PURGE)")
             after, log_until = (removed_at + parse(properties) for parse in (parse_file_retention, parse_log_retention))
             purges.append(Purge(name, tuple(statements), after, log_until))
@@ -313,7 +340,7 @@ class _Request:
         return F.col(self._stream.event_id).cast("string").alias("event_id")
 
     def _find_deleted_before(self) -> DataFrame | None:
-        """Finds such events that were deleted before, as far back as the change feed can be read."""
+        """Finds matching events that were deleted earlier, as far back as the change feed can be read."""
         name = self._stream.name
         history = self._tables.history(name, MAX_COMMITS).where(F.col("operation").isin(*REMOVING))
         versions = sorted(row[0] for row in history.select("version").collect())
@@ -321,7 +348,7 @@ class _Request:
             try:
                 events = self._read_deleted(versions[0], versions[-1]).localCheckpoint()
             except SPARK_ERRORS:
-                # The files of old changes are vacuumed away; newer ones may be there.
+                # The files of old changes have been vacuumed, but newer ones may exist.
                 versions = versions[len(versions) // 2 + 1 :]
                 continue
             row = events.agg(F.max("_commit_version")).head()
@@ -335,7 +362,7 @@ class _Request:
         return feed.where((F.col("_change_type") == "delete") & self._holds)
 
     def _find_dependents(self) -> dict[str, DataFrame]:
-        """Finds the rows to delete with the events, by table: a frame with the columns of _KNOWN_BY."""
+        """Finds the rows to delete with the events, by table, as frames with the columns of _KNOWN_BY."""
         alerts = self._find_alerts()
         events = self._ids.select(F.lit(self._stream.name).alias("stream"), "event_id")
         return {
@@ -363,7 +390,7 @@ class _Request:
         return found.distinct().localCheckpoint()
 
     def _find_snoozes(self) -> DataFrame:
-        """Finds the snoozes whose key satisfies the condition, of rules of this stream or of any rule."""
+        """Finds the snoozes with a matching key, of this stream's rules or of all rules."""
         rules = self._tables.read("rules").where(F.get_json_object("document", "$.stream") == F.lit(self._stream.name))
         snoozes = self._tables.read("snoozes")
         own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
@@ -371,7 +398,7 @@ class _Request:
         return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
 
     def _find_listed(self) -> DataFrame:
-        """Finds the values of lists that satisfy the condition or that only the events had, where a rule looks the field up."""
+        """Finds list values that satisfy the condition or that only the events had, if a rule looks them up."""
         rows, known_by = self._tables.read("lists"), F.struct("list", "value")
         found = rows.limit(0).select(known_by.alias("__known_by"))
         for field_, names in self._find_lists().items():
@@ -384,12 +411,12 @@ class _Request:
         return found.select("__known_by.*").distinct().localCheckpoint()
 
     def _find_lists(self) -> dict[str, set[str]]:
-        """Finds by field the lists in which rules of this stream look up just that, by every version that the table has."""
+        """Finds, by field, the lists in which any version of a rule of this stream looks up that field alone."""
         own = F.get_json_object("document", "$.stream") == F.lit(self._stream.name)
         documents = self._tables.read("rules").where(own).select("document").distinct().collect()
         names: dict[str, set[str]] = {}
         for (document,) in documents:
-            # A row that was written by hand may not be a rule.
+            # A row written by hand may be invalid.
             with suppress(LookbackError):
                 rule = compile_rule(read_document(document), self._stream)
                 judged = () if rule.when is None else rule.when.memberships
@@ -401,7 +428,7 @@ class _Request:
     def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows whose key satisfies the condition or has a value that only the events had.
 
-        To satisfy it a key must have every field that the condition reads.
+        A key satisfies the condition only if it has every field that the condition reads.
         """
         has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self._fields])
         texts = {name: F.col("key")[F.lit(name)] for name in self._fields}
@@ -410,7 +437,7 @@ class _Request:
         return found.union(parts.join(F.broadcast(self._own), ["field", "text"], "left_semi").select("__known_by"))
 
     def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
-        """Selects `known_by` of the rows that satisfy the condition, whose fields are cast from texts."""
+        """Selects `known_by` of the rows that satisfy the condition; its fields are cast from `texts`."""
         types = self._stream.fields
         fields = [text.try_cast(str(types[name])).alias(name) for name, text in texts.items()]
         return rows.select(known_by.alias("__known_by"), *fields).where(self._holds).select("__known_by")
@@ -433,7 +460,7 @@ class _Request:
         return by_event.select(stream, "action", "message").union(found).distinct().localCheckpoint()
 
     def _find_rejected(self) -> DataFrame:
-        """Finds the rejected rows that satisfy the condition if they are read as the stream is declared today."""
+        """Finds the rejected rows that satisfy the condition when read with the stream's current declaration."""
         own = self._read_own("rejected_events")
         self.unreadable = own.where("raw is null").count()
         keys = own.limit(0).select("stream", "raw")
@@ -469,12 +496,12 @@ def _match_rows(name: str) -> Column:
 
 
 def _write_column(side: str, column: str) -> str:
-    """Writes a column as SQL; a key as text, since Spark does not compare maps."""
+    """Writes a column as SQL; a key becomes text, since Spark cannot compare maps."""
     return f"to_json(array_sort(map_entries({side}.key)))" if column == "key" else f"{side}.{column}"
 
 
 def _is_waiting(tables: Tables, stream: Stream, folder: str | Place, commit: int) -> bool | None:
-    """Returns whether an evaluation has begun that has not judged the commit yet; None if its checkpoint is elsewhere."""
+    """Returns whether a started evaluation has yet to judge the commit; None if its checkpoint is elsewhere."""
     checkpoint = Checkpoint(tables.find_place(folder))
     if not checkpoint.folder.exists():
         return None if has_outputs(tables, stream) else False

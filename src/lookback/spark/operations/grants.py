@@ -10,14 +10,14 @@ from lookback.core.streams import metrics
 from lookback.spark.tables.lakehouse import quote_name
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# The tables that explain an alert. Not rejected_events, which has raw rows of anybody.
+# The tables that explain an alert. Without rejected_events, which has anybody's raw rows.
 _READ = ("alerts", "late_events", "rule_log", metrics.TABLE, "notifications", "ingests")
 _WRITTEN = ("rules", "reviews", "labels", "snoozes", "lists")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The principals of the roles: groups of the account, and the service's application id; empty for no grants."""
+    """The principals of the roles: account groups, and the application id of the service; empty for no grants."""
 
     analysts: str = ""
     engineers: str = ""
@@ -26,7 +26,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class TablePlace:
-    """The catalog and schema of the tables, the volume of the checkpoints, and that of arriving files, if in the schema."""
+    """The catalog and schema of the tables, and the schema's volumes of checkpoints and arriving files, if any."""
 
     catalog: str
     schema: str
@@ -36,7 +36,14 @@ class TablePlace:
 
 @dataclass(frozen=True)
 class Grant:
-    """Privileges of a principal on one thing. kind: CATALOG, SCHEMA, TABLE or VOLUME; name: its parts."""
+    """A principal's privileges on a catalog, schema, table or volume.
+
+    Attributes:
+        privileges: The privileges.
+        kind: CATALOG, SCHEMA, TABLE or VOLUME.
+        name: The parts of the thing's name.
+        principal: The group or service.
+    """
 
     privileges: tuple[str, ...]
     kind: str
@@ -55,7 +62,7 @@ class Grant:
 
 
 def list_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) -> list[Grant]:
-    """Lists every grant of every role that has a principal. streams: the names of the events tables."""
+    """Lists the grants of all roles with a principal; `streams` has the names of the events tables."""
     return [grant for grant in _generate_grants(place, roles, streams) if grant.principal]
 
 
@@ -64,7 +71,7 @@ def _generate_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) ->
     everybody = (roles.analysts, roles.engineers, roles.service)
     yield from (Grant(("USE CATALOG",), "CATALOG", catalog, role) for role in everybody)
     yield from (Grant(("USE SCHEMA",), "SCHEMA", schema, role) for role in everybody)
-    # The jobs create tables and volumes and write all tables. They also write rules: commands of an idle stream, quarantine.
+    # The jobs create tables and volumes and write all tables, including rules: commands of an idle stream, quarantine.
     yield Grant(("CREATE TABLE", "CREATE VOLUME"), "SCHEMA", schema, roles.service)
     yield Grant(("SELECT", "MODIFY"), "SCHEMA", schema, roles.service)
     if place.checkpoints:

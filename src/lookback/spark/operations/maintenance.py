@@ -1,12 +1,11 @@
-"""Keeps tables quick to read and storage small, and checks the checkpoints; safe beside whatever runs.
+"""Keeps tables fast and storage small, and checks the checkpoints. It is safe to run at any time.
 
-First it deletes rows that are older than the settings' retention, if there is one; see
-`lookback.spark.operations.retention`. OPTIMIZE moves rows and changes none, so its commits give an evaluation nothing to
-judge. VACUUM deletes files that were removed longer ago than the table keeps them; until then replays and questions about
-old alerts need them.
+First it deletes rows older than the retention in the settings, if any; see `lookback.spark.operations.retention`.
+OPTIMIZE moves rows without changing them, so an evaluation has nothing to judge in its commits. VACUUM deletes files
+that were removed longer ago than the table keeps them; until then replays and explanations of old alerts need them.
 
-States from before the last deletion of events are removed, since they have what was deleted: checkpoints that a rebuild
-has moved aside and that begin before it, and the state of a nightly proof, which then begins at the first commit again.
+States from before the last deletion of events are removed, since they still contain the deleted data: checkpoints that
+a rebuild has moved aside, and the state of a nightly proof, which then starts again at the first commit.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# An evaluation that lags behind by more than this share of the kept history is in danger of losing commits.
+# An evaluation that lags behind by more than this share of the kept history risks losing commits.
 _MAX_WAITING_SHARE = 0.5
 _ATTEMPTS = 3
 _DAY_SECONDS = 86_400
@@ -48,10 +47,16 @@ _DAY_SECONDS = 86_400
 class TableUpkeep:
     """The work done on a table.
 
-    files: the number that it has now. compacted: files that were rewritten as `written` files. deleted: files that VACUUM
-    removed from storage; None if the table's history does not show it. keeps: how long removed files stay. expired: rows
-    deleted because they were older than the settings keep them. open: the alerts among them that waited for a review.
-    note: work that was left, and why.
+    Attributes:
+        table: The table.
+        files: The current number of files.
+        compacted: The number of files that were rewritten.
+        written: The number of files that replaced them.
+        deleted: The number of files that VACUUM deleted from storage; None if the table's history does not show it.
+        keeps: How long removed files are kept.
+        note: Work left undone, and the reason.
+        expired: The number of rows deleted by the retention in the settings.
+        open: The number of unreviewed alerts among them.
     """
 
     table: str
@@ -67,7 +72,7 @@ class TableUpkeep:
 
 @dataclass(frozen=True)
 class CheckpointHealth:
-    """The health of a checkpoint. level: `problem` (the evaluation cannot go on from it), `warning`, `note` or `ok`."""
+    """The health of a checkpoint: `problem` (the evaluation cannot continue), `warning`, `note` or `ok`."""
 
     stream: str
     level: str
@@ -76,9 +81,9 @@ class CheckpointHealth:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """The work done on every table, the health of every stream's checkpoint, and the open alerts too old for the queue.
+    """The work done on every table, the health of every checkpoint, and the open alerts too old for the queue.
 
-    older: None if there is no table of alerts.
+    `older` is None without a table of alerts.
     """
 
     tables: tuple[TableUpkeep, ...]
@@ -87,7 +92,7 @@ class Maintenance:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each checkpoint from which an evaluation cannot go on."""
+        """A sentence for each checkpoint from which an evaluation cannot continue."""
         return [each.what for each in self.checkpoints if each.level == PROBLEM]
 
 
@@ -97,12 +102,17 @@ def maintain(
     checkpoints: Mapping[str, str],
     retention: Mapping[str, dt.timedelta] | None = None,
 ) -> Maintenance:
-    """Deletes rows that are too old, runs OPTIMIZE and VACUUM on every existing table, and checks every checkpoint.
+    """Deletes expired rows, runs OPTIMIZE and VACUUM on every existing table, and checks every checkpoint.
 
-    checkpoints: stream -> the checkpoint folder of its evaluation. retention: table -> how old its rows may be.
-    VACUUM keeps files for at least each table's own `deletedFileRetentionDuration`. If other writers keep conflicting, the
-    table is left for the next time, and its note says so. Tables that others write, and tables to which nothing was ever
-    written, are left as they are.
+    VACUUM keeps files at least as long as the table's own `deletedFileRetentionDuration`. If other writers keep
+    conflicting, the table is left for the next run, with a note. Empty tables and tables of other programs are left
+    unchanged.
+
+    Args:
+        tables: The tables of the deployment.
+        streams: The declared streams by name.
+        checkpoints: The checkpoint folder of each stream's evaluation.
+        retention: The maximum age of each table's rows.
     """
     tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
@@ -126,7 +136,7 @@ def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -
         )
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
-    # Without RETAIN the table's own setting counts.
+    # Without RETAIN, the table's own setting applies.
     tables.spark.sql(f"VACUUM {table}")
     detail = tables.describe(name)
     _clean_log(tables, name, parse_log_retention(detail["properties"]))
@@ -138,11 +148,11 @@ def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -
 
 
 def _clean_log(tables: Tables, name: str, keeps: dt.timedelta) -> None:
-    """Makes Delta drop the old commits of a local table's log, which it otherwise does only after many more commits."""
+    """Makes Delta drop the old commits of a local table's log, which it would otherwise do many commits later."""
     folder = tables.log_folder(name)
     if folder is None or is_connect(tables.spark):
         return
-    # Delta keeps whole days.
+    # Delta rounds up to whole days.
     limit = time.time() - keeps.total_seconds() - _DAY_SECONDS
     if any(file.stat().st_mtime < limit for file in (folder / "_delta_log").glob("[0-9]*.json")):
         log = tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog  # type: ignore[union-attr]
@@ -150,7 +160,7 @@ def _clean_log(tables: Tables, name: str, keeps: dt.timedelta) -> None:
 
 
 def _remove_old_states(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
-    """Removes the states of a stream, beside that of its evaluation, that are older than the last deletion of events."""
+    """Removes states of a stream older than the last deletion of events, except the state of its evaluation."""
     removal = tables.history(stream.name, MAX_COMMITS).where(F.col("operation").isin(*REMOVING))
     last = removal.orderBy(F.col("version").desc()).select("version", F.unix_micros("timestamp").alias("at")).head()
     if last is None:
@@ -165,12 +175,12 @@ def _remove_old_states(tables: Tables, stream: Stream, checkpoint: Checkpoint) -
 
 
 def _find_first_write(folder: Place) -> float:
-    """Finds when the oldest batch that a checkpoint still has was finished, in seconds from the epoch."""
+    """Finds when the oldest batch in a checkpoint was finished, in seconds since the epoch."""
     return min((file.stat().st_mtime for file in (folder / "commits").glob("*")), default=0.0)
 
 
 def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
-    """Runs OPTIMIZE. Returns the numbers of files that it removed and added, and a note if it gave up."""
+    """Runs OPTIMIZE. Returns the numbers of removed and added files, and a note if it gave up."""
     for _ in range(_ATTEMPTS):
         try:
             row = tables.spark.sql(f"OPTIMIZE {table}").collect()[0]
@@ -180,11 +190,11 @@ def _optimize(tables: Tables, table: str) -> tuple[int, int, str]:
             raise
         metrics = row["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), ""
-    return 0, 0, "others rewrote its files at the same time; left for the next time"
+    return 0, 0, "other writers kept rewriting its files; left for the next run"
 
 
 def _find_vacuumed(tables: Tables, name: str, before: int) -> int | None:
-    """Finds how many files the VACUUM since a commit has deleted; None if the history does not show it."""
+    """Finds how many files the VACUUM after a commit deleted; None if the history does not show it."""
     for row in tables.history(name, 20).collect():
         if row["version"] > before and row["operation"] == "VACUUM END":
             return int((row["operationMetrics"] or {}).get("numDeletedFiles", 0))
@@ -197,7 +207,7 @@ def _format_span(span: dt.timedelta) -> str:
 
 
 def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:
-    """Checks whether the evaluation of a stream can go on from its checkpoint, and says so in words."""
+    """Checks whether the evaluation of a stream can continue from its checkpoint, and describes the result."""
 
     def report(level: str, what: str) -> CheckpointHealth:
         return CheckpointHealth(stream.name, level, what)
@@ -207,9 +217,9 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
         if has_outputs(tables, stream):
             return report(
                 WARNING,
-                f"{stream.name}: an evaluation has written rows, and its checkpoint is not in {folder}. If it runs with "
-                "--checkpoint, that one was not checked; if the checkpoint is lost, make it anew: lookback evaluate "
-                f"{stream.name} --rebuild",
+                f"{stream.name}: an evaluation has written rows, and its checkpoint is not in {folder}. If it runs "
+                "with --checkpoint, that checkpoint was not checked. If the checkpoint is lost, rebuild it: lookback "
+                f"evaluate {stream.name} --rebuild",
             )
         return report("ok", f"{stream.name}: no evaluation has begun in {folder}.")
     try:
@@ -224,12 +234,10 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
     if figures.waiting and figures.lag > _MAX_WAITING_SHARE * kept.total_seconds():
         return report(
             WARNING,
-            f"{words} Its history is kept for {_format_span(kept)}: start it before what waits cannot be read any more.",
+            f"{words} Its history is kept for {_format_span(kept)}: start it before the waiting commits are lost.",
         )
     if aside := _list_moved_aside(checkpoint):
-        return report(
-            NOTE, f"{words} Moved aside by --rebuild and without use once it has caught up: {', '.join(aside)}."
-        )
+        return report(NOTE, f"{words} Moved aside by --rebuild and useless once it has caught up: {', '.join(aside)}.")
     return report("ok", words)
 
 
@@ -238,6 +246,6 @@ def _read_file_retention(tables: Tables, name: str) -> dt.timedelta:
 
 
 def _list_moved_aside(checkpoint: Checkpoint) -> list[str]:
-    """Lists the folders to which `Checkpoint.move_aside` has renamed this checkpoint; their names end in a time."""
+    """Lists the folders to which `Checkpoint.move_aside` has renamed this checkpoint. Their names end with a time."""
     stamped = checkpoint.folder.parent.glob(f"{checkpoint.folder.name}.[0-9]*T[0-9]*Z*")
     return sorted(path.name for path in stamped if path.is_dir())

@@ -1,4 +1,4 @@
-"""Sends alerts from the alerts table to receivers that have not got them yet, apart from the evaluation."""
+"""Sends new alerts from the alerts table to receivers, independently of the evaluation."""
 
 from __future__ import annotations
 
@@ -39,25 +39,31 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 TABLE = "notifications"
-# In one pass a receiver gets at most so many messages, in about so many seconds; then they are recorded. All receivers wait
-# for the slowest.
+# The limits of a pass for each receiver: messages, and approximate seconds. The messages are recorded after the pass,
+# for which all receivers wait for the slowest.
 MAX_MESSAGES, MAX_SECONDS = 100, 5.0
-# A batch stamps its alerts when it makes them and commits them soon after, within a day for sure.
+# A batch stamps its alerts when it raises them and commits them soon after, certainly within a day.
 _COMMIT_SECONDS = 86_400.0
-# The clock that stamps alerts may be ahead of the one that stamps notifications by at most so much.
+# How far the clock that stamps alerts may be ahead of the one that stamps notifications.
 CLOCK_SKEW_SECONDS = 86_400.0
-# The time between two `settled` marks of a receiver and stream, and the age of the rows that are searched for one first.
+# The time between two `settled` marks of a receiver and stream, and the maximum age of rows to search for one at first.
 _MARK_SECONDS, _RECENT_MARK_SECONDS = 86_400.0, 7 * 86_400.0
-# A column of alerts: whether the row is the last of an alert that nobody has reviewed.
+# A column of alerts: whether the row is the last one of an unreviewed alert.
 _IS_OPEN = "is_open"
 _LOG = logging.getLogger("lookback")
 
 
 @dataclass(frozen=True)
 class WaitingAlert:
-    """An alert to be sent to a receiver. Times are seconds since 1970; first_failed, last_failed: None if not tried.
+    """An alert to be sent to a receiver. All times are seconds since 1970.
 
-    held_until: the end of the last snooze that has begun and covers it; 0 for none.
+    Attributes:
+        alert: The row of the alert.
+        decided_at: When the alert was decided.
+        attempts: The number of attempts so far.
+        first_failed: When the first attempt failed; None if none was made.
+        last_failed: When the last attempt failed; None if none was made.
+        held_until: The end of the last snooze that has begun and covers the alert; 0 for none.
     """
 
     alert: Mapping[str, Any]
@@ -74,7 +80,7 @@ class WaitingAlert:
         return max(again, self.held_until)
 
     def is_given_up(self, now: float, give_up_after: float, down_since: float | None) -> bool:
-        """Returns whether it has waited too long; a snooze is no waiting."""
+        """Returns whether the alert has waited too long, not counting snoozes."""
         begun = max(self.decided_at, self.held_until)
         failed = None if self.first_failed is None else max(self.first_failed, self.held_until)
         return now >= self.held_until and is_given_up(now, give_up_after, failed, begun, down_since)
@@ -82,7 +88,7 @@ class WaitingAlert:
 
 @dataclass
 class Counts:
-    """The counts of passes. waiting: alerts that a later pass is to try, or to try again."""
+    """The counts of passes; `waiting` counts alerts that a later pass will try, or try again."""
 
     sent: int = 0
     failed: int = 0
@@ -100,7 +106,7 @@ class Counts:
 
 @dataclass
 class _Pause:
-    """The pause of a failing receiver. failures: its failed passes in a row. until: nothing is sent before this time."""
+    """The pause of a receiver after `failures` failed passes in a row. Nothing is sent before the time `until`."""
 
     failures: int = 0
     until: float = 0.0
@@ -108,14 +114,23 @@ class _Pause:
 
 @dataclass
 class Notifier:
-    """Sends the alerts of some streams, each at least once. senders: receiver -> the function that makes one attempt.
+    """Sends the alerts of some streams, each at least once.
 
-    After an alert is sent to a receiver, the table `notifications` records it, and it is not sent again; a notifier that is
-    killed between the two sends it again. Each receiver has its own thread, and its own pause when it fails. A new receiver
-    gets alerts from `since` on (aware; default: now). clock: seconds since 1970.
-    About once a day a row of status `settled` marks, by receiver and stream, the time before which all alerts are settled.
-    They are not read again, so that the cost of a pass does not grow with the history.
-    A snoozed alert waits until its snooze ends, and is sent then if it is still open: not reviewed, and its last revision.
+    The table `notifications` records every sent alert, so that it is not sent again; a notifier killed before this
+    record sends it again. Each receiver has its own thread, and pauses on its own after a failure.
+
+    About once a day, a row with the status `settled` marks, for each receiver and stream, the time before which all
+    alerts are settled. These are not read again, so that the cost of a pass does not grow with the history.
+
+    A snoozed alert waits for the end of its snooze. It is then sent if it is still unreviewed and has no later
+    revision.
+
+    Attributes:
+        tables: The tables.
+        streams: The names of the streams.
+        senders: The function that makes one attempt, by receiver.
+        since: The time (aware) from which on a new receiver gets alerts; default: now.
+        clock: Returns the seconds since 1970.
     """
 
     tables: Tables
@@ -128,15 +143,21 @@ class Notifier:
     _starts: dict[tuple[str, str], float] = field(default_factory=dict)
     # Alerts decided before this time are settled.
     _floor: float | None = None
-    # The versions of alerts and snoozes at the last pass, and the time of the next pass even if they stay the same.
+    # The versions of alerts and snoozes at the last pass, and when the next pass is due even if they do not change.
     _seen: tuple[int, int] | None = None
     _due: float = 0.0
 
     def run(self, *, once: bool, every: float, stop: Event, report: Callable[[Counts], None]) -> Counts:
-        """Sends until `stop` is set, or with `once` until all is sent that can be sent now. Returns the counts of all passes.
+        """Sends until `stop` is set, and returns the counts of all passes.
 
-        every: seconds between two looks. report: called with the counts of each pass that did something. Raises SetupError
-        if another notifier of one of the streams runs.
+        Args:
+            once: True ends once all alerts are sent that can be sent now.
+            every: The seconds between two checks for new alerts.
+            stop: Ends the run when set.
+            report: Called with the counts of each pass that sent or tried something.
+
+        Raises:
+            SetupError: If another notifier of one of the streams is running.
         """
         with lock_notifier(self.tables.files, self.streams) as require_alone:
             total = Counts()
@@ -158,11 +179,11 @@ class Notifier:
             return total
 
     def send(self) -> Counts:
-        """Makes one pass: sends the alerts that are due, to all receivers at once, then records them in one commit."""
+        """Makes one pass: sends the due alerts to all receivers in parallel, then records them in one commit."""
         starts = self._find_starts()
         now = self.clock()
         floor = min(starts.values()) if self._floor is None else self._floor
-        # An alert is recorded after it was decided, so older rows are about settled alerts.
+        # Alerts are recorded after they are decided, so older rows are about settled alerts.
         notes = self._read_notes().where(F.col("sent_at") >= F.lit(_to_time(floor - CLOCK_SKEW_SECONDS)))
         down = self._find_down_since(notes)
         queues = self._find_waiting(starts, floor, notes)
@@ -187,7 +208,7 @@ class Notifier:
         return counts
 
     def _find_starts(self) -> dict[tuple[str, str], float]:
-        """Finds the time from which on each receiver gets the alerts of each stream; stores that of new receivers."""
+        """Finds the time from which on each receiver gets alerts of each stream, and records it for new receivers."""
         if self._starts:
             return self._starts
         pairs = [(receiver.name, stream) for receiver in self.senders for stream in self.streams]
@@ -215,7 +236,7 @@ class Notifier:
         return {(row["receiver"], row["stream"]): _to_seconds(row["at"]) for row in marks.collect()}
 
     def _make_due_marks(self, floor: float) -> list[dict[str, Any]]:
-        """Makes the marks that are due, as alerts decided before `floor` are settled."""
+        """Makes the marks that are due, given that all alerts decided before `floor` are settled."""
         due = [pair for pair, start in self._starts.items() if floor - start >= _MARK_SECONDS]
         self._starts.update(dict.fromkeys(due, floor))
         return [_make_mark(receiver, SETTLED, floor, stream) for receiver, stream in due]
@@ -231,7 +252,7 @@ class Notifier:
 
     @staticmethod
     def _find_down_since(notes: DataFrame) -> dict[str, float]:
-        """Finds receivers whose last attempt failed. Returns receiver -> the first failure since its last success."""
+        """Finds receivers whose last attempt failed, each with the time of the first failure since its last success."""
         tried = notes.where(F.col("alert_id").isNotNull())
         last = tried.groupBy("receiver").agg(
             F.max(F.when(F.col("status") == SENT, F.col("sent_at"))).alias("last_sent")
@@ -243,9 +264,12 @@ class Notifier:
     def _find_waiting(
         self, starts: Mapping[tuple[str, str], float], floor: float, notes: DataFrame
     ) -> dict[str, list[WaitingAlert]]:
-        """Finds the alerts that each receiver has not got, those with the fewest attempts first, then the oldest.
+        """Finds the alerts that each receiver has not received, sorted by the number of attempts and then by age.
 
-        floor: alerts decided before this time are settled. notes: the rows of `notifications` on alerts that are not older.
+        Args:
+            starts: The earliest time by receiver and stream.
+            floor: Alerts decided before this time are settled.
+            notes: The rows of `notifications` about later alerts.
         """
         is_settled = F.max(F.col("status").isin(SENT, GIVEN_UP))
         states = notes.where(F.col("alert_id").isNotNull()).groupBy("alert_id", "revision", "receiver").agg(
@@ -268,7 +292,7 @@ class Notifier:
         return self._group_by_receiver(rows.toLocalIterator(), snoozes)
 
     def _add_open(self, alerts: DataFrame) -> DataFrame:
-        """Adds whether a row is the last of its alert, and nobody has reviewed the alert."""
+        """Adds whether a row is the last one of an unreviewed alert."""
         last = F.max("revision").over(Window.partitionBy("alert_id"))
         reviewed = self.tables.read("reviews").select("alert_id").distinct().withColumn("is_reviewed", F.lit(True))
         alerts = alerts.withColumn("is_last", F.col("revision") == last).join(reviewed, "alert_id", "left")
@@ -287,7 +311,7 @@ class Notifier:
         return queues
 
     def _hold(self, waiting: WaitingAlert, snoozes: Sequence[Snooze]) -> WaitingAlert:
-        """Adds the end of the snoozes that have kept the alert back or still do."""
+        """Adds the end of the snoozes that have held the alert back or still do."""
         ends = [
             each.until.timestamp()
             for each in snoozes
@@ -300,7 +324,7 @@ class Notifier:
     def _deliver(
         self, receiver: Receiver, queue: Sequence[WaitingAlert], down_since: float | None
     ) -> list[dict[str, Any]]:
-        """Sends to one receiver until it fails. Returns the rows to record."""
+        """Sends to one receiver until it fails or reaches a limit, and returns the rows to record."""
         rows: list[dict[str, Any]] = []
         pause, until = self._get_pause(receiver.name), time.monotonic() + MAX_SECONDS
         if self.clock() < pause.until:
@@ -322,7 +346,7 @@ class Notifier:
     def _attempt(
         self, receiver: Receiver, waiting: WaitingAlert, rows: list[dict[str, Any]], down_since: float | None
     ) -> Attempt:
-        """Sends one alert and adds the row to be recorded."""
+        """Sends one alert and adds the row to record."""
         outcome, now = self.senders[receiver](waiting.alert), self.clock()
         over = outcome.status == FAILED and waiting.is_given_up(now, receiver.give_up_after, down_since)
         status = GIVEN_UP if over else outcome.status
@@ -332,7 +356,7 @@ class Notifier:
     def _give_up(
         self, receiver: Receiver, rest: Sequence[WaitingAlert], down_since: float | None, outcome: Attempt
     ) -> list[dict[str, Any]]:
-        """Returns rows for the alerts that have waited too long for a receiver that is down too long, tried or not."""
+        """Returns rows for the alerts, tried or not, that have waited too long for a receiver that is down."""
         now = self.clock()
         return [
             _make_note(receiver, waiting, GIVEN_UP, waiting.attempts, f"the receiver is down: {outcome.error}", now)
@@ -345,7 +369,7 @@ class Notifier:
 
 
 def _match_roughly(receiver: Receiver, starts: Mapping[str, float]) -> Column:
-    """Selects a receiver's alerts as far as Spark can; `Receiver.wants` decides. starts: stream -> the earliest time."""
+    """Preselects a receiver's alerts in Spark, given the earliest time by stream; `Receiver.wants` decides."""
     is_in_time = F.lit(False)
     for stream, start in starts.items():
         is_in_time = is_in_time | ((F.col("stream") == stream) & (F.col("decided_at") >= F.lit(_to_time(start))))
@@ -380,7 +404,7 @@ def _make_note(
 
 
 def _make_mark(receiver: str, status: str, at: float, stream: str | None = None) -> dict[str, Any]:
-    """Makes a row of `notifications` that is about no alert."""
+    """Makes a row of `notifications` without an alert."""
     return {
         "alert_id": None, "revision": None, "receiver": receiver, "status": status,
         "attempts": None, "error": None, "sent_at": _to_time(at), "stream": stream,
@@ -397,7 +421,7 @@ def _get_key(waiting: WaitingAlert) -> tuple[str, int]:
 
 
 def _to_plain(value: Any) -> Any:
-    # Spark returns local times without a zone.
+    # Spark returns local times without a time zone.
     return value.astimezone(dt.timezone.utc) if isinstance(value, dt.datetime) else value
 
 

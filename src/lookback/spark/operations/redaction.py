@@ -1,6 +1,6 @@
-"""Removes the values that only forgotten events had from the texts and measures of rows that stay.
+"""Removes the values that only forgotten events had from the texts and measures of remaining rows.
 
-A value that an event that stays also has, such as a shop's name, tells nothing about the person and stays too.
+A value that a remaining event shares, such as a shop's name, reveals nothing about the person and stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# The columns with texts that people, rules or errors have written.
+# The columns with texts written by people, rules or errors.
 TEXTS: dict[str, tuple[str, ...]] = {
     "alerts": ("measures", "message"),
     "reviews": ("note",),
@@ -39,21 +39,21 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "rule_log": ("message",),
     "rejected_events": ("raw", "reason"),
 }
-# A shorter value may be found in any text by chance; it counts only if the request names its field.
+# A shorter value may occur in any text by chance; it is removed only if the request names its field.
 _MIN_CHARACTERS = 4
-# A shorter value must stand alone, not within a word or a number.
+# A shorter value must match as a whole word or number.
 _MIN_UNIQUE_CHARACTERS = 8
 
 
 class OwnValue(NamedTuple):
-    """A value of forgotten events that no event that stays has. text: as Spark casts it."""
+    """A value that only forgotten events have; `text` is its cast by Spark."""
 
     field: str
     text: str
 
 
 def find_own_values(gone: DataFrame, staying: DataFrame, stream: Stream) -> DataFrame:
-    """Finds the values that only the events `gone` have, not those of `staying`: a frame with the columns of OwnValue."""
+    """Finds the values that the events `gone` have and the events `staying` do not, with the columns of OwnValue."""
     is_value = {"boolean", "array", "struct", "map"}
     names = [
         name
@@ -71,7 +71,7 @@ def find_own_values(gone: DataFrame, staying: DataFrame, stream: Stream) -> Data
 
 
 def select_texts(values: Iterable[OwnValue], stream: Stream, asked: Collection[str]) -> list[str]:
-    """Selects the values to look for in texts, as texts show them. asked: the fields that the request names."""
+    """Selects the values to look for, in every form that a text may show. The request names the fields `asked`."""
     return sorted(
         {
             form
@@ -84,13 +84,13 @@ def select_texts(values: Iterable[OwnValue], stream: Stream, asked: Collection[s
 
 
 def _list_forms(type_: DataType, text: str) -> Iterator[str]:
-    """Lists the ways in which a text may show a value: as Spark, JSON and Python write it."""
+    """Lists the forms in which a text may show a value: as written by Spark, JSON and Python."""
     yield text
     with suppress(ValueError, InvalidOperation):
         typed = from_text(type_, text)
         yield to_text(typed) or text
         if isinstance(typed, Decimal):
-            # An average has more digits, a cast to double fewer.
+            # Averages have more digits, casts to double fewer.
             yield format(typed.normalize(), "f")
         if isinstance(typed, dt.datetime):
             yield typed.isoformat()
@@ -99,7 +99,7 @@ def _list_forms(type_: DataType, text: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Replaces values within texts. values: the longest first."""
+    """Replaces values within texts; the values must be sorted longest first."""
 
     def __init__(self, values: Collection[str]) -> None:
         self._values = [(value.casefold(), _compile(value)) for value in values]
@@ -115,7 +115,7 @@ class Redactor:
         return text
 
     def redact_row(self, *cells: Any) -> tuple[Any, ...]:
-        """Returns the cells of a row without the values: texts, and maps, whose values become NULL."""
+        """Returns the cells of a row without the values: replaces them in texts, and sets map entries to NULL."""
         done: list[Any] = []
         for cell in cells:
             if isinstance(cell, dict):
@@ -123,7 +123,7 @@ class Redactor:
             else:
                 done.append(self.redact(cell))
         if isinstance(cells[0], dict) and done[0] != cells[0] and REMOVED not in (done[-1] or ""):
-            # A proof goes by this mark.
+            # A proof recognizes redacted rows by this mark.
             done[-1] = f"{done[-1] or ''} {REMOVED}".strip()
         return tuple(done)
 
@@ -131,7 +131,7 @@ class Redactor:
 def _compile(value: str) -> re.Pattern[str]:
     pattern, is_short = re.escape(value), len(value) < _MIN_UNIQUE_CHARACTERS
     if re.fullmatch(r"-?\d+(\.\d+)?", value):
-        # The same number with more digits, and no other.
+        # Matches the same number with more trailing zeros, but no other number.
         zeros, edge = "0*" if "." in value else r"(?:\.0+)?", r"\w" if is_short else r"\d"
         pattern = rf"(?<![{edge}.]){pattern}{zeros}(?!{edge}|\.\d)"
     elif is_short:
@@ -140,17 +140,17 @@ def _compile(value: str) -> re.Pattern[str]:
 
 
 class Redactions:
-    """The rows in which some values stand. values: as `select_texts` gives them."""
+    """The rows that contain some of the values, which come from `select_texts`."""
 
     def __init__(self, tables: Tables, values: Collection[str]) -> None:
         self._tables, self._values = tables, values
 
     def count(self) -> dict[str, int]:
-        """Counts the rows to change, by table; nothing is changed."""
+        """Counts the rows to change, by table. Changes nothing."""
         return {name: rows for name, _, rows in self._find()}
 
     def make(self) -> dict[str, int]:
-        """Removes the values. Returns the number of changed rows by table. The tables' history shows the join, no value."""
+        """Removes the values and returns the number of changed rows by table. The tables' history shows no values."""
         counts = {}
         for name, pairs, rows in self._find():
             view = f"lookback_redact_{name}"
@@ -169,7 +169,7 @@ class Redactions:
         return counts
 
     def _find(self) -> Iterator[tuple[str, DataFrame, int]]:
-        """Yields each table with such rows: its name, the texts before and after as `old` and `new`, and the rows' number."""
+        """Yields each table to change: its name, the texts before and after as `old` and `new`, and the row count."""
         if not self._values:
             return
         redactor = Redactor(self._values)
@@ -192,6 +192,6 @@ class Redactions:
 
 
 def _write_row(side: str, columns: Iterable[str]) -> str:
-    """Writes the texts of a row as one, since Spark does not compare maps."""
+    """Writes the SQL that joins the texts of a row into one text, since Spark cannot compare maps."""
     prefix = f"{side}." if side else ""
     return f"to_json(struct({', '.join(f'{prefix}{quote_name(each)} AS {quote_name(each)}' for each in columns)}))"

@@ -1,19 +1,19 @@
-"""Deletes rows that are older than the settings keep them, unless something still needs them.
+"""Deletes rows older than the retention in the settings, unless something still needs them.
 
-The rows that each table loses once they are old enough:
+Each table loses these rows once they are old enough:
 
-    alerts         every row, by its own `decided_at`, whether reviewed or not; reviews stay
-    late_events    events that were judged before the limit; those beyond max_future stay, as a rebuild needs them
-    rule_log       failures, cuts, closed sessions and limits; changes of rules stay, as rebuilds and explanations need them
-    notifications  rows on alerts before the mark of their receiver and stream, which no notifier reads again
-    metrics        every row
-    ingests        every row
-    labels         every row, by `labelled_at`
-    snoozes        every row, by its end
-    lists          values that have expired, by `expires_at`
+    alerts         all rows, by `decided_at`, whether reviewed or not; reviews stay
+    late_events    events judged before the limit; events beyond max_future stay, because a rebuild needs them
+    rule_log       failures, cuts, closed sessions and limits; rule changes stay for rebuilds and explanations
+    notifications  rows about alerts before the mark of their receiver and stream, which a notifier never reads again
+    metrics        all rows
+    ingests        all rows
+    labels         all rows, by `labelled_at`
+    snoozes        all rows, by their end
+    lists          expired values, by `expires_at`
 
-A rebuild writes rows that a table lacks. So that it leaves deleted rows out, a row of rule_log names, for each stream, the
-commit up to which rows were deleted. It is written first, so a kill between the two does no harm.
+A rebuild writes the rows that a table lacks. To make it skip deleted rows, a row of rule_log names, for each stream,
+the commit up to which rows were deleted. This row is written first, so a kill in between does no harm.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-# late_events come first, as the tables after them date their commits.
+# late_events come first, because the tables after them date their commits.
 ORDER = ("late_events", "alerts", "rule_log", "notifications", metrics.TABLE, "ingests", "labels", "snoozes", "lists")
-# For so long a deletion is tried again while others keep writing to the same table.
+# How long to retry a deletion while other writers keep conflicting.
 _PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """A deletion from a table: its rows, the open alerts among them, and a note if rows were left."""
+    """A deletion from a table: the number of rows and of open alerts among them, and a note if rows were left."""
 
     rows: int = 0
     open: int = 0
@@ -56,10 +56,10 @@ class Deletion:
 
 
 def delete_old(tables: Tables, name: str, age: dt.timedelta) -> Deletion:
-    """Deletes the rows of a table that are older than `age`; see the module for which these are.
+    """Deletes the rows of a table that are older than `age`; the module's docstring says which.
 
-    name: one of `config.RETAINED`. Evaluations, notifiers and ingests may run meanwhile. If they keep writing to the table
-    for a minute, the rows are left for the next time, and `note` says so.
+    `name` is one of `config.RETAINED`. Evaluations, notifiers and ingests may keep running. If their writes conflict
+    for a minute, the rows are left for the next run, and `note` says so.
     """
     limit = dt.datetime.now(dt.timezone.utc) - age
     is_old = _CONDITIONS[name](tables, limit)
@@ -71,12 +71,12 @@ def delete_old(tables: Tables, name: str, age: dt.timedelta) -> Deletion:
         return Deletion()
     open_ = count_older(tables, limit).count if name == "alerts" else 0
     if not retry_on_conflict(tables, name, lambda: tables.delta(name).delete(is_old), _PATIENCE_SECONDS):
-        return Deletion(note="others kept writing to it; old rows are left for the next time")
+        return Deletion(note="other writers kept conflicting; old rows are left for the next run")
     return Deletion(rows, open_)
 
 
 def _log_deletions(tables: Tables, name: str, old: DataFrame, limit: dt.datetime) -> int:
-    """Writes into rule_log, for each stream, the last commit of the rows to be deleted. Returns the number of rows."""
+    """Writes the last commit of the rows to be deleted to rule_log, for each stream. Returns the number of rows."""
     streams = old.groupBy("stream").agg(F.count("*").alias("rows"), F.max("arrival").alias("arrival")).collect()
     log = []
     for row in streams:
@@ -94,9 +94,9 @@ def _is_before(column: str) -> Callable[[Tables, dt.datetime], Column]:
 
 
 def _select_late_events(tables: Tables, limit: dt.datetime) -> Column | None:
-    """Selects late events of commits that were judged before the limit, by tables whose rows have a time and a commit.
+    """Selects late events of commits that were judged before the limit, according to tables with a time and a commit.
 
-    A late event has no time of its own but the event's.
+    late_events itself does not record when an event was judged.
     """
     judged: dict[str, int] = {}
     times = {
@@ -119,9 +119,9 @@ def _select_log_rows(_: Tables, limit: dt.datetime) -> Column:
 
 
 def _select_notifications(tables: Tables, limit: dt.datetime) -> Column | None:
-    """Selects rows on alerts that are at least a day older than the last mark of their receiver and stream.
+    """Selects rows about alerts that are at least a day older than the last mark of their receiver and stream.
 
-    All marks stay, which are few.
+    The few marks stay.
     """
     notes = tables.read("notifications")
     settled = notes.where(F.col("status") == SETTLED).groupBy("receiver", "stream").agg(F.max("sent_at").alias("at"))

@@ -1,4 +1,4 @@
-"""Describes a stream by figures from its tables, and whether it is healthy."""
+"""Reads the figures of a stream from its tables, and checks whether it is healthy."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
-# At most so much of a logged message goes into a sentence.
+# The maximum length of a logged message within a sentence.
 _MAX_CHARACTERS = 200
-# The account in the status covers at most this time, these rounds of ingest and these rows.
+# The account in the status covers at most this time span, this number of ingest rounds, and this number of rows.
 _ACCOUNT_SPAN = dt.timedelta(days=1)
 _ACCOUNT_ROUNDS, _ACCOUNT_ROWS = 200, 1_000_000
-# So many commits of maintenance are expected among those of ingest.
+# The expected number of maintenance commits among those of ingest.
 _OTHER_COMMITS = 50
 
 
@@ -52,9 +52,13 @@ _OTHER_COMMITS = 50
 class EventAccount:
     """The outcomes of the events in a stream's table: ingested = evaluated + recorded + discarded + waiting.
 
-    evaluated: judged, or needed by no rule. recorded: late, and only counted for later events. discarded: too late for
-    every rule that needed it, or further ahead than max_future. waiting: not read yet. unknown: rows of late_events about
-    an event that was not judged, or about one a second time.
+    Attributes:
+        ingested: All events.
+        evaluated: Events that were judged, or that no rule needed.
+        recorded: Late events that only count for later events.
+        discarded: Events too late for every rule that needed them, or beyond max_future.
+        waiting: Events not read yet.
+        unknown: Rows of late_events about an event that was not judged, and second rows about the same event.
     """
 
     ingested: int
@@ -66,7 +70,7 @@ class EventAccount:
 
     @property
     def closes(self) -> bool:
-        """True if every event is accounted for once."""
+        """True if every event is accounted for exactly once."""
         parts = self.evaluated + self.recorded + self.discarded + self.waiting
         return self.ingested == parts and not self.unknown
 
@@ -74,10 +78,14 @@ class EventAccount:
 def event_account(
     tables: Tables, stream: Stream, through: int | None, since: int = 0, stamped: int | None = None
 ) -> EventAccount:
-    """Counts the outcomes of a stream's events by its tables.
+    """Counts the outcomes of a stream's events from its tables.
 
-    through: the last commit judged; None for none. since: the first commit that counts. stamped: the earliest
-    `ingested_at` that counts, in microseconds.
+    Args:
+        tables: The tables.
+        stream: The stream.
+        through: The last judged commit; None for none.
+        since: The first commit to count.
+        stamped: The earliest `ingested_at` to count, in microseconds.
     """
     last, tables = -1 if through is None else through, tables.holding(stream)
     inserts = tables.read_changes(stream.name, since).where("_change_type = 'insert'")
@@ -103,12 +111,20 @@ def event_account(
 
 
 def find_recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.datetime) -> dict[str, Any] | None:
-    """Counts the outcomes of the rows that the last rounds of ingest took in, and of their events; None without a round.
+    """Counts the outcomes of the rows that the last rounds of ingest read, and of their events.
 
-    offered = ingested + duplicates + rejected; ingested = evaluated + recorded + discarded + waiting. rounds: their number.
-    since: the end of the first. closes: whether all rows are accounted for, by the tables ingests, events and late_events.
     It covers at most a day, 200 rounds and about a million rows, so that its cost does not grow with the stream.
-    through: the last commit judged. now: aware; the end of the day.
+
+    Args:
+        tables: The tables.
+        stream: The stream.
+        through: The last judged commit.
+        now: The end of the covered day (aware).
+
+    Returns:
+        None without a round; else the counts, for which offered = ingested + duplicates + rejected and ingested =
+        evaluated + recorded + discarded + waiting. `rounds` is the number of rounds, `since` the end of the first, and
+        `closes` says whether the tables ingests, events and late_events account for all rows.
     """
     if stream.table or not tables.exists("ingests"):
         return None
@@ -134,7 +150,7 @@ def find_recent_account(tables: Tables, stream: Stream, through: int | None, now
     return {
         "rounds": len(rounds),
         "since": _to_utc(rounds[-1]["ended_at"]),
-        # A round that was killed has left events, but no row of its own.
+        # A killed round leaves events, but no row in `ingests`.
         "offered": events.ingested + sums["duplicates"] + sums["rejected"],
         "duplicates": sums["duplicates"],
         "rejected": sums["rejected"],
@@ -144,7 +160,7 @@ def find_recent_account(tables: Tables, stream: Stream, through: int | None, now
 
 
 def _find_first_commit(tables: Tables, name: str, stamp: int, commits: int) -> int:
-    """Finds the first commit of the table at or after a time in microseconds. commits: their estimated number since then."""
+    """Finds the table's first commit at or after a time in microseconds; `commits` is their estimated number."""
     limit = commits + _OTHER_COMMITS
     while True:
         rows = tables.history(name, limit).select("version", F.unix_micros("timestamp").alias("at")).collect()
@@ -157,14 +173,28 @@ _ACTIONS = ("evaluated", "recorded", "discarded", "waiting")
 
 
 def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    """Returns the figures of a stream, from its tables; zeros before `init`.
+    """Returns the figures of a stream from its tables; zeros before `init`.
 
-    events, commits: those of its table. judged: the last commit judged, if known. lag_commits, lag_seconds: the number of
-    waiting commits, and the time for which the oldest has waited. rules: those that raise alerts. alerts, rejected: alerts
-    and rejected rows of the 90 days of the queue. open: alerts in the open queue. late: all late events of the table.
-    account: see `find_recent_account`. healthy, health: a flag and a sentence. findings: level, check, what, remedy of each.
-    warming: the versions that wait for the history of their windows: rule_id, version, since, and how many pieces of it are named.
-    checkpoint: that of the stream's evaluation, if it can be reached.
+    Args:
+        tables: The tables.
+        stream: The stream.
+        checkpoint: The checkpoint of the stream's evaluation, if it can be reached.
+
+    Returns:
+        A dict with these keys:
+
+        - events, commits: the numbers in the stream's table
+        - judged: the last judged commit, if known
+        - lag_commits, lag_seconds: the number of waiting commits, and how long the oldest has waited
+        - rules: the number of rules that raise alerts
+        - alerts, rejected: the numbers of alerts and rejected rows within the 90 days of the queue
+        - open: the number of alerts in the open queue
+        - late: the number of all late events
+        - account: see `find_recent_account`
+        - healthy, health: a flag and a sentence
+        - findings: a list with level, check, what and remedy
+        - warming: the versions that wait for the history of their windows, with rule_id, version, since, and how many
+          pieces of the history are named
     """
     tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
@@ -172,7 +202,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
     status["warming"] = list[dict[str, Any]]()
     if not tables.exists(stream.name):
         missing = (
-            "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which is not there."
+            "has no table yet: lookback init." if not stream.table else f"is in {stream.table}, which does not exist."
         )
         return {**status, "healthy": True, "health": f"{stream.name} {missing}", "findings": []}
     if not stream.is_of_alerts and (misfit := tables.find_misfit(stream)):
@@ -215,7 +245,7 @@ def with_account(tables: Tables, stream: Stream, figures: Figures) -> Figures:
 def read_stream_figures(
     tables: Tables, stream: Stream, checkpoint: Checkpoint | None = None, now: dt.datetime | None = None
 ) -> Figures:
-    """Reads the figures that decide a stream's health, from its tables, which must exist. now: aware; default: the clock's."""
+    """Reads the figures that decide a stream's health from its tables, which must exist; `now` must be aware."""
     now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
     rows = RulesTable(tables, {stream.name: stream}).rows(find_rejected(tables, stream.name))
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
@@ -242,7 +272,7 @@ def read_stream_figures(
 
 
 def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
-    """Finds the event that brought the watermark furthest ahead of the clock, in words; empty for an `advance`."""
+    """Describes the event that moved the watermark furthest ahead of the clock; empty if it was an `advance`."""
     furthest = figures.furthest
     if furthest is None or furthest.watermark is None:
         return ""
@@ -260,7 +290,7 @@ def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
 
 
 def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[str, int]:
-    """Counts the alerts of a stream that were raised since a time, by the role of their rule (see `name_role`)."""
+    """Counts a stream's alerts raised since a time, by the role of their rule (see `name_role`)."""
     if not tables.may_have_rows(alerts.TABLE):
         return {}
     own = (F.col("stream") == name) & (F.col("decided_at") >= F.lit(since)) & (F.col("verdict") == "raised")
@@ -272,7 +302,7 @@ def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[
 
 
 def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
-    """Reads which versions of a stream's rules wait for the history of their windows, and how far they are."""
+    """Reads the rule versions of a stream that wait for the history of their windows, and their progress."""
     since = find_warming(tables, stream.name)
     if not since:
         return ()
@@ -290,7 +320,7 @@ def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
 
 
 def _read_samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
-    """Reads the rows of `metrics` of the last hour, oldest first, and the last row of all."""
+    """Reads the rows of `metrics` from the last hour, oldest first, and the last row overall."""
     if not tables.exists(metrics.TABLE):
         return [], None
     at, own = F.col(metrics.MEASURED_AT), F.col("stream") == name
@@ -316,7 +346,7 @@ def _to_sample(row: Row) -> Sample:
 
 
 def _find_last_judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row | None) -> int | None:
-    """Finds the last commit judged, by the checkpoint and the metrics; if neither knows it, by the last alert."""
+    """Finds the last judged commit from the checkpoint and the metrics, or from the last alert if neither has it."""
     known: list[int | None] = [
         None if last is None else last["judged"],
         None if checkpoint is None else checkpoint.find_last_judged(),
@@ -328,7 +358,7 @@ def _find_last_judged(tables: Tables, name: str, checkpoint: Checkpoint | None, 
 
 
 def _count_rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
-    """Counts the rows that ingest rejected within the last hour. Returns the reason of the newest, too."""
+    """Counts the rows that ingest rejected within the last hour, and returns the reason of the newest too."""
     recent = (F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT)
     figures = (F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason"))
     for row in tables.query("rejected_events", lambda rows: rows.where(recent).agg(*figures)):
@@ -353,5 +383,5 @@ def _read_failures(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[st
 
 
 def _to_utc(time: dt.datetime) -> dt.datetime:
-    """Converts a time as Spark returns it, which is local and without a zone."""
+    """Converts a time from Spark, which is local and without a time zone, to UTC."""
     return time.astimezone(dt.timezone.utc)

@@ -25,8 +25,8 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
 /**
- * Delta's log in a folder of this machine. `logstore.py` says what it is for, and compiles it with Janino, which knows no generic
- * methods and no lambdas.
+ * Delta's log in a local folder. `logstore.py` explains its purpose and compiles it with Janino, which supports neither generic
+ * methods nor lambdas.
  */
 public final class FolderLogStore extends HDFSLogStore {
 
@@ -34,7 +34,7 @@ public final class FolderLogStore extends HDFSLogStore {
         super(settings);
     }
 
-    /** Lists the files of the folder whose names are not before that of `first`, by name. Only these are looked at. */
+    /** Lists the files of the folder by name, starting with `first`. Stats only these files. */
     public Iterator listFrom(Path first, Configuration settings) throws IOException {
         Path folder = first.getParent();
         String[] all = toFile(folder).list();
@@ -54,18 +54,18 @@ public final class FolderLogStore extends HDFSLogStore {
             try {
                 found.add(files.getFileStatus(new Path(folder, (String) each.next())));
             } catch (FileNotFoundException gone) {
-                // Removed since: a clean-up of the log, or a file that another process was writing.
+                // Removed in the meantime: the log was cleaned, or another process was writing the file.
             }
         }
         return found.iterator();
     }
 
-    /** Writes a file that can be seen only when it is whole. Raises FileAlreadyExistsException if it is there, unless `overwrite`. */
+    /** Writes a file atomically. Throws FileAlreadyExistsException if it exists, unless `overwrite`. */
     public void write(Path path, Iterator lines, Boolean overwrite, Configuration settings) throws IOException {
         java.nio.file.Path file = toFile(path).toPath();
         java.nio.file.Path whole = file.resolveSibling("." + path.getName() + "." + UUID.randomUUID() + ".tmp");
         try {
-            // Not a channel, which a stream that is stopped would close in mid-commit.
+            // Not a channel: stopping a stream would close it in the middle of a commit.
             OutputStream stream = new FileOutputStream(whole.toFile());
             BufferedWriter writer = new BufferedWriter(new OutputStreamWriter(stream, StandardCharsets.UTF_8));
             try {
@@ -86,14 +86,14 @@ public final class FolderLogStore extends HDFSLogStore {
         }
     }
 
-    /** Gives `whole` the name of `file`. Of several processes that do so at a time one succeeds. */
+    /** Names the file `whole` also `file`. If several processes do so at the same time, only one succeeds. */
     private static void create(java.nio.file.Path file, java.nio.file.Path whole) throws IOException {
         try {
             Files.createLink(file, whole);
         } catch (FileAlreadyExistsException exists) {
             throw exists;
         } catch (FileSystemException noLinks) {
-            // Not every file system has links. A move looks for the file first, as Delta's own log store does.
+            // Not every file system has hard links. Like Delta's own log store, a move checks first whether the file exists.
             Files.move(whole, file, new CopyOption[0]);
         }
     }

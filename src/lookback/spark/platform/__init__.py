@@ -1,4 +1,4 @@
-"""The platform below the tables: the Spark session, JARs, secrets, owners of files, and remedies for Spark's failures.
+"""The platform below the tables: the Spark session, JARs, secrets, file owners, and remedies for Spark's failures.
 
 This package must not know tables or streams.
 """
@@ -11,7 +11,7 @@ from lookback.core.values.texts import escape_unprintable
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    """Escapes what a record of the log quotes from events, so that a value neither steers a terminal nor forges a line."""
+    """Escapes values from events in a log record, so that they cannot control a terminal or forge a line."""
     record.msg, record.args = escape_unprintable(record.getMessage()), ()
     return True
 

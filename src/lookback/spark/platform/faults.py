@@ -1,4 +1,4 @@
-"""Turns Spark's errors about a damaged checkpoint or about files that are gone into sentences with a remedy, and logs others."""
+"""Explains Spark's errors about damaged checkpoints and missing files, with a remedy, and logs survivable failures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from lookback.places import Place
 
 _LOG = logging.getLogger("lookback")
-# Names of Spark's errors, or texts of its log readers, that mean that a checkpoint cannot be read.
+# Names of Spark's errors, or messages of its log readers, for an unreadable checkpoint.
 _TORN = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STREAMING_STATEFUL_OPERATOR_|STREAMING_CHECKPOINT_|STATE_STORE_\w+|STDS_\w+|STATE_REPARTITION_\w+"
     r"|Failed to read log file|ChecksumException|JsonEOFException|MismatchedInputException|Unexpected end-of-input"
-    # RocksDB's words for a file of its own that has changed.
+    # RocksDB's messages about a changed file.
     r"|block checksum mismatch|Bad table magic number"
-    # Jackson names this setting whenever JSON, such as a file of a checkpoint, cannot be parsed.
+    # Jackson names this setting whenever it cannot parse JSON, such as a checkpoint file.
     r"|StreamReadFeature\.INCLUDE_SOURCE|CONCURRENT_STREAM_LOG_UPDATE|CHECKPOINT_FILE_CHECKSUM"
     r"|/state/\d+/_stateSchema/\S+ does not exist"
 )
@@ -33,12 +33,12 @@ _OTHER_TABLE = "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE"
 _CONCURRENT = "CONCURRENT_STREAM_LOG_UPDATE"
 _STATE_ERROR = re.compile(r"StateError: (.+)")
 _SETUP_ERROR = re.compile(r"SetupError: (.+)")
-# Raised in a Python of the executors, which on a cluster is another installation than that of the driver.
+# Raised in an executor's Python, which on a cluster is a different installation from the driver's.
 _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named '((?:lookback|numpy|pandas|pyarrow|pydantic|sqlglot)[\w.]*)'"
 )
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
-# Java's, Python's and Arrow's words for the same.
+# How Java, Python and Arrow report a full disk.
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|There is not enough space on the disk")
 _FULL_PLACE = re.compile(
     r"(?:No space left on device|Disk quota exceeded): '([^'\n]+)'|(/[^\s:'\"]+) \((?:No space|Disk quota)"
@@ -51,86 +51,87 @@ _MAX_CAUSES = 20
 
 
 def explain_failure(error: Exception, stream: str, checkpoint: Place) -> Exception:
-    """Returns the error to raise in place of a failed query's: with a remedy if one is known, else the error itself."""
+    """Returns an error with a remedy for a failed query, or the original error if no remedy is known."""
     text = collect_messages(error)
     if full := explain_full_disk(error):
         return full
-    remedy = f"make the state anew from the tables: lookback evaluate {stream} --rebuild"
+    remedy = f"rebuild the state from the tables: lookback evaluate {stream} --rebuild"
     if own := _STATE_ERROR.search(text):
         return StateError(f"{checkpoint}: {own[1].strip()}: lookback evaluate {stream} --rebuild")
     if setup := find_setup_error(error):
         return setup
     if missing := _NO_MODULE.search(text):
         return SetupError(
-            f"the Python of Spark's executors has no module {missing[1]!r}; on every machine of the cluster install the same "
-            "version of Lookback for the Python that PYSPARK_PYTHON names, or that the driver runs in where nothing does"
+            f"the Python of Spark's executors has no module {missing[1]!r}; on every machine of the cluster, "
+            "install the same version of Lookback for the Python in PYSPARK_PYTHON or, if that is not set, "
+            "the driver's Python"
         )
     file = next((match[1] for match in _FILE.finditer(text)), None)
     if _OTHER_TABLE in text:
         return SetupError(
-            f"{checkpoint} was made from another table of the same name, which was deleted and created again; {remedy}, or "
-            "begin with another --checkpoint"
+            f"{checkpoint} was made from another table of the same name, which was deleted and created again; "
+            f"{remedy}, or use another --checkpoint"
         )
     if _CONCURRENT in text:
         return SetupError(
-            f"{checkpoint}: another query has written to this checkpoint, or a file of it is gone. If no other evaluation "
-            f"runs, {remedy}"
+            f"{checkpoint}: another query has written to this checkpoint, or one of its files is missing. If no other "
+            f"evaluation is running, {remedy}"
         )
     if _TORN.search(text):
         return SetupError(f"{file or checkpoint} is torn, damaged or missing ({_quote_fault(text)}); {remedy}")
     if _GONE.search(text):
         return SetupError(
-            f"{file or 'a file'} of a table cannot be read any more ({_quote_fault(text)}): the log was cleaned, or files were "
-            f"vacuumed, before they were judged. Their events cannot be judged; to go on without them, {remedy}"
+            f"{file or 'a file'} of a table can no longer be read ({_quote_fault(text)}): the log was cleaned or "
+            f"files were vacuumed before their events were evaluated. To continue without these events, {remedy}"
         )
     return error
 
 
 def explain_full_disk(error: BaseException) -> SetupError | None:
-    """Returns the error to raise in place of one that a full disk causes; None for another one."""
+    """Returns an error with a remedy if a full disk is the cause; None otherwise."""
     text = collect_messages(error)
     if not _FULL.search(text):
         return None
     place = next((match[1] or match[2] for match in _FULL_PLACE.finditer(text)), None)
     return SetupError(
-        f"the disk is full{f': {place} could not be written' if place else ''}. Make room and start again: nothing that was "
-        "committed is lost, and what was half done is repeated"
+        f"the disk is full{f': {place} could not be written' if place else ''}. Free some space and start again: "
+        "committed work is kept, and unfinished work is repeated"
     )
 
 
 def explain_unreadable(error: Exception, place: str) -> Exception:
-    """Returns the error to raise in place of one that reading the table `place` ended with, if a remedy is known."""
+    """Returns an error with a remedy for a failed read of table `place`, or the original error if none is known."""
     text = collect_messages(error)
     if full := explain_full_disk(error):
         return full
     if _GONE.search(text):
         return SetupError(
-            f"the changes of {place} cannot be read without a gap ({_quote_fault(text)}): files were vacuumed, the log was cleaned, "
-            "or the change feed was off for some commits. Switch it on for good (delta.enableChangeDataFeed), keep the history for "
-            "longer, and make the request again for later commits"
+            f"the changes of {place} cannot be read without a gap ({_quote_fault(text)}): files were vacuumed, "
+            "the log was cleaned, or the change feed was off for some commits. Keep the change feed on "
+            "(delta.enableChangeDataFeed), keep the history longer, and try again with later commits"
         )
     if lacking := _LACKS_COLUMN.search(text):
         return SetupError(
-            f"{place} has no column {lacking[1]} any more: it was renamed or dropped. Give it back its name, or change the "
+            f"{place} no longer has the column {lacking[1]}: it was renamed or dropped. Restore it, or change the "
             "stream's declaration"
         )
     return error
 
 
 def find_setup_error(error: Exception) -> SetupError | None:
-    """Returns the SetupError that a task raised in a Python of the executors; None if the failure has another cause."""
+    """Returns the SetupError that a task raised on an executor; None if the failure has another cause."""
     found = _SETUP_ERROR.search(collect_messages(error))
     return None if found is None else SetupError(found[1].strip())
 
 
 def succeeds(act: Callable[[], object], message: str, stream: Stream) -> bool:
-    """Does what a running stream must survive, such as a look at a table. Returns False if it failed, which is logged.
+    """Runs an action whose failure a running stream must survive, such as checking a table.
 
-    message: of the log, with `%s` for the stream's name and for the error.
+    Logs a failure as `message`, with `%s` for the stream's name and the error. Returns whether the action succeeded.
     """
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the stream goes on
+    except Exception as error:  # noqa: BLE001 - no error may stop the stream
         _LOG.warning(message, stream.name, summarize_error(error))
         return False
     return True

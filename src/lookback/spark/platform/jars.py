@@ -1,4 +1,4 @@
-"""Checks Java, and fetches the JARs that Spark lacks on this machine: once, then they are on disk."""
+"""Checks Java, and fetches the JARs that a local Spark needs, once; then they are on disk."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pathlib import Path
 
 from lookback.core.errors import SetupError
 
-# Spark 4.2 runs on 17, 21 and 25, and on the versions between.
+# Spark 4.2 runs on Java 17, 21, 25 and the versions in between.
 OLDEST_JAVA, NEWEST_JAVA = 17, 25
-# Names of the JARs to keep: of all that Ivy brings, Spark lacks these alone.
+# Names of the JARs to keep. Spark already has the rest of what Ivy downloads.
 _ANY_JAR = r".+\.jar"
 _DELTA_JARS = r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar"
 _KAFKA_JARS = (
     r"(org\.apache\.kafka_kafka-clients|org\.apache\.commons_commons-pool2|org\.apache\.spark_spark-sql-kafka-).+\.jar"
 )
-# A part of Spark's Kafka source. Some repositories have few versions of it; it differs little from one to the next, and
-# without delegation tokens (Kerberos) the source only asks it whether there are any.
+# A part of Spark's Kafka source. Some repositories have few of its versions, but they differ little, and without
+# delegation tokens (Kerberos) the source only asks it whether there are any.
 _TOKENS = ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13")
 _TOKENS_JAR = r"org\.apache\.spark_spark-token-provider-kafka-.+\.jar"
 _OTHER_TOKENS = "4.1.0-preview1"
-# Artifacts that Spark has already, or needs only on Hadoop's own clusters: 60 MB that need not be fetched.
+# Artifacts that Spark already has, or needs only on Hadoop clusters. Skipping them saves 60 MB.
 PROVIDED = (
     "com.github.luben:zstd-jni", "com.google.code.findbugs:jsr305", "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime", "org.lz4:lz4-java", "at.yawk.lz4:lz4-java", "org.scala-lang:scala-library",
     "org.scala-lang.modules:scala-parallel-collections_2.13", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
 )  # fmt: skip
-# Writes local files by Java's own calls. Hadoop starts a `chmod` for each file, some 20 of them in a micro-batch.
+# Writes local files with Java calls. Hadoop starts a `chmod` process for each file, about 20 per micro-batch.
 _LOCAL_FILES = ("com.globalmentor", "hadoop-bare-naked-local-fs", "0.1.0")
 _INSTALL = "install Java 17, such as with `sudo apt-get install openjdk-17-jre-headless` or `brew install openjdk@17`"
 _MARK = "resolved JARs: "
-# Runs in a process of its own: starting a JVM with `spark.jars.packages` is what makes Ivy resolve.
+# Runs in a separate process, because Ivy resolves packages when a JVM starts with `spark.jars.packages`.
 _RESOLVE = f"""
 from pyspark import SparkConf, SparkContext
 SparkContext._ensure_initialized()
@@ -48,11 +48,13 @@ print({_MARK!r} + SparkConf().get("spark.jars"))
 
 @dataclass(frozen=True)
 class Artifacts:
-    """JARs of a Maven repository that are fetched together.
+    """JARs that are fetched together from a Maven repository.
 
-    name: the folder that keeps them; it contains their versions. coordinates: group, name and version of each; their
-    dependencies come with them. kept: a pattern of the names of the JARs that are kept; excluded: group:name of the
-    dependencies that are not fetched.
+    Attributes:
+        name: The name of the folder for them, which includes their versions.
+        coordinates: Group, name and version of each. Dependencies are fetched too.
+        kept: A pattern for the names of the JARs to keep.
+        excluded: Dependencies that are not fetched, as group:name.
     """
 
     name: str
@@ -65,14 +67,14 @@ class Artifacts:
 
     @property
     def folder(self) -> Path:
-        """The folder that keeps the JARs: below LOOKBACK_JARS, or in ~/.cache/lookback/jars."""
+        """The folder of the JARs, in LOOKBACK_JARS or ~/.cache/lookback/jars."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lookback" / "jars"
         return Path(os.environ.get("LOOKBACK_JARS") or cache).expanduser() / self.name
 
     def fetch(self, *, quiet: bool = True) -> list[Path]:
         """Returns the JARs on disk; fetches missing ones first. Raises SetupError if they cannot be fetched."""
         chosen = os.environ.get("LOOKBACK_JARS")
-        # A folder of one's own may hold all JARs of a session side by side.
+        # The user's own folder may contain all JARs of a session directly.
         beside = self._list_jars(Path(chosen).expanduser()) if chosen and self.kept != _ANY_JAR else []
         jars = beside or self._list_jars(self.folder)
         if jars:
@@ -87,46 +89,46 @@ class Artifacts:
 
 
 def check_java() -> int:
-    """Returns the version (17, 21, ...) of the Java that Spark will start: JAVA_HOME's, else the one on the PATH.
+    """Returns the version (17, 21, ...) of the Java that Spark will use: from JAVA_HOME, or else the PATH.
 
-    Raises SetupError, which names the Java to install, if there is none or Spark cannot run on it.
+    Raises SetupError, which says what to install, if Java is missing or Spark cannot run on it.
     """
     java = _find_java()
     version = _find_java_version(java) if java else None
     if version is None:
         home = os.environ.get("JAVA_HOME")
-        where = f"JAVA_HOME is {home!r}, where no Java starts" if home else "there is no Java on the PATH"
+        where = f"JAVA_HOME is {home!r}, where no Java starts" if home else "the PATH contains none"
         raise SetupError(f"Spark needs Java, and {where}: {_INSTALL}.")
     if not OLDEST_JAVA <= version <= NEWEST_JAVA:
         raise SetupError(
-            f"Spark runs on Java {OLDEST_JAVA} to {NEWEST_JAVA}, and {java} is Java {version}: {_INSTALL}, "
+            f"Spark runs on Java {OLDEST_JAVA} to {NEWEST_JAVA}, but {java} is Java {version}: {_INSTALL}, "
             "and point JAVA_HOME at it."
         )
     return version
 
 
 def fetch_session_jars(*, quiet: bool = True) -> list[Path]:
-    """Returns the JARs of a session, Delta's and one for local files; fetches missing ones first (about 20 s, once).
+    """Returns the JARs of a session (Delta's and one for local files). Fetches missing ones first (about 20 s, once).
 
-    They lie in LOOKBACK_JARS, or in a folder of their versions below ~/.cache/lookback/jars.
-    Raises SetupError if they cannot be fetched.
+    They are in LOOKBACK_JARS, or in a folder named after their versions in ~/.cache/lookback/jars. Raises SetupError if
+    they cannot be fetched.
     """
     chosen = os.environ.get("LOOKBACK_JARS")
-    # All JARs in a folder of one's own go into the session.
+    # The session gets all JARs in the user's own folder.
     jars = sorted(Path(chosen).expanduser().glob("*.jar")) if chosen else []
     return jars or _choose_delta().fetch(quiet=quiet)
 
 
 def fetch_kafka_jars(*, quiet: bool = True) -> list[Path]:
-    """Returns the JARs of Spark's Kafka source; fetches missing ones first (some seconds, once).
+    """Returns the JARs of Spark's Kafka source. Fetches missing ones first (some seconds, once).
 
-    They lie beside Delta's. Raises SetupError if they cannot be fetched.
+    They are stored beside Delta's. Raises SetupError if they cannot be fetched.
     """
     return [*_choose_kafka().fetch(quiet=quiet), *_fetch_tokens(quiet)]
 
 
 def find_local_files_jar(jars: Iterable[Path]) -> Path | None:
-    """Returns the JAR with a faster local file system; None if a folder of one's own lacks it."""
+    """Returns the JAR with a faster local file system; None if the user's own folder lacks it."""
     group, name, _ = _LOCAL_FILES
     return next((jar for jar in jars if jar.name.startswith(f"{group}_{name}-")), None)
 
@@ -141,7 +143,7 @@ def _find_java() -> Path | None:
 
 
 def _find_java_version(java: Path) -> int | None:
-    # The release file spares the 100 ms of starting a JVM; not every distribution has one.
+    # Reading the release file, if there is one, avoids the 100 ms to start a JVM.
     release = java.resolve().parent.parent / "release"
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
     match = re.search(r'JAVA_VERSION="(\d+)', text) or re.search(r'version "(\d+)', _run_java_version(java))
@@ -161,7 +163,7 @@ def _find_spark_version() -> str:
 
 def _choose_delta() -> Artifacts:
     spark, delta = _find_spark_version(), metadata.version("delta-spark")
-    # From 4.1 on Delta publishes one artifact for each minor version of Spark.
+    # Since 4.1, Delta publishes one artifact per minor version of Spark.
     minor = "" if delta.startswith("4.0.") else "_" + ".".join(spark.split(".")[:2])
     name = f"delta-{delta}-spark-{spark}-files-{_LOCAL_FILES[-1]}"
     return Artifacts(name, (("io.delta", f"delta-spark{minor}_2.13", delta), _LOCAL_FILES), _DELTA_JARS)
@@ -174,7 +176,7 @@ def _choose_kafka() -> Artifacts:
 
 
 def _fetch_tokens(quiet: bool) -> list[Path]:
-    """Fetches the part of Spark's Kafka source that knows delegation tokens, in Spark's version or the nearest one."""
+    """Fetches the delegation token part of Spark's Kafka source, in Spark's version or else a similar one."""
     versions = (_find_spark_version(), _OTHER_TOKENS)
     known = [
         Artifacts(f"kafka-tokens-{version}", ((*_TOKENS, version),), _TOKENS_JAR, PROVIDED) for version in versions
@@ -189,7 +191,7 @@ def _fetch_tokens(quiet: bool) -> list[Path]:
 
 
 def _resolve(artifacts: Artifacts) -> list[Path]:
-    """Returns the JARs that Ivy finds for the coordinates. Raises SetupError with Ivy's report if it fails."""
+    """Returns the JARs that Ivy finds for the coordinates. Raises SetupError with Ivy's report on failure."""
     excluded = f"--exclude-packages {','.join(artifacts.excluded)} " if artifacts.excluded else ""
     arguments = f"--master local[1] --packages {artifacts} {excluded}pyspark-shell"
     done = subprocess.run(  # noqa: S603
@@ -203,15 +205,15 @@ def _resolve(artifacts: Artifacts) -> list[Path]:
     if done.returncode or not lines:
         report = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
         raise SetupError(
-            f"{artifacts} cannot be fetched; is a Maven repository within reach? On a machine without one, copy the "
-            f"JARs of another machine's {artifacts.folder} and set LOOKBACK_JARS to their folder. Ivy reported:\n{report}"
+            f"{artifacts} cannot be fetched; can this machine reach a Maven repository? If not, copy the JARs from "
+            f"{artifacts.folder} of another machine and set LOOKBACK_JARS to their folder. Ivy reported:\n{report}"
         )
     paths = [Path(re.sub(r"^file:(//)?", "", jar)) for jar in lines[-1].split(",")]
     return [path for path in paths if re.fullmatch(artifacts.kept, path.name, re.ASCII)]
 
 
 def _keep(jars: list[Path], folder: Path) -> None:
-    """Copies the JARs into the folder, which appears whole or not at all."""
+    """Copies the JARs into the folder, which is created atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         complete = Path(temporary, "jars")
@@ -223,13 +225,13 @@ def _keep(jars: list[Path], folder: Path) -> None:
                 folder.rmdir()
             complete.rename(folder)
         except OSError:
-            # Another process was first; its JARs are as good.
+            # Another process was faster; use its JARs.
             if not any(folder.glob("*.jar")):
                 raise
 
 
 def main() -> int:
-    """Fetches missing JARs, with `--kafka` also Kafka's, and prints where they are. Returns the exit code."""
+    """Fetches missing JARs (with `--kafka` also Kafka's) and prints where they are. Returns the exit code."""
     try:
         check_java()
         for jars in (

@@ -1,4 +1,4 @@
-"""Marks the Spark jobs of a thread, so that another thread can cancel them."""
+"""Tags the Spark jobs of a thread so that another thread can cancel them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def tagged_jobs(spark: SparkSession, tag: str) -> Iterator[None]:
-    """Marks the jobs that this thread starts in the `with` block. tag: a text without commas, such as a UUID."""
+    """Tags the jobs that this thread starts in the `with` block. `tag` must not contain commas; use a UUID."""
     if is_connect(spark):
         spark.addTag(tag)
         try:
@@ -27,7 +27,7 @@ def tagged_jobs(spark: SparkSession, tag: str) -> Iterator[None]:
         return
     context = spark.sparkContext
     context.addJobTag(tag)
-    # A task that is cancelled is interrupted, so that it does not go on to its end.
+    # Interrupt cancelled tasks, which would otherwise run to their end.
     context.setInterruptOnCancel(True)
     try:
         yield
@@ -37,7 +37,7 @@ def tagged_jobs(spark: SparkSession, tag: str) -> Iterator[None]:
 
 
 def cancel_jobs(spark: SparkSession, tag: str) -> None:
-    """Cancels the jobs with a tag that run now. One that starts later runs, so call it until the thread has ended."""
+    """Cancels the running jobs with a tag. Later jobs still run, so repeat this until the thread has ended."""
     with suppress(PySparkException, Py4JError):
         if is_connect(spark):
             spark.interruptTag(tag)

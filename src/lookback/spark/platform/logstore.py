@@ -1,11 +1,12 @@
-"""Lets Delta read and write the logs of tables in folders of this machine fast, by a class of Java beside this module.
+"""Speeds up Delta's reads and writes of local table logs with a Java class beside this module.
 
-Delta asks for "the commits from this one on" six times a batch. Its own classes answer by looking at every file of the log, 20 µs
-each, so that a stream of two commits a second was a second slower after an hour; this one looks at those alone that were asked for.
-And it makes a commit without starting a process of the system, by a hard link, which fails where another process was first.
+Delta lists the commits from a given one on six times per batch. Its own classes stat every file of the log, at 20 µs
+each, so that a stream with two commits per second lost a second per batch after an hour. This class stats only the
+listed files. It also commits with a hard link, without starting a system process; the link fails if another process
+commits first.
 
-Janino, which Spark brings for its own generated code, compiles the class when a session starts, so that nothing but source is
-shipped. Where that fails, Delta's own class does the work.
+Janino, which Spark includes for its generated code, compiles the class when a session starts, so that only source is
+shipped. If that fails, Delta's own class is used.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 _SOURCE = Path(__file__).with_name("FolderLogStore.java")
 _NAME = "lookback.FolderLogStore"
-# Which class Delta uses for logs in folders, and for logs wherever they are; not both may be set.
+# Delta's settings for the log class of local folders, and for that of all places. Only one may be set.
 _SETTING, _SETTING_OF_ALL = "spark.delta.logStore.file.impl", "spark.delta.logStore.class"
 _LOG = logging.getLogger("lookback")
 
 
 def use_folder_logs(spark: SparkSession) -> None:
-    """Gives all tables of a local session that Lookback has started this class, before any is read; a user's own stays."""
+    """Uses this class in a local session, unless the user has set one. Call it before any table is read."""
     jvm: Any = spark._jvm
     conf: Any = spark.sparkContext._jsc.sc().conf()
     if conf.contains(_SETTING) or conf.contains(_SETTING_OF_ALL):
@@ -40,14 +41,14 @@ def use_folder_logs(spark: SparkSession) -> None:
         if not _is_loaded(loader):
             _compile(jvm, loader)
             loader.loadClass(_NAME)
-    except (Py4JError, OSError, TypeError) as error:  # the last one is how py4j says that a class is not there
-        _LOG.warning("Delta's own log store is used, which slows down as logs grow: %s", summarize_error(error))
+    except (Py4JError, OSError, TypeError) as error:  # py4j raises TypeError if a class is missing
+        _LOG.warning("using Delta's own log store, which slows down as logs grow: %s", summarize_error(error))
         return
     conf.set(_SETTING, _NAME)
 
 
 def _is_loaded(loader: Any) -> bool:
-    """Returns whether an earlier session of this process has compiled the class."""
+    """Returns whether an earlier session in this process has compiled the class."""
     try:
         loader.loadClass(_NAME)
     except Py4JError:
@@ -59,7 +60,7 @@ def _compile(jvm: Any, loader: Any) -> None:
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(loader)
     compiler.cook(_SOURCE.read_text(encoding="utf-8"))
-    # Spark removes this folder with the session.
+    # Spark removes this folder at the end of the session.
     folder = Path(SparkFiles.getRootDirectory(), "lookback-classes")
     for name, code in dict(compiler.getBytecodes()).items():
         file = folder.joinpath(*name.split(".")).with_suffix(".class")

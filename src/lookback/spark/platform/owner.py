@@ -1,4 +1,4 @@
-"""Lets one process at a time own a file, and names the owner to any other process that wants it."""
+"""Lets one process at a time own a file, and tells other processes who the owner is."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from lookback.places import Place
 
-# The time between two beats of an owner, and the number of beats for which an owner without a lock here is watched.
+# The time between two heartbeats of an owner, and how many beats to watch an owner that holds no lock here.
 BEAT_SECONDS = 5.0
 _WATCHED_BEATS = 3
-# An owner names itself after it locks the file, and empties the file before it frees the lock. Either takes less than this.
-_MOST_NAMELESS_SECONDS = 2.0
+# An owner writes its name after it locks the file, and clears it before it unlocks. Either takes less than this.
+_MAX_NAMELESS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that owns something. since: the time from which it does; beat: counts up while the process lives."""
+    """A process that owns something since a time. `beat` counts up while the process lives."""
 
     host: str
     pid: int
@@ -39,12 +39,12 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Owner:
-        """Returns this process as an owner from now on."""
+        """Returns this process as an owner, starting now."""
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(socket.gethostname(), os.getpid(), getpass.getuser(), since)
 
     def is_same(self, other: Owner) -> bool:
-        """Returns whether both are one process that owns one thing since one time, whatever its beat."""
+        """Returns whether both are the same process with the same start of ownership, regardless of the beat."""
         return (self.host, self.pid, self.since) == (other.host, other.pid, other.since)
 
     def __str__(self) -> str:
@@ -53,13 +53,23 @@ class Owner:
 
 @contextlib.contextmanager
 def become_owner(file: Place, what: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[Callable[[], None]]:
-    """Makes this process the owner of `what`, such as "checkpoint X", until the end of the block. `file` names the owner.
+    """Makes this process the owner of something until the end of the block.
 
-    If the operating system locks files, it frees the lock of a process that has died, so that another process can follow
-    a killed owner at once. Otherwise, as in an object store, and for an owner on another machine, the owner's beat decides,
-    which is watched for some seconds. Two processes that start at the same moment there may both begin, and the first soon finds that it has
-    lost ownership. Yields a check that raises SetupError then; call it now and again. Raises SetupError, which names the
-    owner, if there is another one.
+    If the operating system can lock files, it releases the lock of a dead process, so that another process can take
+    over from a killed owner at once. Without locks, as in an object store, and if the owner is on another machine, its
+    heartbeat decides, which takes some seconds to watch. There, two processes that start at the same moment may both
+    begin; the first soon finds that it has lost ownership.
+
+    Args:
+        file: The file that names the owner.
+        what: The thing that is owned, such as "checkpoint X", for messages.
+        beat_seconds: The time between two heartbeats.
+
+    Yields:
+        A check to call regularly. It raises SetupError if ownership was lost.
+
+    Raises:
+        SetupError: If there is another owner; the message names it.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
@@ -72,7 +82,7 @@ def become_owner(file: Place, what: str, beat_seconds: float = BEAT_SECONDS) -> 
             yield heartbeat.check
         finally:
             heartbeat.stop()
-            # Emptied, not removed: another process may have it open already.
+            # Clear the file instead of removing it: another process may have opened it already.
             if heartbeat.is_owner():
                 file.write_text("")
 
@@ -80,9 +90,9 @@ def become_owner(file: Place, what: str, beat_seconds: float = BEAT_SECONDS) -> 
 def _claim(file: Place, opened: contextlib.ExitStack) -> tuple[bool | None, Owner | None]:
     """Tries to lock the file (see `_lock`). Returns whether that worked, and the owner that the file names.
 
-    A locked file that names nobody is tried again: its owner is just beginning, or about to free the lock.
+    Retries if a locked file names no owner, because that process is just starting or about to unlock the file.
     """
-    deadline = time.monotonic() + _MOST_NAMELESS_SECONDS
+    deadline = time.monotonic() + _MAX_NAMELESS_SECONDS
     while True:
         locked, known = _lock(file, opened), _read(file)
         if locked is not False or known is not None or time.monotonic() >= deadline:
@@ -110,15 +120,15 @@ def _lock(file: Place, opened: contextlib.ExitStack) -> bool | None:
 
 
 def _has_ended(file: Place, known: Owner, locked: bool | None, beat_seconds: float) -> bool:
-    """Returns whether the owner that a file names has ended."""
+    """Returns whether the owner that a file names is gone."""
     if locked and known.host == socket.gethostname():
         return True
-    # Locks may not reach other machines of a shared folder: the beat does. Clocks are not compared.
+    # Locks may not work across machines that share a folder, but the heartbeat does. Clocks are not compared.
     deadline = time.monotonic() + _WATCHED_BEATS * beat_seconds
     while time.monotonic() < deadline:
         time.sleep(min(beat_seconds / 5, 0.5))
         now = _read(file)
-        # A file that is just being written reads as None.
+        # None if the file is just being written.
         if now is not None and now != known:
             return False
     return True
@@ -137,7 +147,7 @@ def _read(file: Place) -> Owner | None:
 
 
 class _Heartbeat:
-    """Writes the owner's beat into its file, in a thread of its own."""
+    """Writes the owner's heartbeat to its file, in a separate thread."""
 
     def __init__(self, file: Place, what: str, owner: Owner, seconds: float) -> None:
         self._file, self._what, self._owner, self._seconds = file, what, owner, seconds
@@ -174,5 +184,5 @@ class _Heartbeat:
                 self._write(beat)
 
     def _write(self, beat: int) -> None:
-        # In place: the lock is on this very file.
+        # Write in place, because the lock is on this file.
         self._file.write_text(json.dumps({**asdict(self._owner), "beat": beat}), encoding="utf-8")

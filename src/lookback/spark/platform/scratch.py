@@ -1,4 +1,4 @@
-"""A folder for Spark's temporary files, which hold events: for this user alone, and removed after a process that was killed."""
+"""A folder for Spark's temporary files, which contain events: private, and removed even if the process is killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOCK = "lock"
-# The operating system frees the locks of these files when the process ends, however it does.
+# The operating system releases the locks of these files when the process ends, even if it is killed.
 _held: list[int] = []
 
 
 def make_scratch(parent: Path | None = None) -> Path:
-    """Makes a folder that belongs to this process, and removes those of processes of this user that have ended.
+    """Creates a folder for this process, and removes those of this user's ended processes.
 
-    parent: the folder of these folders; default: one in the temporary folder, named by user.
+    `parent` contains these folders. By default it is in the temporary folder, named after the user.
     """
     parent = parent or Path(tempfile.gettempdir(), f"lookback-{getpass.getuser()}")
     try:
@@ -27,9 +27,9 @@ def make_scratch(parent: Path | None = None) -> Path:
     try:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if parent.is_symlink() or parent.stat().st_uid != os.getuid():
-            raise PermissionError(f"{parent} is of somebody else")
+            raise PermissionError(f"{parent} belongs to another user")
         parent.chmod(0o700)
-        # One process at a time, so that none removes a folder that another has not locked yet.
+        # One process at a time, so that no process removes a folder that another one has not locked yet.
         with (parent / _LOCK).open("a", encoding="utf-8") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             for folder in parent.glob("run-*"):
@@ -41,5 +41,5 @@ def make_scratch(parent: Path | None = None) -> Path:
             fcntl.flock(_held[-1], fcntl.LOCK_EX)
         return made
     except OSError:
-        # Files cannot be locked here, or the name is taken.
+        # Files cannot be locked here, or the name is taken by another user.
         return Path(tempfile.mkdtemp(prefix="lookback-"))

@@ -1,4 +1,4 @@
-"""Resolves the secrets that a declaration names and does not contain: ${env:NAME} and ${secret:SCOPE/KEY}."""
+"""Resolves references to secrets in a declaration: ${env:NAME} and ${secret:SCOPE/KEY}."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _REFERENCE = re.compile(r"\$\{(env|secret):([^}]*)\}")
 _HIDDEN = "***"
-# Names of options whose whole value is a secret, and assignments of a secret within a longer text.
+# Names of options whose whole value is a secret, and assignments of a secret inside a longer text.
 _SECRET_NAME = re.compile(r"(password|secret|token|\.key|api[._-]?key)$", re.IGNORECASE)
 _SECRET_PART = re.compile(r"\b(\w*(?:password|secret))\s*=\s*(?!\s*[\"']?\$\{)[\"']?[^\s\"';]", re.IGNORECASE)
 
 
 @dataclass
 class Secrets:
-    """Puts secrets in place of references, and hides them in messages.
+    """Replaces references with secrets, and hides the secrets in messages.
 
     ${env:NAME} is an environment variable, ${secret:SCOPE/KEY} a secret of the Databricks workspace.
     """
@@ -32,7 +32,7 @@ class Secrets:
     _known: set[str] = field(default_factory=set, repr=False)
 
     def resolve(self, text: str, place: str) -> str:
-        """Returns the text with the secrets. Raises SetupError, which names the `place`, if a secret is not there."""
+        """Returns the text with references resolved. Raises SetupError, which names `place`, if one is missing."""
 
         def value(match: re.Match[str]) -> str:
             secret = (
@@ -40,7 +40,7 @@ class Secrets:
                 if match[1] == "env"
                 else _read_workspace_secret(self.spark, match[2], place)
             )
-            # Inside quotes, as in sasl.jaas.config, quotes of its own would end it.
+            # Inside quotes, as in sasl.jaas.config, a quote in the secret would end the value.
             quoted = secret.replace("\\", "\\\\").replace('"', '\\"')
             self._known |= {secret, quoted}
             return quoted if text[match.start() - 1 : match.start()] == '"' else secret
@@ -48,7 +48,7 @@ class Secrets:
         return _REFERENCE.sub(value, text)
 
     def hide(self, text: str) -> str:
-        """Returns the text without any secret that was resolved."""
+        """Returns the text with all resolved secrets replaced by ***."""
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN) if secret else text
         return text
@@ -73,12 +73,12 @@ def _read_variable(name: str, place: str) -> str:
 def _read_workspace_secret(spark: SparkSession | None, text: str, place: str) -> str:
     scope, _, key = text.partition("/")
     if not (scope and key):
-        raise SetupError(f"{place}: a secret of the workspace is written ${{secret:SCOPE/KEY}}, got ${{secret:{text}}}")
+        raise SetupError(f"{place}: write a secret of the workspace as ${{secret:SCOPE/KEY}}, got ${{secret:{text}}}")
     try:
         from pyspark.dbutils import DBUtils  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
     except ImportError:
         raise SetupError(
-            f"{place} reads the secret {text}, and only Databricks has such; here write ${{env:NAME}}"
+            f"{place} reads the secret {text}, which is available only on Databricks; here use ${{env:NAME}}"
         ) from None
     try:
         return str(DBUtils(spark).secrets.get(scope, key))

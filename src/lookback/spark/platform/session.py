@@ -1,4 +1,4 @@
-"""Opens the Spark session that everything runs in: the workspace's own on Databricks, else a local one with Delta."""
+"""Opens the Spark session for all work: the workspace's on Databricks, or else a local one with Delta."""
 
 from __future__ import annotations
 
@@ -38,48 +38,49 @@ _SUPPRESSED_LINES = (
 _DAEMON = b"pyspark/daemon.py"
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-# Results depend on these settings: Lookback sets them wherever it reads or writes.
+# Results depend on these settings, so Lookback sets them wherever it reads or writes.
 _RESULT_SETTINGS = {
     # Times are UTC, whatever the machine's zone.
     "spark.sql.session.timeZone": "UTC",
     # Expressions follow ANSI mode: an overflow is an error and never a wrong number.
     "spark.sql.ansi.enabled": "true",
-    # Times in nanoseconds, as pandas writes them into Parquet, are numbers; else no column of such a file can be read.
+    # Reads nanosecond times, which pandas writes to Parquet, as numbers. Otherwise Spark could read no column of such a
+    # file.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
-# Python's stateful operator works with no other state store; window pages also outgrow the JVM's heap.
+# Python's stateful operator requires this state store. Also, window pages would outgrow the JVM's heap.
 _STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}.state.RocksDBStateStoreProvider"}
 # The stateful query needs these settings.
 _QUERY_SETTINGS = {
     **_RESULT_SETTINGS,
     **_STATE_STORE,
-    # Every batch brings each shard its marks, so timers fire with the next one; a batch of its own would only delay it.
+    # Every batch sends marks to each shard, so timers fire with the next batch. An extra batch would only delay it.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # The form of the offset log that Lookback reads and repairs; a later one names the sources.
+    # The offset log version that Lookback reads and repairs; a later one names the sources.
     "spark.sql.streaming.offsetLog.formatVersion": "1",
 }
-# The speed of the stateful query depends on these settings; a user's own values are kept.
+# The speed of the stateful query depends on these settings. Values set by the user are kept.
 _QUERY_SPEED = {
-    # An Arrow batch to Python is bounded by its 10,000 rows. With a bound in bytes, the default of Spark 4.2, its size is added up
-    # for every row: a third of what handing a row over costs. 2 GiB - 1 is none.
+    # Arrow batches to Python are limited to 10,000 rows. With a limit in bytes, the default in Spark 4.2, Spark adds up
+    # the size of every row, a third of the cost of passing it. 2 GiB - 1 means no limit.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    # A batch uploads its changes, not whole state files.
+    # A batch uploads only its changes instead of whole state files.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # The count costs a read for every write; nothing here uses it.
+    # The count costs a read per write, and nothing uses it.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
-    # Changelogs are short: fewer snapshots, the same recovery.
+    # Changelogs are short, so fewer snapshots suffice for the same recovery.
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "50",
 }
-# Numbers in the range by which the cores of Spark Connect are counted.
+# The size of the range used to count the cores of Spark Connect.
 _MAX_CORES = 4_096
 _PARTITIONS = "spark.sql.shuffle.partitions"
-# More shards are never chosen here. Many counts of cores divide this number.
+# The maximum default number of shards. It is divisible by many numbers of cores.
 MAX_SHARDS = 48
-# Two evaluations may start in one session at the same time.
+# Two evaluations may start in the same session at the same time.
 _SETTINGS_LOCK = threading.RLock()
-# Marks a session of Lookback's own, and sessions cloned from it.
+# Marks Lookback's own session, and sessions cloned from it.
 _OWN_MARK = "spark.lookback.session"
-# The settings that the JVM must know before it runs. The first file that it opens decides which file system opens all others.
+# The settings that the JVM needs at launch. The first file it opens determines the file system class for all files.
 _AT_LAUNCH = (
     "spark.hadoop.fs.file.impl",
     "spark.master",
@@ -90,8 +91,8 @@ _AT_LAUNCH = (
     "spark.archives",
     "spark.submit.",
 )
-# Delta refuses to read changes across a rename or drop of a column, whichever column it is. Only declared columns are read
-# here, by name and as declared, and whether the table has them is checked at every start.
+# Delta refuses to read changes across a rename or drop of any column. Lookback reads only the declared columns, by
+# name, and checks at every start that the table has them.
 _READ_ON = {
     "spark.databricks.delta.streaming.unsafeReadOnIncompatibleColumnMappingSchemaChanges.enabled": "true",
     "spark.databricks.delta.changeDataFeed.unsafeBatchReadOnIncompatibleSchemaChanges.enabled": "true",
@@ -107,17 +108,25 @@ def get_spark(
     settings: Mapping[str, str] | None = None,
     kafka: bool = False,
 ) -> SparkSession:
-    """Starts a local session with Delta; if a session runs already, as on Databricks, opens one of Lookback's own beside it.
+    """Starts a local session with Delta, or opens Lookback's own session beside a running one, as on Databricks.
 
-    The session beside shares cluster, catalog and cache with the one that others started, and has a copy of its
-    settings, so that theirs stay as they are. Spark Connect has no such session; there time zone and ANSI mode are set in
-    the one that runs.
-    app_name: the name of a new session in Spark's pages. cores: threads of a local session (at least 1; default: all of
-    the machine's, at least 2). settings: Spark settings that override the defaults here; if a session runs already, only
-    those that can be changed at run time are taken. kafka: a new local session can read Kafka from its start; a running
-    one learns it when it first reads a topic.
-    If databricks-connect is installed, the running session is that of its workspace.
-    Raises SetupError if Java or the JARs are missing, and if databricks-connect finds no workspace.
+    Lookback's own session shares cluster, catalog and cache with the running session and has a copy of its settings, so
+    that the original settings stay unchanged. Spark Connect has no such sessions; there the time zone and ANSI mode are
+    set in the running session. If databricks-connect is installed, the running session is that of its workspace.
+
+    Args:
+        app_name: The name of a new session in Spark's UI.
+        cores: The threads of a local session, at least 1; by default all cores of the machine, at least 2.
+        settings: Spark settings that override the defaults. In a running session only those that can change at run time
+            apply.
+        kafka: Whether a new local session can read Kafka from the start. A running session loads it with its first
+            topic.
+
+    Returns:
+        The session.
+
+    Raises:
+        SetupError: If Java or the JARs are missing, or databricks-connect finds no workspace.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and on_databricks():
@@ -132,7 +141,7 @@ def get_spark(
 
 
 def has_session() -> bool:
-    """Returns whether a session runs already, or this is a Databricks runtime, so that none has to be started."""
+    """Returns whether no session needs to be started: one is running, or this is a Databricks runtime."""
     return on_databricks() or SparkSession.getActiveSession() is not None
 
 
@@ -142,39 +151,40 @@ def on_databricks() -> bool:
 
 
 def open_own_session(spark: SparkSession) -> SparkSession:
-    """Returns Lookback's own session beside `spark`, which others started; `spark` itself if it is Lookback's own.
+    """Returns Lookback's own session beside the caller's session `spark`.
 
-    Over Spark Connect, which has no such session, returns `spark` too.
+    Returns `spark` itself if it already is Lookback's own, or for Spark Connect, which has no such sessions.
     """
     if is_connect(spark) or spark.conf.get(_OWN_MARK, None) is not None:
         return spark
     with _SETTINGS_LOCK:
-        own, theirs = _OwnSession.session, dict(spark.conf.getAll)
+        own, original = _OwnSession.session, dict(spark.conf.getAll)
         is_new = own is None or own.sparkContext is not spark.sparkContext
         if is_new or own is None:
             own = _OwnSession.session = spark.newSession()
-            # A new session has the settings of the cluster.
+            # A new session starts with the settings of the cluster.
             _OwnSession.copied = dict(own.conf.getAll)
-        # Their settings may say how storage is reached, also those that they make later.
-        changed = {key: value for key, value in theirs.items() if _OwnSession.copied.get(key) != value}
+        # The caller's settings, including later changes, may be needed to access storage.
+        changed = {key: value for key, value in original.items() if _OwnSession.copied.get(key) != value}
         _apply_settings(own, {key: value for key, value in changed.items() if key not in _RESULT_SETTINGS})
-        _OwnSession.copied = theirs
+        _OwnSession.copied = original
         if is_new:
-            # By default Delta reads its log in 50 tasks, which on few cores takes longer than the rest of a small batch.
-            tasks = {} if _DELTA_LOG_TASKS in theirs else {_DELTA_LOG_TASKS: str(choose_default_shards(spark))}
+            # By default Delta reads its log in 50 tasks, which on a few cores takes longer than the rest of a small
+            # batch.
+            tasks = {} if _DELTA_LOG_TASKS in original else {_DELTA_LOG_TASKS: str(choose_default_shards(spark))}
             _apply_settings(own, {**_RESULT_SETTINGS, **_READ_ON, **tasks, _OWN_MARK: "true"})
         return own
 
 
 class _OwnSession:
-    """Holds Lookback's one session beside those that others started, and their settings when last copied."""
+    """Lookback's only session beside the caller's, and the caller's settings when last copied."""
 
     session: SparkSession | None = None
     copied: ClassVar[dict[str, str]] = {}
 
 
 def _has_databricks_connect() -> bool:
-    """Returns whether databricks-connect is installed, in place of a Spark that could start here."""
+    """Returns whether databricks-connect is installed, which replaces a local Spark."""
     try:
         return importlib.util.find_spec("databricks.connect") is not None
     except ModuleNotFoundError:
@@ -186,10 +196,10 @@ def _connect() -> SparkSession:
 
     try:
         spark: SparkSession = DatabricksSession.builder.getOrCreate()
-    except Exception as error:  # whatever the kind: it is about profile, address or compute
+    except Exception as error:  # of any type, about the profile, address or compute
         raise SetupError(
-            f"databricks-connect does not reach a workspace: {first_line(error):.300}. Name one by "
-            "DATABRICKS_CONFIG_PROFILE, and its compute by DATABRICKS_CLUSTER_ID or DATABRICKS_SERVERLESS_COMPUTE_ID=auto"
+            f"databricks-connect does not reach a workspace: {first_line(error):.300}. Set DATABRICKS_CONFIG_PROFILE, "
+            "and for its compute DATABRICKS_CLUSTER_ID or DATABRICKS_SERVERLESS_COMPUTE_ID=auto"
         ) from error
     return spark
 
@@ -203,18 +213,18 @@ def _set_or_skip(spark: SparkSession, key: str, value: str) -> None:
     try:
         spark.conf.set(key, value)
     except (PySparkException, Py4JJavaError):
-        # Some settings are fixed when Spark starts, and serverless compute lets few be changed. Only those on which
-        # results depend must be set.
+        # Some settings are fixed when Spark starts, and serverless compute allows few changes. Only settings that
+        # affect results are required.
         if key in _RESULT_SETTINGS and spark.conf.get(key) != value:
             raise
 
 
 @contextlib.contextmanager
 def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterator[None]:
-    """Gives the session the settings of a stateful query until the end of the block, in which the query is started.
+    """Applies the settings of a stateful query to the session during the block that starts the query.
 
-    A query copies the session's settings when it starts. So this is enough, it works in every kind of session, and no
-    other query is affected. partitions: those of the state, which a new checkpoint freezes; None: the checkpoint's.
+    A query copies the session's settings when it starts, so other queries are not affected. This works in every kind of
+    session. `partitions` is the number of state partitions, which a new checkpoint fixes; None keeps the checkpoint's.
     """
     with _SETTINGS_LOCK:
         before = dict(spark.conf.getAll)
@@ -234,9 +244,9 @@ def apply_query_settings(spark: SparkSession, partitions: int | None) -> Iterato
 
 @contextlib.contextmanager
 def use_files_of(spark: SparkSession, checkpoint: Place) -> Iterator[None]:
-    """Lets a query that starts in the block write its checkpoint as is right for the place where that is.
+    """Lets a query started in the block write its checkpoint in the way that suits its storage.
 
-    A session here writes them in the way that is fast on a disk. In an object store it cannot replace a file.
+    Local sessions use a way that is fast on disk but cannot replace files in an object store.
     """
     with _SETTINGS_LOCK:
         manager = spark.conf.get(_FILE_MANAGER, None)
@@ -251,15 +261,15 @@ def use_files_of(spark: SparkSession, checkpoint: Place) -> Iterator[None]:
 
 
 def choose_default_shards(spark: SparkSession) -> int:
-    """Returns the number of shards of a new checkpoint if none is configured: the cores of the cluster, at most 48.
+    """Returns the default number of shards for a new checkpoint: the cores of the cluster, at most 48.
 
-    The session's shuffle partitions do not count: Spark's default of 200 makes a batch of a few events last for minutes.
+    It ignores the session's shuffle partitions: with Spark's default of 200, a batch of a few events takes minutes.
     """
     return min(count_cores(spark), MAX_SHARDS)
 
 
 def count_cores(spark: SparkSession) -> int:
-    """Counts the tasks that the cluster works on at a time, at least 1, as far as Spark knows its executors by now."""
+    """Returns how many tasks the cluster runs in parallel, at least 1, on the executors that Spark knows so far."""
     if not is_connect(spark):
         return max(1, spark.sparkContext.defaultParallelism)
     # A range has one partition for each core.
@@ -268,7 +278,7 @@ def count_cores(spark: SparkSession) -> int:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Returns whether a session is one of Spark Connect, as on serverless compute and in standard access mode."""
+    """Returns whether a session uses Spark Connect, as on serverless compute and in standard access mode."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -276,7 +286,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     check_java()
     master = settings.get("spark.master", f"local[{cores}]")
     is_here = master.startswith("local")
-    # Workers must be this interpreter, not the first `python3` on the PATH; other machines may have theirs elsewhere.
+    # Workers must use this interpreter, not the first `python3` on the PATH. On other machines its path may differ.
     if is_here or "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -302,9 +312,9 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
 
 
 def _select_at_launch(conf: SparkConf) -> SparkConf:
-    """Selects what the JVM must know before it runs. Everybody on the machine sees that in the list of processes.
+    """Selects the settings that the JVM needs at launch. They are visible to all users in the list of processes.
 
-    The other settings, keys of storage among them, reach the JVM through the context.
+    The other settings, which include storage keys, reach the JVM through the context.
     """
     chosen = SparkConf(loadDefaults=False)
     chosen.setAll([(key, value) for key, value in conf.getAll() if key.startswith(_AT_LAUNCH)])
@@ -312,7 +322,7 @@ def _select_at_launch(conf: SparkConf) -> SparkConf:
 
 
 def _forward_lines(lines: Iterable[bytes]) -> None:
-    """Forwards the JVM's standard error, without what it writes at every start of a query and at the end of many tasks."""
+    """Forwards the JVM's standard error, except for noise at the start of each query and the end of many tasks."""
     for line in _select_lines(lines):
         sys.stderr.write(line.decode("utf-8", "replace"))
         sys.stderr.flush()
@@ -325,14 +335,14 @@ def _select_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
             trace.append(line)
             continue
         if trace and line.startswith(b"BrokenPipeError") and all(_DAEMON in each for each in trace if b"File" in each):
-            # The JVM has read what it needs, and a worker of Python learns it by this: no harm.
+            # Harmless: the JVM has read what it needs and closed the pipe to a Python worker.
             trace = []
             continue
         yield from trace
-        # Traces of several workers may be mixed.
+        # Tracebacks of several workers may be interleaved.
         is_trace = line.startswith(b"Traceback (most recent call last)") or (b"  File" in line[:6] and _DAEMON in line)
         trace = [line] if is_trace else []
-        # Each suppressed paragraph ends in an empty line.
+        # Each suppressed paragraph ends with an empty line.
         quiet = line.startswith(_SUPPRESSED_LINES) or (quiet and not line.strip())
         if not quiet and not trace:
             yield line
@@ -340,54 +350,55 @@ def _select_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
-    """Returns the settings of a session that is started here, whether it works on this machine or on a cluster."""
-    # Nothing is left in the working directory, and users of one machine do not meet.
+    """Returns the settings of a new session, whether it runs on this machine or a cluster."""
+    # Leaves nothing in the working directory, and separates the users of a machine.
     scratch = make_scratch()
     return {
         "spark.jars": ",".join(map(str, jars)),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # No port is opened for a page that nobody looks at, and no progress bar is drawn into the output.
+        # Open no port for a UI that nobody uses, and print no progress bar.
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
-        # The threads of the JVM's default collector, G1, took 7 % of a backtest's processor time on two cores; with this one the
-        # 99th percentile of the latency at 1,000 events/s fell from 660 to 465 ms. A setting of the same name replaces it.
+        # The threads of G1, the JVM's default collector, took 7 % of a backtest's CPU time on two cores. With this one
+        # the 99th percentile of the latency at 1,000 events/s fell from 660 to 465 ms. The user can override this
+        # setting.
         "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(_LOG_CONFIG.as_uri())}",
-        # The catalog is in memory and Hive's is not used: tables are folders.
+        # Tables are folders, so an in-memory catalog replaces Hive's.
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Rows between the stages of a query, and the state that is being read.
+        # Shuffled rows, and state that is being read.
         "spark.local.dir": str(scratch / "local"),
-        # A history that is read beside the stream must not keep its batches waiting: jobs in different pools take turns.
+        # Jobs in different pools take turns, so that reading a history does not block the stream's batches.
         "spark.scheduler.mode": "FAIR",
-        # Tasks of a shuffle: one for each core.
+        # One shuffle task per core.
         "spark.sql.shuffle.partitions": str(cores),
-        # VACUUM lists folders in as many tasks, 10,000 by default.
+        # The number of tasks in which VACUUM lists folders, 10,000 by default.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(cores),
-        # Delta's own view of its log, 50 tasks by default, is small here.
+        # Delta reads its log in 50 tasks by default, but here it is small.
         _DELTA_LOG_TASKS: "2",
         _OWN_MARK: "true",
-        # Rows move between the JVM and Python faster than through TCP.
+        # Moves rows between the JVM and Python faster than TCP.
         "spark.python.unix.domain.socket.enabled": "true",
     }
 
 
 def _make_local_settings(jars: Sequence[Path]) -> dict[str, str]:
-    """Returns settings for one process that does all the work on this machine; they are wrong for executors elsewhere."""
+    """Returns settings for a single process that does all the work. They do not suit executors on other machines."""
     local = {
-        # The loopback address works without a network and where the host has no name.
+        # The loopback address works without a network or a host name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }
     files = find_local_files_jar(jars)
     if files is not None:
-        # Permissions are set without a process for each file, which saves a fifth of the time of a small append.
+        # Sets permissions without a process per file, which saves a fifth of the time of a small append.
         local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-        # Also where the session reads its first file, before `spark.jars` are there.
+        # Needed for the first file that the session reads, before `spark.jars` are loaded.
         local["spark.driver.extraClassPath"] = str(files)
-    # Files are renamed without a shell command per file; see `use_files_of`.
+    # Renames files without a shell command per file; see `use_files_of`.
     package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
     local[_FILE_MANAGER] = f"{package}.FileSystemBasedCheckpointFileManager"
     return local

@@ -1,5 +1,5 @@
-"""The words of a query: PySpark's, which DuckDB understands too where no JVM runs.
+"""A subset of PySpark's API that also runs on DuckDB, without a JVM.
 
-A query is written once, as PySpark has it. On a session of Spark, Spark runs it. On a `frames.Session` the same lines build SQL of
-DuckDB, which answers in milliseconds from files on this machine. This package knows nothing of tables.
+A query is written once, in PySpark's API. On a Spark session, Spark runs it. On a `frames.Session` the same code builds
+SQL for DuckDB, which answers from local files in milliseconds. This package knows nothing of tables.
 """

@@ -1,7 +1,7 @@
-"""The columns and functions of PySpark as SQL of DuckDB.
+"""PySpark's columns and functions as SQL for DuckDB.
 
-Only what the reading commands use is here, and each gives what Spark gives, NULLs included: a comparison of queries on both is
-a test. Anything else raises NeedsSpark.
+Contains only what the reading commands use. Results equal Spark's, including NULLs; a test compares queries on both
+engines. Anything else raises NeedsSpark.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from lookback.core.values.times import parse_time
 
 
 class NeedsSpark(Exception):
-    """A query, or a table, of which only Spark gives the answer for sure."""
+    """A query or a table that only Spark can be trusted to answer or read correctly."""
 
 
-# Types of Spark that DuckDB calls otherwise.
+# Spark types with a different name in DuckDB.
 _TYPES = {
     "string": "VARCHAR", "timestamp": "TIMESTAMPTZ", "timestamp_ntz": "TIMESTAMP", "binary": "BLOB", "byte": "TINYINT",
     "short": "SMALLINT", "long": "BIGINT",
@@ -27,12 +27,15 @@ _SAME_TYPES = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "doub
 
 
 class Column:
-    """An expression over the columns of a frame. sql: DuckDB's text of it; name: that of the result, if it has one.
+    """An expression over the columns of a frame.
 
-    parts: the columns of a struct, in whose order rows may be compared.
+    Attributes:
+        sql: The SQL of the expression, for DuckDB.
+        name: The name of the result, if any.
+        parts: The columns of a struct, in the order in which they are compared.
     """
 
-    # `==` makes a column, so there is nothing to hash by.
+    # `==` returns a column, so columns cannot be hashed.
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, sql: str, name: str | None = None, parts: Sequence[Column] = ()) -> None:
@@ -40,7 +43,7 @@ class Column:
 
     @property
     def item(self) -> str:
-        """The expression in a list of results, with its name."""
+        """The expression with its name, for a SELECT list."""
         return self.sql if self.name is None else f"{self.sql} AS {quote(self.name)}"
 
     def alias(self, name: str) -> Column:
@@ -48,7 +51,7 @@ class Column:
         return Column(self.sql, name, self.parts)
 
     def cast(self, type_: str) -> Column:
-        """Converts to a type of Spark; a text that is no such value is an error, as in ANSI mode."""
+        """Converts to a Spark type. As in ANSI mode, an invalid string is an error."""
         return Column(f"CAST({self.sql} AS {_name_type(type_)})", self.name)
 
     def isNull(self) -> Column:
@@ -71,17 +74,17 @@ class Column:
         return Column(f"({self.sql} BETWEEN {_render(low)} AND {_render(high)})")
 
     def when(self, condition: Column, value: Any) -> Column:
-        """Adds a case to those that `when` began."""
+        """Adds a case to a `when` expression."""
         return Column(f"{self.sql.removesuffix(' END')} WHEN {condition.sql} THEN {_render(value)} END")
 
     def otherwise(self, value: Any) -> Column:
         return Column(f"{self.sql.removesuffix(' END')} ELSE {_render(value)} END")
 
     def over(self, window: Window) -> Column:
-        """Computes a function of the rows of a window."""
+        """Computes a function over a window."""
         return Column(f"({self.sql} OVER {window.sql})")
 
-    # In Spark NULL is the least of all.
+    # In Spark, NULL is the smallest value.
     def asc(self) -> Column:
         return Column(f"{self.sql} ASC NULLS FIRST")
 
@@ -95,7 +98,7 @@ class Column:
         return Column(f"{self.sql} ASC NULLS LAST")
 
     def __getitem__(self, key: Any) -> Column:
-        """Takes a field of a struct, or the value of a key of a map; NULL if the map lacks it."""
+        """Returns a field of a struct, or the value of a map's key, NULL if the key is missing."""
         return Column(f"{self.sql}[{_render(key)}]")
 
     def _combine(self, operator: str, other: Any) -> Column:
@@ -139,7 +142,7 @@ class Column:
 
 
 class Window:
-    """The rows of each group in an order, for `Column.over`."""
+    """The ordered rows of each group, for `Column.over`."""
 
     def __init__(self, group_by: Sequence[str], order: Any) -> None:
         groups = f"PARTITION BY {', '.join(map(quote, group_by))} " if group_by else ""
@@ -147,31 +150,31 @@ class Window:
 
 
 def quote(name: str) -> str:
-    """Writes a name as DuckDB has it. Raises NeedsSpark for one that it has no text for."""
+    """Quotes a name for DuckDB. Raises NeedsSpark if it has a zero character."""
     _refuse_zero(name)
     return '"' + name.replace('"', '""') + '"'
 
 
 def as_column(value: Column | str) -> Column:
-    """Returns a column, which may be given by its name."""
+    """Returns a column, or the column with the given name."""
     return value if isinstance(value, Column) else col(value)
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """Finds a function by the name that PySpark has for it. Raises NeedsSpark if there is none here."""
+    """Finds a function by its name in PySpark. Raises NeedsSpark if it is not available here."""
     function = _FUNCTIONS.get(name)
     if function is None:
-        raise NeedsSpark(f"there is no function {name} without Spark")
+        raise NeedsSpark(f"function {name} needs Spark")
     return function
 
 
 def col(name: str) -> Column:
-    """Returns the column of a name."""
+    """Returns the column with this name."""
     return Column(quote(name), name)
 
 
 def _render(value: Any) -> str:
-    """Writes a column, or a value as a literal."""
+    """Returns the SQL of a column or of a literal."""
     if isinstance(value, Column):
         return value.sql
     if value is None:
@@ -183,29 +186,29 @@ def _render(value: Any) -> str:
     if isinstance(value, float):
         return f"CAST('{value!r}' AS DOUBLE)"
     if isinstance(value, dt.datetime):
-        # As in PySpark, a time without a zone is a local one.
+        # As in PySpark, a time without a zone is local.
         return f"make_timestamptz({parse_time(value.astimezone(dt.timezone.utc))})"
     if not isinstance(value, str):
-        raise NeedsSpark(f"there is no literal for a {type(value).__name__} without Spark")
+        raise NeedsSpark(f"a literal of type {type(value).__name__} needs Spark")
     _refuse_zero(value)
     return "'" + value.replace("'", "''") + "'"
 
 
 def _refuse_zero(text: str) -> None:
     if "\0" in text:
-        raise NeedsSpark("a text holds a zero, which ends SQL")
+        raise NeedsSpark("the text contains a zero character, which ends SQL")
 
 
 def _name_type(type_: str) -> str:
     if type_ in _SAME_TYPES or type_.startswith("decimal("):
         return type_
     if type_ not in _TYPES:
-        raise NeedsSpark(f"there is no cast to {type_} without Spark")
+        raise NeedsSpark(f"a cast to {type_} needs Spark")
     return _TYPES[type_]
 
 
 def _call(function: str) -> Callable[..., Column]:
-    """Returns a function of columns that DuckDB has under this name."""
+    """Returns a function of columns with this name in DuckDB."""
 
     def make(*columns: Column | str) -> Column:
         return Column(f"{function}({', '.join(as_column(each).sql for each in columns)})")
@@ -214,7 +217,7 @@ def _call(function: str) -> Callable[..., Column]:
 
 
 def _order(column: Column | str) -> str:
-    """Writes a column as one by which rows are compared: NULL is the least, also inside a struct."""
+    """Returns the SQL for comparing rows by a column. NULL is smallest, also inside a struct."""
     column = as_column(column)
     return ", ".join(f"{each.sql} IS NOT NULL, {each.sql}" for each in column.parts or [column])
 
@@ -264,16 +267,16 @@ def _array_position(column: Column | str, value: Any) -> Column:
     )
 
 
-# DuckDB takes functions by the same names, or by those given here.
+# PySpark's functions in DuckDB.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "col": col,
     "lit": lambda value: value if isinstance(value, Column) else Column(_render(value)),
     "when": lambda condition, value: Column(f"CASE WHEN {condition.sql} THEN {_render(value)} END"),
     "coalesce": _call("coalesce"),
-    # NULL with any NULL.
+    # NULL if any argument is NULL.
     "concat": lambda *columns: Column(f"({' || '.join(as_column(each).sql for each in columns)})"),
     "substring": _substring,
-    # DuckDB reads nothing else.
+    # DuckDB reads only valid UTF-8.
     "make_valid_utf8": lambda column: Column(as_column(column).sql),
     "unix_micros": _call("epoch_us"),
     "timestamp_micros": _call("make_timestamptz"),
@@ -283,7 +286,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "array_position": _array_position,
     "array_contains": _array_contains,
     "array_sort": _call("list_sort"),
-    # Of a map.
+    # The size of a map.
     "size": lambda column: Column(f"len(map_keys({as_column(column).sql}))"),
     "map_entries": _call("map_entries"),
     "map_contains_key": lambda column, key: Column(f"list_contains(map_keys({as_column(column).sql}), {_render(key)})"),
@@ -299,6 +302,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "first": _call("any_value"),
     "bool_and": _call("bool_and"),
     "bool_or": _call("bool_or"),
-    # How a join is done is left to DuckDB.
+    # DuckDB chooses the kind of join itself.
     "broadcast": lambda frame: frame,
 }

@@ -1,4 +1,4 @@
-"""The frames of PySpark over DuckDB: rows of Arrow data, and what a query makes of them."""
+"""PySpark's DataFrame API on DuckDB, for Arrow data."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _NAMES = count()
 
 
 class Session:
-    """Runs queries in this process, in place of a session of Spark. Close it before the interpreter ends.
+    """Runs queries in this process, like a Spark session. Close it before the interpreter ends.
 
-    opened: what those who read have opened, for further queries.
+    `opened` caches what readers have opened, for later queries.
     """
 
     def __init__(self) -> None:
         self.opened: dict[Any, Any] = {}
-        # Nothing is loaded or fetched that the package does not bring.
+        # Never download extensions that the package does not include.
         self._connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
-        # The standard output is for answers.
+        # Keep standard output for answers.
         self._connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsSpark(f"a session without Spark has no {name}")
 
     def read(self, data: Any) -> Frame:
-        """Makes a frame of an Arrow table or dataset, of which a query reads the columns and row groups that it needs."""
+        """Returns a frame of an Arrow table or dataset. A query reads only the columns and row groups that it needs."""
         return Frame(self._connection.from_arrow(data))
 
     def close(self) -> None:
@@ -46,10 +46,10 @@ class Session:
 
 
 class Frame:
-    """Rows that a query would give; it runs when they are asked for."""
+    """The rows of a query, which runs when they are read."""
 
     def __init__(self, relation: duckdb.DuckDBPyRelation) -> None:
-        # Sides of a join must differ by name.
+        # The two sides of a join must have different names.
         self._relation = relation.set_alias(f"frame_{next(_NAMES)}")
 
     @property
@@ -61,11 +61,11 @@ class Frame:
         return col(name)
 
     def where(self, condition: Column | str) -> Frame:
-        """Selects rows. A text is SQL that both engines read alike."""
+        """Selects rows. A string must be SQL that means the same in both engines."""
         return Frame(self._relation.filter(condition if isinstance(condition, str) else condition.sql))
 
     def select(self, *columns: Column | str) -> Frame:
-        """Selects columns; `*` stands for all."""
+        """Selects columns; `*` selects all."""
         items = ("*" if each == "*" and isinstance(each, str) else as_column(each).item for each in columns)
         return Frame(self._relation.project(", ".join(items)))
 
@@ -119,11 +119,11 @@ class Frame:
         return self._relation.to_arrow_table()
 
     def toBatches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields the rows as Arrow data, so many at a time; PySpark has no such method."""
+        """Yields the rows in Arrow batches of `rows` rows. PySpark lacks this method."""
         yield from self._relation.fetch_record_batch(rows)
 
     def toLocalIterator(self) -> Iterator[Row]:
-        """Yields the rows as Spark has them: maps as dicts, structs as rows. Times are aware and UTC."""
+        """Yields rows like Spark's: maps as dicts, structs as rows. Times are in UTC, with their zone."""
         reader = self._relation.fetch_record_batch(_BATCH_ROWS)
         convert = _make_row_reader(reader.schema)
         for batch in reader:
@@ -131,13 +131,13 @@ class Frame:
 
 
 class Groups:
-    """Rows of a frame by the values of some columns."""
+    """The rows of a frame, grouped by columns."""
 
     def __init__(self, relation: duckdb.DuckDBPyRelation, columns: list[Column]) -> None:
         self._relation, self._columns = relation, columns
 
     def agg(self, *figures: Column) -> Frame:
-        """Returns a row for each group: its columns, then the figures."""
+        """Returns a row per group: its columns, then the figures."""
         items = ", ".join(each.item for each in (*self._columns, *figures))
         return Frame(self._relation.aggregate(items, ", ".join(each.sql for each in self._columns)))
 
@@ -158,7 +158,7 @@ def _make_row_reader(schema: pa.Schema) -> Callable[[tuple[Any, ...]], Row]:
 
 
 def _find_converter(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Finds what makes of an Arrow value, as Python has it, what Spark returns; None where that is the same."""
+    """Returns the conversion from Arrow's Python value to Spark's; None if they are the same."""
     if pa.types.is_timestamp(type_) and type_.tz is not None:
         return _to_utc
     if pa.types.is_map(type_):

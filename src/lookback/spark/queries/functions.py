@@ -1,6 +1,6 @@
-"""The functions of PySpark, as `F`: those of Spark, or inside `without_spark` those that build SQL of DuckDB.
+"""The functions of PySpark, imported as `F`. Inside `without_spark`, they build SQL for DuckDB instead.
 
-Modules whose queries may run without a JVM import this in place of `pyspark.sql.functions`.
+Modules whose queries may run without a JVM import this instead of `pyspark.sql.functions`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Returns the function of the engine that runs the queries now."""
+        """Returns the function of the current engine."""
         if _WITHOUT_SPARK.get():
             from lookback.spark.queries.columns import find_function
 
@@ -32,7 +32,7 @@ _WITHOUT_SPARK: ContextVar[bool] = ContextVar("without_spark", default=False)
 
 @contextmanager
 def without_spark() -> Iterator[None]:
-    """Makes the functions of this module build SQL of DuckDB until the end of the block, in this thread."""
+    """Makes the functions of this module build SQL for DuckDB inside the block, in this thread."""
     token = _WITHOUT_SPARK.set(True)
     try:
         yield
@@ -41,7 +41,7 @@ def without_spark() -> Iterator[None]:
 
 
 def make_window(group_by: Sequence[str], order: Column) -> WindowSpec:
-    """Makes the window of the rows of each group in an order; no columns to group by make one of all rows."""
+    """Returns a window over the ordered rows of each group, or over all rows if `group_by` is empty."""
     if _WITHOUT_SPARK.get():
         from lookback.spark.queries import columns
 

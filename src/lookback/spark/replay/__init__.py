@@ -1,5 +1,5 @@
-"""Judges what is in the events table once more: a rule's alerts over all of history, and the proof of those recorded.
+"""Judges the events table again: backtests rules over all of history, and proves the recorded alerts.
 
-The keys are divided among tasks, each of which walks the commits in order with its state in memory, through the evaluator
-of the stream. No events are on the driver, and a task holds those of its keys in one span of commits at a time.
+The keys are divided among tasks. Each task runs the stream's evaluator over the commits in order, with its state in
+memory. The driver holds no events; a task holds the events of its keys for one span of commits at a time.
 """

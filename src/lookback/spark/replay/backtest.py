@@ -1,6 +1,6 @@
 """Backtests rules on Spark: finds the alerts that they would have raised over the whole events table.
 
-The alerts are those of a stream in which the rules were in force from before the first commit.
+The rules count as in force since before the first commit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TABLE = re.compile(r"\w+(\.\w+){1,2}", re.ASCII)
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version of a rule to try. version: the number that its alerts have."""
+    """A version of a rule to try; its alerts carry the number `version`."""
 
     document: Mapping[str, Any]
     version: int = 1
@@ -63,8 +63,10 @@ class Candidate:
 class Range:
     """The part of history in which the rules raise alerts; before it they only gather state.
 
-    since, until: event times in microseconds, [since, until), as `effective_from` and `effective_until` of a rule.
-    since_commit: the first commit whose events may raise alerts.
+    Attributes:
+        since: The first event time in microseconds, like `effective_from` of a rule.
+        until: The event time in microseconds at which the range ends, exclusive, like `effective_until` of a rule.
+        since_commit: The first commit whose events may raise alerts.
     """
 
     since: int | None = None
@@ -83,14 +85,24 @@ class Range:
 
 @dataclass(frozen=True)
 class Figures:
-    """The result of a rule over the range, or of one of its variants. parameters: their values.
+    """The result of one rule or variant over the range. A ratio with a denominator of 0 is None.
 
-    alerts: those that stand, by their last revision; keys: how many keys have one. alerts_per_day: over the days of event
-    time in which the rule may raise them; None if these are none. flagged: the events that triggered an alert that stands, that its
-    sequence matched, or that its window counted as of its last row; labelled, positives: how many of them have a label, and a
-    positive one; precision: positives / labelled. recall: positives / all_positives, those of the range. Ratios over 0 are
-    None. rows: of alerts, with all revisions and suppressed ones. failures: how many
-    times it could not be judged.
+    Attributes:
+        rule_id: The rule's id.
+        version: The rule's version.
+        parameters: The values of the variant's parameters.
+        alerts: The number of standing alerts, that is, those whose last revision is raised.
+        alerts_per_day: Alerts per day of event time in which the rule may raise them.
+        keys: The number of keys with a standing alert.
+        flagged: The number of events behind standing alerts: those that triggered an alert, matched a step of its
+            sequence, or were counted by its window as of its last row.
+        labelled: How many of the flagged events have a label.
+        positives: How many of the flagged events have a positive label.
+        precision: positives / labelled.
+        recall: positives / all_positives.
+        all_positives: The number of events in the range with a positive label.
+        rows: The number of alert rows, including all revisions and suppressed alerts.
+        failures: How many times the rule could not be judged.
     """
 
     rule_id: str
@@ -113,11 +125,17 @@ class Figures:
 class Backtest:
     """The result of a backtest.
 
-    figures: of each candidate, or of each variant of it. events: the number of judged events, of the commits from the first
-    to the last in `commits`. deletes: the number of commits that deleted events, which count nowhere. errors: the rows that
-    rule_log would have got. first_time, last_time: the event times that the figures cover, in microseconds; None without
-    events. comparisons: of each of the figures with `against`, if there is one. warnings: for people, about events that
-    cannot be read.
+    Attributes:
+        figures: One entry per candidate, or per variant of a candidate.
+        events: The number of judged events.
+        commits: The first and the last judged commit.
+        deletes: The number of commits that deleted events. Deleted events do not count.
+        first_time: The first event time that the figures cover, in microseconds; None without events.
+        last_time: The last event time that the figures cover, in microseconds; None without events.
+        errors: The rows that a stream would have written to rule_log.
+        against: The figures of the rule to compare with, if there is one.
+        comparisons: Each entry of `figures` compared with `against`.
+        warnings: Sentences for the user, about events that cannot be read.
     """
 
     figures: list[Figures]
@@ -136,19 +154,29 @@ class Backtest:
 
     @property
     def alerts(self) -> DataFrame:
-        """The rows of alerts: the columns of the table `alerts`, of which decided_at is NULL, and `variant`.
+        """The alert rows: the columns of the table `alerts`, with decided_at NULL, and `variant`.
 
-        variant: the values of the parameters as JSON. Raises SetupError if the backtest was asked for figures alone.
+        `variant` holds the values of the parameters as JSON.
+
+        Raises:
+            SetupError: If the backtest ran with `rows=False`.
         """
         if self._rows is None:
-            raise SetupError("this backtest made figures alone; run it with rows=True for the alerts")
+            raise SetupError("this backtest computed figures only; run it with rows=True to get the alerts")
         return self._rows
 
     def find_changes(self, at: int = 0) -> DataFrame:
-        """Lists the alerts that a candidate gains, loses and keeps beside `against`. at: the position of its figures.
+        """Lists the alerts that a candidate gains, loses and keeps compared with `against`.
 
-        Columns: change (gained, lost, kept), key as JSON, event_id, window_start of a window, event_time, positive by the
-        labels. Raises SetupError if nothing was compared.
+        Args:
+            at: The position of the candidate in `figures`.
+
+        Returns:
+            The columns change (gained, lost, kept), key as JSON, event_id, window_start if the alert is about a window,
+            event_time, and positive according to the labels.
+
+        Raises:
+            SetupError: If the backtest ran without `against`.
         """
         if self._standing is None or self.against is None:
             raise SetupError("this backtest compared nothing; run it with against=Candidate(...)")
@@ -157,12 +185,16 @@ class Backtest:
     def write(self, place: str) -> None:
         """Writes the alerts as a Delta table.
 
-        place: a new or empty folder, or catalog.schema.table for a new table. Raises SetupError if something is there.
+        Args:
+            place: A new or empty folder, or catalog.schema.table for a new table.
+
+        Raises:
+            SetupError: If the table exists or the folder is not empty.
         """
         writer = self.alerts.write.format("delta").mode("error")
         if _TABLE.fullmatch(place):
             if self.alerts.sparkSession.catalog.tableExists(place):
-                raise SetupError(f"--out: there is a table {place}; name another one")
+                raise SetupError(f"--out: table {place} already exists; name another one")
             writer.saveAsTable(place)
             return
         folder = open_place(place, self.alerts.sparkSession)
@@ -171,7 +203,7 @@ class Backtest:
         writer.save(str(folder))
 
     def close(self) -> None:
-        """Frees the rows that Spark keeps for `alerts`, which cannot be read afterwards."""
+        """Frees the rows that Spark keeps for `alerts`; you cannot read them afterwards."""
         self._kept.close()
 
     def __enter__(self) -> Backtest:
@@ -188,15 +220,25 @@ def backtest(
     streams: Mapping[str, Stream] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Backtest:  # fmt: skip
-    """Judges all events of a stream by rules that were in force from before its first commit on, all in one pass.
+    """Judges all events of a stream in one pass, as if the candidates had been in force before the first commit.
 
-    candidates: the rules. within: where they raise alerts; default: everywhere. vary: values for parameters by their names; each
-    candidate is judged with every combination of these in place of its own (see `make_variants`). rows False: only figures
-    are made, which is much faster where many variants alert. against: a candidate that each of the others is compared with;
-    it is not varied, and its alerts are not among the result's. as_of: labels that became known later do not count; None:
-    now. lists_now: rules that name lists see them as they are now all the time, and not as they were then. streams: for labels,
-    see `read_labels`. progress: called with lines for people. Raises RuleError for a wrong rule or parameter, and SetupError
-    if the table or its change feed is missing.
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream whose events are judged.
+        candidates: The rules to try.
+        within: The range in which the rules raise alerts; default: everywhere.
+        vary: Values for parameters, by name. Each candidate is judged with every combination of them (see
+            `make_variants`).
+        rows: False computes the figures only, which is much faster when many variants raise alerts.
+        against: A rule to compare each candidate with. It is not varied, and the result does not include its alerts.
+        as_of: Ignores labels that became known after this time; None: now.
+        lists_now: True shows the rules the current lists at all times, not the lists as of each commit.
+        streams: The declared streams by name, for labels; see `read_labels`.
+        progress: Called with lines of progress for the user.
+
+    Raises:
+        RuleError: If a rule or parameter is wrong.
+        SetupError: If the table or its change feed is missing.
     """
     within = within or Range()
     trials = _make_trials(candidates, vary or {}, stream, within, rows=rows)
@@ -207,9 +249,7 @@ def backtest(
     tables.require(stream)
     history = History.read_whole(tables, stream)
     if history.stamps and within.since_commit is not None:
-        raise SetupError(
-            f"since_commit: {history.warning}, so there are no commits to begin at; begin at an event time"
-        )
+        raise SetupError(f"since_commit: {history.warning}, so you cannot begin at a commit; begin at an event time")
     since_commit = _find_first_commit(within, history)
     names = frozenset[str]().union(*(trial.rule.lists for trial in trials))
     course = Course.read(tables, stream, history, names, lists_now=lists_now)
@@ -218,7 +258,7 @@ def backtest(
         dict(enumerate(trials)), stream, course, since_commit, flagging={at: place for place, at in places.items()},
     )  # fmt: skip
     with ExitStack() as kept:
-        # If anything fails or is cancelled on the way, what Spark keeps so far is freed.
+        # If a step fails or is cancelled, this frees the rows that Spark has kept so far.
         answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
         kept.callback(answers.close)
         alerts = answers.read_tried_alerts()
@@ -254,7 +294,7 @@ def backtest(
 
 
 def _keep(rows: DataFrame, kept: ExitStack) -> DataFrame:
-    """Keeps rows that are read several times, until `kept` is closed."""
+    """Caches rows that are read several times, until `kept` is closed."""
     rows = keep(rows)
     kept.callback(_free, rows)
     return rows
@@ -268,27 +308,27 @@ def _free(rows: DataFrame) -> None:
 def _describe_discarded(answers: Answers) -> Iterator[str]:
     """Describes the events that came too late to count, if there are any."""
     late = answers.read_late().where("late_by_us > 0").groupBy("event_id", "event_time", "arrival")
-    # The rules of one shard may discard what those of another take.
+    # One shard's rules may discard an event that another shard's rules take.
     discarded = late.agg(F.bool_and(F.col("action") == "discarded").alias("is_discarded")).where("is_discarded")
     example = F.min(F.struct("arrival", F.col("event_time").cast("string"), "event_id")).alias("example")
     row = discarded.agg(F.count("*").alias("count"), example).head()
     if row is not None and row["count"]:
         arrival, time, event_id = row["example"]
         yield (
-            f"{count_noun(row['count'], 'event')} came too late for every rule here and count nowhere, as in the stream, such as "
-            f"{event_id!r} of {time} in commit {arrival}: a file of older events that is ingested after newer ones is late. To "
-            "judge them, ingest older files first, or declare a longer allowed_lateness"
+            f"{count_noun(row['count'], 'event')} came too late for every rule here and do not count, as in the "
+            f"stream; for example {event_id!r} of {time} in commit {arrival}. Older events are late if you ingest "
+            "their file after newer ones. To judge them, ingest older files first, or declare a longer allowed_lateness"
         )
 
 
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
-    """Finds the range of the last days of a stream's events, up to the newest; None if it has no events."""
+    """Finds the range of the last `days` days before a stream's newest event; None if it has no events."""
     newest = tables.read_events(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
     return None if newest is None or newest[0] is None else Range(since=int(newest[0]) - round(days * _DAY_US))
 
 
 def _find_first_commit(within: Range, history: History) -> int | None:
-    """Returns the first commit whose events may raise alerts; None for the first of all."""
+    """Returns the first commit whose events may raise alerts; None if that is the first of the history."""
     is_later = within.since_commit is not None and within.since_commit > history.first
     return within.since_commit if is_later else None
 
@@ -303,7 +343,7 @@ def _count_failures(answers: Answers, plan: Plan) -> Counter[int]:
 
 
 def _list_errors(answers: Answers, plan: Plan) -> list[LogRow]:
-    """Lists the rows for rule_log, each once, with the rules' own ids."""
+    """Lists the distinct rows for rule_log, with the rules' own ids."""
     logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
     own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
     return sorted({replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}, key=repr)
@@ -318,9 +358,11 @@ def _make_trials(
     candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool,
     first: Sequence[Trial] = (),
 ) -> list[Trial]:  # fmt: skip
-    """Makes a trial of each variant of each candidate. first: those that there are already.
+    """Makes a trial of each variant of each candidate, numbered after the trials in `first`.
 
-    Raises RuleError, which names the rule by its own id.
+    Raises:
+        RuleError: If a rule is wrong; it names the rule by its own id.
+        SetupError: If there are too many trials.
     """
     trials = list[Trial]()
     variants = make_variants([each.document for each in candidates], vary)
@@ -335,7 +377,7 @@ def _make_trials(
                 Trial(candidate.rule_id, candidate.version, variant, rule, FlagPlace(group, bit) if can_flag else None)
             )
     if len(trials) > MAX_TRIALS:
-        raise SetupError(f"{len(trials):,} rules and variants of them are more than {MAX_TRIALS:,}; try fewer at once")
+        raise SetupError(f"{len(trials):,} rules and variants exceed the limit of {MAX_TRIALS:,}; try fewer at once")
     return trials
 
 
@@ -377,7 +419,7 @@ def _make_figures(
 
 
 def _name_variants(alerts: DataFrame, trials: Sequence[Trial]) -> DataFrame:
-    """Returns the rows of alerts with the text of their variant in place of the number of the trial."""
+    """Replaces the trial number of each alert row with the text of its variant."""
     texts = F.array(*(F.lit(trial.variant.text) for trial in trials))
     variant = F.element_at(texts, F.col(TRIED) + 1).alias("variant")
     alerts = alerts.where(F.col(TRIED) < len(trials))

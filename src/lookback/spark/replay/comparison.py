@@ -1,6 +1,6 @@
-"""Compares what two versions of a rule would have raised: the alerts that one gains and loses beside the other.
+"""Compares the alerts of two versions of a rule: which ones the new version gains and loses.
 
-Alerts are compared by key and event, or by key and start of the window: their ids differ with the version.
+Alerts are matched by key and event, or by key and window start, because their ids depend on the version.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _CHANGES = ("gained", "lost", "kept")
 
 @dataclass(frozen=True)
 class AlertCount:
-    """A number of alerts, and of those with a label. A positive one has a positive event, a negative one only negative ones."""
+    """Counts alerts in total and by label.
+
+    An alert is positive if any of its events has a positive label, and negative if all its labels are negative.
+    """
 
     alerts: int = 0
     positives: int = 0
@@ -34,7 +37,17 @@ class AlertCount:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The alerts of a rule beside those of another version. keys_gained, keys_lost: keys that only one has alerts of."""
+    """The alerts of a rule compared with those of another version, here identified by rule_id and version.
+
+    Attributes:
+        rule_id: The id of the rule compared with.
+        version: The version compared with.
+        gained: Alerts that only the rule raises.
+        lost: Alerts that only the other version raises.
+        kept: Alerts that both raise.
+        keys_gained: The number of keys for which only the rule raises alerts.
+        keys_lost: The number of keys for which only the other version raises alerts.
+    """
 
     rule_id: str
     version: int
@@ -65,10 +78,11 @@ class Comparison:
 def find_standing(
     last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
 ) -> DataFrame:
-    """Finds the standing alerts of each trial: its number, key as JSON, event_id or window_start, event_time, positive.
+    """Finds the standing alerts of each trial; see `count_trials` for the arguments.
 
-    positive: whether one of the alert's events has a positive label; NULL where none has a label. The arguments are those of
-    `count_trials`.
+    Returns:
+        The columns tried (the trial's number), key as JSON, event_id or window_start, event_time, and positive: whether
+        any of the alert's events has a positive label, or NULL if none has a label.
     """
     columns, event = (TRIED, "key", "event_id", "event_time"), F.col("event_id").alias("_event")
     start = F.when(F.col("event_id").isNull(), F.col("window_start")).alias("window_start")
@@ -87,9 +101,16 @@ def find_standing(
 
 
 def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
-    """Lists the alerts of two trials, each once: change (gained, lost, kept), key as JSON, event_id, window_start, event_time.
+    """Lists each alert of two trials once, as gained, lost or kept.
 
-    positive: by the labels; for a kept alert that of the trial to compare with. against: the number of that trial.
+    Args:
+        standing: The result of `find_standing`.
+        number: The number of the new trial.
+        against: The number of the trial to compare with.
+
+    Returns:
+        The columns change (gained, lost, kept), key as JSON, event_id, window_start, event_time, and positive according
+        to the labels; a kept alert has the value of the trial `against`.
     """
     old = F.col(TRIED) == against
     pair = standing.where(F.col(TRIED).isin(number, against)).groupBy(*_SUBJECT)
@@ -102,7 +123,7 @@ def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
 
 
 def compare(changes: DataFrame, rule_id: str, version: int) -> Comparison:
-    """Counts the rows of `find_changes`. rule_id, version: of the rule that is compared with."""
+    """Counts the rows of `find_changes`; rule_id and version name the rule compared with."""
     counted = changes.groupBy("change").agg(
         F.count("*").alias("alerts"),
         F.count_if("positive").alias("positives"),

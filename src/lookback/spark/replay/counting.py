@@ -1,4 +1,4 @@
-"""Counts what the rules of a backtest would have raised: alerts, keys, and events by their labels."""
+"""Counts the alerts that the rules of a backtest would have raised, their keys, and their events by label."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrialCounts:
-    """The counts of one rule or variant that is tried (see `Figures`)."""
+    """The counts of one trial; see `Figures`."""
 
     alerts: int = 0
     keys: int = 0
@@ -38,7 +38,7 @@ class TrialCounts:
 
 @dataclass
 class Counts:
-    """The counts of all trials. all_positives: events of the range."""
+    """The counts of all trials, and the number of events in the range with a positive label."""
 
     by_trial: dict[int, TrialCounts] = field(default_factory=dict)
     all_positives: int = 0
@@ -48,10 +48,19 @@ def read_range_labels(
     tables: Tables, stream: Stream, history: History, within: tuple[int | None, int | None, int | None],
     as_of: dt.datetime | None, streams: Mapping[str, Stream] | None = None,
 ) -> DataFrame | None:  # fmt: skip
-    """Reads the labels of the events of a range as of a moment: event_id, positive. None if there are none.
+    """Reads the labels of a range's events as of a time.
 
-    within: the first and the last event time, in microseconds, and the first commit; None for no bound. streams: see
-    `read_labels`.
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream of the events.
+        history: The commits that are judged.
+        within: The first event time and the end of the range (exclusive), in microseconds, and the first commit; None
+            for no bound.
+        as_of: Ignores labels that became known after this time; None: now.
+        streams: See `read_labels`.
+
+    Returns:
+        The columns event_id and positive; None if there are no labels.
     """
     if not tables.exists("reviews") or not any(map(tables.may_have_rows, ("reviews", "labels"))):
         return None
@@ -74,11 +83,15 @@ def count_trials(
     trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
 ) -> Counts:  # fmt: skip
-    """Counts the alerts and events of so many trials.
+    """Counts the alerts and events of the trials.
 
-    last: the last row of each alert (see `find_last_rows`) of the trials that write alerts; events: the events behind their
-    standing alerts, with tried and alert_id. flagged: the events that the other trials flag; places: where the flags of each
-    are. labels: see `read_range_labels`.
+    Args:
+        trials: The number of trials.
+        last: The last row of each alert of the trials that write alerts (see `find_last_rows`).
+        events: The events behind the standing alerts of these trials, with tried and alert_id.
+        flagged: The events that the remaining trials flag.
+        places: The places of these trials' flags, each with the trial's number.
+        labels: See `read_range_labels`.
     """
     counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
     if len(places) < trials:
@@ -107,7 +120,7 @@ def _count_alerts(counts: Counts, last: DataFrame, events: DataFrame, labels: Da
 
 
 def find_last_rows(alerts: DataFrame) -> DataFrame:
-    """Finds the last row of each alert of each trial, with the number of its rows; `key` as JSON."""
+    """Finds the last row of each alert of each trial, with `key` as JSON and the number of the alert's rows."""
     names = ("verdict", "event_id", "window_start", "window_end", "event_time", "evidence", "arrival")
     row = F.struct(*names, F.to_json(F.array_sort(F.map_entries("key"))).alias("key"))
     last = alerts.groupBy(TRIED, "alert_id").agg(F.max_by(row, "revision").alias("last"), F.count("*").alias("rows"))
@@ -130,7 +143,7 @@ def _count_flagged(
                     setattr(own, name, getattr(own, name) + count)
 
     def merge(by: Column) -> DataFrame:
-        """Merges the rows of each key or event: a trial's bit is set if it is in one of them."""
+        """Merges the rows of each key or event: a trial's bit is set if any row has it."""
         bits = [F.coalesce(F.get("bits", F.lit(at)), F.lit(0).cast("bigint")) for at in range(words)]
         merged = flagged.groupBy("group", by.alias("event_id")).agg(
             F.array(*(F.bit_or(each) for each in bits)).alias("bits")
@@ -156,7 +169,7 @@ def _add_labels(events: DataFrame, labels: DataFrame | None) -> DataFrame:
 
 
 def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFrame:
-    """Lists the flagged events of each trial: its number, key as JSON, event_id, event_time and arrival."""
+    """Lists the flagged events of each trial: tried (its number), key as JSON, event_id, event_time and arrival."""
     listed: Sequence[Column] = [
         F.when(
             (F.col("group") == place.group)
@@ -174,7 +187,7 @@ def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFra
 
 
 class _CountBits:
-    """Counts in how many rows each bit is set, of each group."""
+    """Counts the rows of each group in which each bit is set."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

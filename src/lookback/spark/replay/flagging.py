@@ -1,7 +1,7 @@
 """Finds the events behind the alerts of a backtest: those that an alert names, and all that its window counted.
 
-An alert of a window names no events, and one of a long sequence names only some. The keys of such alerts are judged once
-more: rules over windows then note the events that they take, and sequences name all of theirs.
+An alert of a window names no events, and an alert of a long sequence names only some. The keys of such alerts are
+judged a second time: window rules then note the events that they take, and sequences name all their events.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _ENTRIES = "array<struct<key string, value string>>"
 
 @dataclass(frozen=True)
 class Rejudging:
-    """The trials whose alerts do not name all their events.
+    """The trials to judge a second time, because their alerts do not name all their events.
 
-    sequences: the numbers of the trials of sequences. shared: for each trial over windows, the number of the trial that is
-    judged in its place, since rules that differ only in `when` count the same events. places: where those note their events.
+    Attributes:
+        sequences: The numbers of the sequence trials.
+        shared: For each window trial, the number of the trial that represents it: rules that differ only in `when`
+            count the same events, so one of them is judged for all.
+        places: Where each representative notes its events.
     """
 
     sequences: Sequence[int] = ()
@@ -49,12 +52,12 @@ class Rejudging:
 
     @property
     def numbers(self) -> set[int]:
-        """The trials that are judged once more."""
+        """The numbers of the trials that are judged a second time."""
         return {*self.sequences, *self.places}
 
 
 def find_named_events(last: DataFrame) -> DataFrame:
-    """Lists the events that standing alerts name. last: of `find_last_rows`. Columns: tried, alert_id, event_id."""
+    """Lists the events that standing alerts in `last` (see `find_last_rows`) name: tried, alert_id, event_id."""
     rows = last.where(_STANDS).where(F.col("event_id").isNotNull())
     return rows.select(TRIED, "alert_id", F.explode(list_named_events()).alias("event_id"))
 
@@ -63,12 +66,15 @@ def find_events_behind(
     tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
     course: Course, since_commit: int | None, progress: Callable[[str], None] | None,
 ) -> tuple[DataFrame, Answers | None]:  # fmt: skip
-    """Finds all events behind the standing alerts. Columns: tried, alert_id, event_id.
+    """Finds all events behind the standing alerts in `last` (see `find_last_rows`).
 
-    last: of `find_last_rows`. course, since_commit: see `make_plan`. The answers, if there are any, must stay open as long as
-    the events are read.
+    For course and since_commit, see `make_plan`.
+
+    Returns:
+        The events with the columns tried, alert_id and event_id, and the answers of the second replay, or None if none
+        was needed. Keep the answers open as long as you read the events.
     """
-    # An alert of a lookback names its one event.
+    # A lookback alert names its only event.
     names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
     rejudging = Rejudging() if names_all else _plan_rejudging(trials, last)
     if not rejudging.numbers:
@@ -117,14 +123,14 @@ def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> Rejudging:
 
 
 def _identify_windows(rule: CompiledRule) -> object:
-    """Returns a value that is equal for rules whose windows count the same events."""
+    """Returns a value that is equal for two rules if their windows count the same events."""
     where = None if rule.where is None else rule.where.sql
     features = frozenset(measure.feature.feature_id for measure in rule.measures)
     return rule.group_by, repr(rule.window), rule.allowed_lateness, where, features
 
 
 def _find_width(rule: CompiledRule) -> int:
-    """Returns about how long a rule's windows are, in microseconds; for sessions the gap, within which each has an event."""
+    """Returns the approximate width of a rule's windows in microseconds; for sessions, the gap between events."""
     window = rule.window
     if isinstance(window, Session):
         return max(1, window.gap)
@@ -135,16 +141,17 @@ def _find_width(rule: CompiledRule) -> int:
 def _mark_concerned(
     rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[tuple[str, ...], Sequence[int]]
 ) -> DataFrame:
-    """Marks the events of keys without alerts as deletions, which move the watermark and count nowhere.
+    """Marks the events of keys without alerts as deletions, which move the watermark but do not count.
 
-    groupings: the trials by the fields of their keys. Where a key has no fields, or no exact text, all events are judged.
+    `groupings` has the trials by the fields of their keys. If a key has no fields or a float field, which has no exact
+    text, all events are judged.
     """
     types = stream.fields
     if any(not names or any(types[name].is_float for name in names) for names in groupings):
         return rows
 
     def write_key(values: Mapping[str, Column]) -> Column:
-        # Both sides cast from the field's type, so that equal values have equal texts.
+        # Both sides cast from the field's type, so equal values have equal texts.
         texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
         return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"})
 
@@ -164,10 +171,15 @@ def _find_counted(
 ) -> DataFrame:
     """Finds the events that each window counted as of its last row: tried, alert_id, event_id.
 
-    counted: the events that the judged trials took (see `list_flagged`). widths: see `_find_width`. clears: the last commits
-    before the state was cleared.
+    A window with a row at some commit was open at every earlier commit, so it counted all events that its rule had
+    taken.
 
-    A window that has a row at some commit was open at every commit before, so it counted all that its rule took until then.
+    Args:
+        windows: The last rows of the windows' alerts.
+        counted: The events that the judged trials took (see `list_flagged`).
+        shared: See `Rejudging`.
+        widths: See `_find_width`.
+        clears: The last commit before each time the state was cleared.
     """
     rows = _pair_by_span(windows, counted, shared, widths)
     before = F.filter(F.array(*map(F.lit, clears)).cast("array<bigint>"), lambda after: after < F.col("_until"))
@@ -179,7 +191,7 @@ def _find_counted(
 def _pair_by_span(
     windows: DataFrame, counted: DataFrame, shared: Mapping[int, int], widths: Mapping[int, int]
 ) -> DataFrame:
-    """Pairs each event with the windows of its key that are near it in time, so that few pairs must be dropped."""
+    """Pairs each event with the windows of its key that are near it in time, so that few pairs need to be dropped."""
 
     def find_span(time: Column) -> Column:
         return F.floor(time / F.element_at(_make_map(widths), F.col("_judged")))

@@ -1,7 +1,7 @@
-"""Makes the history of the windows of a version that is warming, by a replay in which it gathers rows in silence.
+"""Makes the window history of a warming version, by a replay in which the version gathers rows without raising alerts.
 
-Where the tables are folders of this machine, a process of its own makes it beside a stream, without Spark: the system lets it run
-only while the stream leaves a processor idle. Elsewhere jobs of Spark make it.
+If the tables are folders on this machine, a separate process makes it beside the stream, without Spark; the system runs
+that process only when the stream leaves a core idle. Otherwise Spark jobs make it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-# A piece has about so many events for each shard, which loads it in a batch between those of the stream.
+# The approximate number of events per shard in a piece. A shard loads a piece in a batch between those of the stream.
 _PIECE_EVENTS = 200_000
-_MOST_PIECES = 100
-# A gap of every key is looked for in so many days, or gaps, before all is settled; only if so many events may be left out.
-_SPANS, _LEAST_LEFT_OUT = (1, 10), 500_000
+_MAX_PIECES = 100
+# How far before the settled time to look for a gap in every key, in days, or in gaps if these are longer than a day;
+# and how many events must be saved to make the search worthwhile.
+_SPANS, _MIN_LEFT_OUT = (1, 10), 500_000
 _TIME, _BEFORE, _HAS_GAP = "_time", "_before", "_has_gap"
-# Before anything is imported the process leaves a core to the stream, and on the others it runs while nobody else does: a thread
-# that is only nice makes those that wake wait for its slice. Not every system knows that; see sched(7).
+# Before it imports anything, the process leaves a core to the stream and takes the idle scheduling class: with a nice
+# value alone, threads that wake up would wait for its time slice. Not every system has this class; see sched(7).
 _START = """
 import os
 try:
@@ -67,17 +68,19 @@ except (AttributeError, OSError):
 from lookback.spark.replay.histories import serve
 serve()
 """
-# The scheduler's pool, where it has any: a task of the stream waits for one of these at most, not for all of them.
+# The scheduler pool, if pools are in use: a task of the stream then waits for at most one task of a history, not for
+# all.
 _POOL = "lookback-histories"
-# A stream has run for so long when a process is started that waits for its next history.
+# How long a stream must have run before a process is started to wait for its next history.
 _READY_SECONDS = 10.0
 _LOG = logging.getLogger("lookback")
 
 
 class HistoryMaker:
-    """Makes histories beside a stream, as `make_history` does, with a process that waits for the next one.
+    """Makes histories beside a stream with `make_history`, and keeps a process ready for the next one.
 
-    It is started when the stream has run for some seconds: to import its modules takes longer than to make a short history.
+    The process starts once the stream has run for some seconds, because importing its modules takes longer than making
+    a short history.
     """
 
     def __init__(self) -> None:
@@ -86,14 +89,14 @@ class HistoryMaker:
         self._next_start = time.monotonic() + _READY_SECONDS
 
     def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
-        """Leaves the parts of all pieces. Returns the number of pieces."""
+        """Stores the parts of all pieces, and returns the number of pieces."""
         return make_history(tables, stream, request, self._take_process())
 
     def get_ready(self, tables: Tables, stream: Stream) -> None:
-        """Starts the process where it is due; called often."""
+        """Starts the process if it is due. Called often."""
         if self._process is not None or time.monotonic() < self._next_start:
             return
-        # A process that cannot be started is logged when one is needed.
+        # A failure to start is logged when a process is needed.
         with self._lock, suppress(OSError):
             if _find_folder(tables.holding(stream), stream) is not None:
                 self._process = _start_process()
@@ -101,7 +104,7 @@ class HistoryMaker:
             self._next_start = time.monotonic() + _READY_SECONDS
 
     def close(self) -> None:
-        """Ends the process that waits."""
+        """Ends the waiting process."""
         process = self._take_process()
         if process is not None:
             with process:
@@ -112,7 +115,7 @@ class HistoryMaker:
             process, self._process = self._process, None
         if process is None or process.poll() is None:
             return process
-        # The system has ended it, for its memory.
+        # The process has ended; the system may have killed it for its memory.
         with process:
             return None
 
@@ -120,10 +123,10 @@ class HistoryMaker:
 def make_history(
     tables: Tables, stream: Stream, request: Request, process: subprocess.Popen[bytes] | None = None
 ) -> int:
-    """Leaves the history of a version in parcels, and returns the number of pieces.
+    """Stores the history of a version in parcels, and returns the number of pieces.
 
-    It is that of the commits that can be read, up to `request.through`, with deletes, commands and lists as the stream had them.
-    process: one that waits for an order, if there is one.
+    The history covers the readable commits up to `request.through`, with the deletes, commands and lists that the
+    stream saw. `process` is a process that waits for an order, if there is one.
     """
     tables = tables.holding(stream)
     folder = _find_folder(tables, stream) if request.is_beside else None
@@ -141,7 +144,11 @@ def make_history(
 
 
 def make_without_spark(root: str, stream: Stream, request: Request) -> int:
-    """Does as `make_history` for tables in folders below `root`, in this process. Raises one of READ_ERRORS where it cannot."""
+    """Like `make_history`, but in this process and without Spark, for tables in folders below `root`.
+
+    Raises:
+        READ_ERRORS: If it needs Spark to read the tables.
+    """
     from lookback.spark.tables.folders import open_folders  # noqa: PLC0415 - its packages may be missing
 
     def judge_all(rows: DataFrame, plan: Plan, history: History, shards: int) -> None:
@@ -157,10 +164,11 @@ def _make(
     history = History.read(tables, stream, request.through, is_estimate=True)
     pieces = request.pieces
     if not pieces:
-        pieces = min(_MOST_PIECES, 1 + _estimate_events(history, request.earliest) // (_PIECE_EVENTS * request.shards))
+        pieces = min(_MAX_PIECES, 1 + _estimate_events(history, request.earliest) // (_PIECE_EVENTS * request.shards))
     parts, rows = request.shards * pieces, history.read_changes(tables)
     if request.earliest is not None:
-        # Earlier rows are in no window. Without them the watermark is the same wherever it decides about others.
+        # Earlier rows are outside all windows. Leaving them out does not change the watermark where it decides on a
+        # row.
         rows = rows.where(F.col(stream.event_time) >= to_timestamp(request.earliest))
     rows = leave_out_settled(rows, stream, request, history)
     plan = _make_plan(tables, stream, request, history)
@@ -179,12 +187,12 @@ def _find_folder(tables: Tables, stream: Stream) -> str | None:
 
 
 def _make_apart(root: str, stream: Stream, request: Request, process: subprocess.Popen[bytes] | None) -> int | None:
-    """Makes a history in a process of its own. Returns None where that needs Spark, or no process can be started."""
+    """Makes a history in a separate process. Returns None if that needs Spark, or if the process cannot be started."""
     try:
         if process is None:
             process = _start_process()
     except OSError as error:
-        _LOG.warning("stream=%s no process can be started to read its history: %s", stream.name, summarize_error(error))
+        _LOG.warning("stream=%s cannot start a process to read its history: %s", stream.name, summarize_error(error))
         return None
     with process:
         assert process.stdin is not None
@@ -192,7 +200,7 @@ def _make_apart(root: str, stream: Stream, request: Request, process: subprocess
         with suppress(BrokenPipeError):
             process.stdin.write(_write_order(root, stream, request))
             process.stdin.flush()
-        # Its input stays open until it has answered: where that ends before, it ends too.
+        # Its input stays open until it answers, because the process exits when its input closes.
         answer = process.stdout.read()
     if not answer:
         raise RuntimeError(f"the process that reads the history has ended with code {process.returncode}")
@@ -200,12 +208,12 @@ def _make_apart(root: str, stream: Stream, request: Request, process: subprocess
     if "error" in made:
         raise RuntimeError(made["error"])
     if reason := made.get("needs_spark"):
-        _LOG.info("stream=%s its history is read with Spark: %s", stream.name, reason)
+        _LOG.info("stream=%s reading its history with Spark: %s", stream.name, reason)
     return made.get("pieces")  # type: ignore[no-any-return]
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """Starts a process that runs `serve`, with the modules of this one."""
+    """Starts a process that runs `serve`, with this process's module path."""
     return subprocess.Popen(  # noqa: S603 - no shell reads it
         [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -213,7 +221,7 @@ def _start_process() -> subprocess.Popen[bytes]:
 
 
 def _write_order(root: str, stream: Stream, request: Request) -> bytes:
-    """Writes what a process needs to make a history, in one line."""
+    """Encodes the order to make a history as one line."""
     own = asdict(replace(request, rule=None, parcels=None))  # type: ignore[arg-type]
     order = {
         **own, "root": root, "stream": stream.to_dict(), "rule": request.rule.spec.document,
@@ -223,7 +231,7 @@ def _write_order(root: str, stream: Stream, request: Request) -> bytes:
 
 
 def _read_order(line: bytes) -> tuple[str, Stream, Request]:
-    """Reads what `_write_order` wrote."""
+    """Decodes an order from `_write_order`."""
     order = json.loads(line)
     root, stream = order.pop("root"), Stream.from_dict(order.pop("stream"))
     rule, parcels = compile_rule(order.pop("rule"), stream), Parcels(Path(order.pop("parcels")))
@@ -231,15 +239,18 @@ def _read_order(line: bytes) -> tuple[str, Stream, Request]:
 
 
 def serve() -> None:
-    """Makes the history that the standard input asks for; answers with the number of pieces, why Spark must do it, or an error."""
+    """Makes the history ordered on standard input.
+
+    The answer on standard output is the number of pieces, the reason why Spark is needed, or an error.
+    """
     from lookback.spark.tables.folders import READ_ERRORS  # noqa: PLC0415 - its packages may be missing
 
-    # What packages print goes where errors go.
+    # Output printed by packages goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     order = sys.stdin.buffer.readline()
     if not order:
-        # The stream has ended without one.
+        # The stream ended without an order.
         return
     root, stream, request = _read_order(order)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -247,22 +258,22 @@ def serve() -> None:
         made: dict[str, Any] = {"pieces": make_without_spark(root, stream, request)}
     except READ_ERRORS as error:
         made = {"needs_spark": summarize_error(error)}
-    except Exception as error:  # noqa: BLE001 - its parent logs it, and tries again
+    except Exception as error:  # noqa: BLE001 - the parent logs it and tries again
         made = {"error": summarize_error(error)}
     with answers:
         answers.write(json.dumps(made))
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that has the other end of its input is gone, however that ended."""
-    # A buffered reader would hold its lock when the interpreter ends.
+    """Ends this process when its parent ends, for whatever reason, which closes standard input."""
+    # A buffered reader would still hold its lock at interpreter exit.
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)
 
 
 def _estimate_events(history: History, earliest: int | None) -> int:
-    """Estimates how many events are in the windows, as if they came at an even pace."""
+    """Estimates the number of events in the windows, assuming an even rate."""
     first, last = history.first_time, history.last_time
     if earliest is None or first is None or last is None or earliest <= first:
         return history.events
@@ -270,17 +281,17 @@ def _estimate_events(history: History, earliest: int | None) -> int:
 
 
 def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history: History) -> DataFrame:
-    """Leaves out the events before a time after which every key begins anew, where there is such a time and they are many.
+    """Leaves out early events that no longer matter, if there are many of them.
 
-    A key does that has had no event for longer than the gap, up to a time at which all that was before is over. Then it has
-    what it would have had with them.
+    After a pause longer than the gap, a key starts from scratch. So if every key has such a pause before the settled
+    time, up to which all sessions and matches are over, the events before the pauses do not change the result.
     """
     gap, settled = warming.find_gap(request.rule), request.settled
     if gap is None or settled is None:
         return rows
     for spans in _SPANS:
         begin = settled - spans * max(DAY_US, gap)
-        if history.events - _estimate_events(history, begin) < _LEAST_LEFT_OUT:
+        if history.events - _estimate_events(history, begin) < _MIN_LEFT_OUT:
             break
         later = rows.where(F.col(stream.event_time) >= to_timestamp(begin))
         if _find_busy(later, stream, request.rule, begin, settled, gap).isEmpty():
@@ -289,9 +300,9 @@ def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history
 
 
 def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, settled: int, gap: int) -> DataFrame:
-    """Finds the keys that have no gap from `begin` to `settled`, and have gone on since. rows: from `begin` on."""
+    """Finds the keys without a gap from `begin` to `settled` but with later events. `rows` starts at `begin`."""
     keys, time = rule.group_by, F.unix_micros(F.col(stream.event_time))
-    # Whether there is an event of before is not known: it may have come until `begin`.
+    # The last event before `begin` is unknown, so assume that it came right at `begin`.
     before = F.coalesce(F.lag(time).over(make_window(keys, time)), F.lit(begin))
     gaps = rows.where(F.col("_change_type") == "insert").select(*keys, time.alias(_TIME), before.alias(_BEFORE))
     is_gap = (F.col(_BEFORE) <= settled) & (F.col(_TIME) - F.col(_BEFORE) > gap)
@@ -312,7 +323,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
             first.append(change)
         elif after <= request.through:
             waiting.append(WaitingChange(change, after))
-    # The version was admitted under the limits that hold now, and no earlier ones keep it out.
+    # The version was accepted under the current limits, so earlier and lower limits must not reject it.
     widened = replace(stream, limits=WIDEST_LIMITS)
     return Plan(
         [request.rule], first, waiting, {stream.name: widened}, erases=True,
@@ -324,7 +335,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
 
 @contextmanager
 def _in_pool(spark: SparkSession) -> Iterator[None]:
-    """Lets the jobs of this thread wait behind those of the stream, as far as Spark's scheduler can."""
+    """Makes the jobs of this thread yield to those of the stream, as far as Spark's scheduler can."""
     if is_connect(spark):
         yield
         return

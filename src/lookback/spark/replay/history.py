@@ -1,4 +1,4 @@
-"""Reads the commits of an events table for a replay: how many rows each has, and the rows themselves."""
+"""Reads the commits of an events table for a replay: the rows of each commit, and their number."""
 
 from __future__ import annotations
 
@@ -20,24 +20,32 @@ from lookback.spark.tables.history import find_first_readable, list_inserted_row
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-# A task judges the commits of about so many events at a time, of which it holds those of its keys. With half of them a
-# backtest of 100 rules takes a twelfth longer, with twice as many no less.
+# The number of events in a span. A task judges one span at a time and holds the span's events of its keys. Half as many
+# events make a backtest of 100 rules a twelfth slower; twice as many do not make it faster.
 _SPAN_EVENTS = 2_000_000
-# All rows of a commit have the same one, later than that of every earlier commit.
+# All rows of a commit have the same stamp, which is later than the stamps of all earlier commits.
 _STAMP = "ingested_at"
-# To find the first and the last event time at most so many commits are read; where more may have them, all are.
-_MOST_OUTER = 8
+# The maximum number of commits to read for the exact first and last event time; if more are candidates, all are read.
+_MAX_OUTER = 8
 _LOGGED_EXACTLY = 2_000
 
 
 @dataclass(frozen=True)
 class History:
-    """The commits of an events table that can be read.
+    """The readable commits of an events table.
 
-    first, last: commits. events: the number of inserted rows; deletes: of commits that deleted rows. spans: the last commit
-    of each span. first_time, last_time: of events in microseconds; None without events. warning: for people, if some events
-    cannot be read. stamps: the times by which events are ordered where the change feed no longer has them all, in
-    microseconds; commits are then their positions, from 1.
+    Attributes:
+        stream: The stream of the events.
+        first: The first commit.
+        last: The last commit.
+        events: The number of inserted rows.
+        deletes: The number of commits that deleted rows.
+        spans: The last commit of each span.
+        first_time: The first event time in microseconds; None without events.
+        last_time: The last event time in microseconds; None without events.
+        warning: A sentence for the user if some events cannot be read.
+        stamps: Set if the change feed no longer has all events: the values of `ingested_at` in microseconds, by which
+            events are then ordered. Commit numbers are then positions in this list, from 1.
     """
 
     stream: Stream
@@ -53,9 +61,9 @@ class History:
 
     @classmethod
     def read_whole(cls, tables: Tables, stream: Stream) -> History:
-        """Counts the rows of all events, also of those that the change feed no longer has.
+        """Counts the rows of all events, including those that the change feed no longer has.
 
-        Those of a table that `ingest` wrote have the order of `ingested_at`, which is that of their commits.
+        If `ingest` wrote the table, these are ordered by `ingested_at`, which is also the order of their commits.
         """
         history = cls.read(tables, stream)
         if not history.first:
@@ -74,9 +82,7 @@ class History:
         if stream.table or counts[0][_STAMP] is None:
             warning = f"{begins}: the events of earlier commits are not judged"
             return replace(history, warning=warning)
-        warning = (
-            f"{begins}: events come in the order of ingested_at, arrival is NULL, and deleted events are not there"
-        )
+        warning = f"{begins}: events come in the order of ingested_at, arrival is NULL, and deleted events are missing"
         stamps = [row[_STAMP] for row in counts]
         return cls(
             stream, 1, len(stamps), events, 0, _find_spans(enumerate((row["events"] for row in counts), 1), len(stamps)),
@@ -88,9 +94,9 @@ class History:
         cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None, *,
         is_estimate: bool = False,
     ) -> History:  # fmt: skip
-        """Counts the rows of each commit, from `since` up to the commit `until`; None for the first and for the last.
+        """Counts the rows of each commit from `since` through `until`; None means the first and the last commit.
 
-        is_estimate: the first and the last event time need only be right to a millisecond, which the table's log may know.
+        With is_estimate, the first and last event time are exact to a millisecond only, so the table's log may suffice.
         """
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
         first = first if since is None else max(first, since)
@@ -104,18 +110,18 @@ class History:
         )  # fmt: skip
 
     def read_changes(self, tables: Tables) -> DataFrame:
-        """Reads the rows that were inserted and deleted."""
+        """Reads the inserted and deleted rows."""
         changes = tables.read_changes(self.stream.name, self.first, self.last)
         return changes.where(F.col("_change_type").isin("insert", "delete"))
 
     def read_lasting(self, tables: Tables) -> DataFrame:
-        """Reads the inserted rows. Those that were deleted later are marked as deletions, so that they count nowhere."""
+        """Reads the inserted rows. Rows that were deleted later are marked as deletions, so they do not count."""
         if self.stamps:
             return self._read_by_stamp(tables)
         changes = self.read_changes(tables)
         inserted = changes.where(F.col("_change_type") == "insert")
         if not self.deletes:
-            # A constant costs less than a column.
+            # A constant is cheaper than a column.
             return inserted.withColumn("_change_type", F.lit("insert"))
         event_id, gone = self.stream.event_id, "_gone_since"
         deleted = changes.where(F.col("_change_type") == "delete").groupBy(event_id).agg(F.max(COMMIT).alias(gone))
@@ -123,7 +129,7 @@ class History:
         return inserted.join(deleted, event_id, "left").withColumn("_change_type", kind)
 
     def _read_by_stamp(self, tables: Tables) -> DataFrame:
-        """Reads the rows that are there, with the columns of a change feed."""
+        """Reads the current rows of the table, with the columns of a change feed."""
         numbered = [(number, stamp) for number, stamp in enumerate(self.stamps, 1)]
         numbers = tables.spark.createDataFrame(numbered, f"{COMMIT} bigint, _stamp bigint")
         rows = tables.read_events(self.stream.name).withColumn("_stamp", F.unix_micros(_STAMP))
@@ -131,10 +137,15 @@ class History:
         return rows.withColumns({"_change_type": F.lit("insert"), "_commit_timestamp": F.col(_STAMP)})
 
     def find_place(self, tables: Tables, commit: int | None, logged_at: dt.datetime) -> int | None:
-        """Finds the last commit of this history that was judged before a row of rule_log; None for none.
+        """Finds the last commit of this history that was judged before a row of rule_log was written; None for none.
 
-        commit, logged_at: what the row says. Where events have the order of their stamps, the commit's own stamp decides, or
-        the time of the row if that commit cannot be read any more.
+        If events are ordered by stamps, the stamp of the row's commit decides, or the row's own time if that commit can
+        no longer be read.
+
+        Args:
+            tables: The tables of the workspace.
+            commit: The commit that the row names.
+            logged_at: The time of the row.
         """
         if not self.stamps or commit is None:
             return commit
@@ -147,7 +158,7 @@ class History:
 
 
 class _CommitCounts(NamedTuple):
-    """The rows of a commit. first, last: the event times of those that it inserted, in microseconds; None without any."""
+    """The row counts of a commit, and its first and last inserted event time in microseconds; None without any."""
 
     commit: int
     events: int
@@ -157,24 +168,25 @@ class _CommitCounts(NamedTuple):
 
 
 def _read_counts(tables: Tables, stream: Stream, first: int, last: int, *, is_estimate: bool) -> list[_CommitCounts]:
-    """Counts the rows of the commits from the first to the last: by the log where it says all, else by reading them.
+    """Counts the rows of each commit from `first` to `last`, from the table's log if it suffices, else by reading them.
 
-    The first and the last event time of all are exact, those of one commit to a millisecond; all are with `is_estimate`.
+    The overall first and last event time are exact; those of a single commit are exact to a millisecond. With
+    `is_estimate`, all are exact to a millisecond only.
     """
-    # Of the rows of alerts and of a table that others write, not all are events.
+    # In a table of alerts or one that another program writes, some rows may not be events.
     folder = None if first or stream.table or stream.is_of_alerts else tables.log_folder(stream.name)
     logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
     if not logged:
         return _count_changes(tables, stream, [(first, last)])
     if is_estimate:
         return [_CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged]
-    # Statistics have milliseconds, cut or rounded.
+    # Statistics have milliseconds, truncated or rounded.
     least, most = (
         min(each.first for each in logged) + _LOGGED_EXACTLY,
         max(each.last for each in logged) - _LOGGED_EXACTLY,
     )
     outer = {each.commit for each in logged if each.first <= least or each.last >= most}
-    if len(outer) > _MOST_OUTER:
+    if len(outer) > _MAX_OUTER:
         return _count_changes(tables, stream, [(first, last)])
     inner = [
         _CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged if each.commit not in outer
@@ -183,7 +195,7 @@ def _read_counts(tables: Tables, stream: Stream, first: int, last: int, *, is_es
 
 
 def _count_changes(tables: Tables, stream: Stream, ranges: Sequence[tuple[int, int]]) -> list[_CommitCounts]:
-    """Counts the rows of commits by reading their changes. ranges: each from a commit to a commit."""
+    """Counts the rows of each commit by reading its changes. A range is a first and a last commit."""
     inserted, time = F.col("_change_type") == "insert", F.unix_micros(stream.event_time)
     counts = (
         reduce(DataFrame.unionByName, (tables.read_changes(stream.name, *each) for each in ranges))
@@ -201,7 +213,7 @@ def _count_changes(tables: Tables, stream: Stream, ranges: Sequence[tuple[int, i
 
 
 def _find_spans(commits: Iterable[tuple[int, int]], last: int) -> list[int]:
-    """Returns the last commit of each span. commits: each with its number of events; last: the last of all."""
+    """Returns the last commit of each span. `commits` has commits with their numbers of events; `last` is the last."""
     spans, waiting = list[int](), 0
     for commit, events in commits:
         waiting += events

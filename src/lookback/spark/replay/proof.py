@@ -1,7 +1,7 @@
-"""Proves what is recorded: judges commits anew from the tables, and compares with `alerts` and `late_events` row for row.
+"""Proves the recorded results: replays commits and compares row for row with `alerts` and `late_events`.
 
-Rules come into force at the arrivals that rule_log has, and events count until they are deleted, as they did in the stream.
-So a row that somebody changed, deleted or inserted is found and named.
+Rules come into force at the arrivals in rule_log, and events count until they are deleted, as in the stream. So the
+proof finds and names every row that somebody changed, deleted or inserted.
 """
 
 from __future__ import annotations
@@ -60,14 +60,19 @@ _RECORDED, _REPLAYED = "recorded", "replayed"
 
 @dataclass(frozen=True)
 class Proof:
-    """The rows of one rule, or of late_events where rule_id is None, by whether the table and the replay have them.
+    """Counts the rows of one rule by whether the table and the replay have them.
 
-    unprovable: rows that only one has, for a known reason: they are about events that were deleted later, of a version that was
-    quarantined, or of a commit that was judged in pieces, an evaluation before the last `--fresh` wrote them, the
-    settings' retention deleted them, a privacy request has taken values out of them, or they depend on events, rules or lists
-    whose history is gone (see `Reach`, `LostRules`, `LostLists`).
-    unjudged: events that the rule wants, counted by reading all of them plainly, and that no shard of the replay judged. The
-    stream judges in the same way, so there they may be missing too, without a row that differs.
+    Attributes:
+        rule_id: The rule; None for the rows of late_events.
+        alike: Rows that both have.
+        only_recorded: Rows that only the table has.
+        only_replayed: Rows that only the replay has.
+        unprovable: Rows that only one side has, for a known reason: their event was deleted later, their version was
+            quarantined, their commit was judged in pieces, an evaluation before the last `--fresh` wrote them,
+            retention deleted them, a privacy request removed values from them, or they depend on events, rules or lists
+            whose history is gone (see `Reach`, `LostRules`, `LostLists`).
+        unjudged: Events that the rule wants, found by a plain read of all events, but that no shard of the replay
+            judged. The stream judges in the same way and may have missed them too, without a row that differs.
     """
 
     rule_id: str | None
@@ -79,17 +84,21 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """True if no row differs, and no event is missing."""
+        """True if no row differs and no event is missing."""
         return not (self.only_recorded or self.only_replayed or self.unjudged)
 
 
 @dataclass
 class Proofs:
-    """The result of a proof. rows: by rule, late_events last. commits: the first and the last that were compared.
+    """The result of a proof.
 
-    gone: for people, what cannot be proved since the first events or rules cannot be read any more; empty if they can.
-    differences: the rows that differ, with the columns of `alerts` (decided_at left out), `side` (recorded or replayed) and
-    `times`, how often more than the other side.
+    Attributes:
+        rows: The counts by rule, those of late_events last.
+        commits: The first and the last commit that were compared.
+        differences: The alerts that differ, with the columns of `alerts` except decided_at, `side` (recorded or
+            replayed), and `times`: how many more copies that side has.
+        gone: A sentence for the user on what cannot be proved because the first events, rules or lists are gone; empty
+            if none are.
     """
 
     rows: list[Proof]
@@ -99,7 +108,7 @@ class Proofs:
     _answers: Answers | None = None
 
     def close(self) -> None:
-        """Frees the rows that Spark keeps for `differences`, which cannot be read afterwards."""
+        """Frees the rows that Spark keeps for `differences`; you cannot read them afterwards."""
         if self._answers is not None:
             self._answers.close()
 
@@ -114,14 +123,26 @@ def prove(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
     saved: Place | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
 ) -> Proofs:  # fmt: skip
-    """Judges the events anew, and compares the rows of the commits from `first` to `last` with those in the tables.
+    """Replays the events and compares the results of the commits from `first` to `last` with the rows in the tables.
 
-    first: None for the first commit; last: None for the last that the tables name. streams: every declared stream by name.
-    saved: a folder for the state that was reached; the next proof with it goes on after this one and reads only new commits,
-    by default up to the last that `metrics` counts as judged, whose outputs are whole also while the stream goes on.
-    Where rows differ, nothing is saved, so that the next proof finds them too, unless `accept` is true. Where the first commits
-    of the events or the rules cannot be read any more, rows that may depend on them are no difference (see `Reach` and
-    `LostRules`). Raises SetupError if the table is missing, or for `first` beside `saved`.
+    If the first commits of the events, rules or lists can no longer be read, rows that may depend on them do not count
+    as differences (see `Reach`, `LostRules`, `LostLists`).
+
+    Args:
+        tables: The tables of the workspace.
+        stream: The stream to prove.
+        streams: All declared streams by name.
+        first: The first commit to compare; None: the first of all.
+        last: The last commit to compare; None: the last that the tables name, or with `saved` the last that `metrics`
+            counts as judged, whose outputs are complete even while the stream runs.
+        saved: A folder for the final state. The next proof with this folder continues from it and reads only new
+            commits.
+        accept: True saves the state even if rows differ. Otherwise it is not saved, so that the next proof finds the
+            differences again.
+        progress: Called with lines of progress for the user.
+
+    Raises:
+        SetupError: If the table is missing, or if both `first` and `saved` are given.
     """
     try:
         return _prove(tables, stream, streams, first, last, saved, accept, progress)
@@ -137,7 +158,7 @@ def _prove(
     saved: Place | None, accept: bool, progress: Callable[[str], None] | None,
 ) -> Proofs:  # fmt: skip
     if saved is not None and first is not None:
-        raise SetupError("a proof that goes on from its saved state begins after it: leave out the first commit")
+        raise SetupError("a nightly proof begins after its saved state: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
     tables.require_fields(stream)
     tables.require(stream)
@@ -157,7 +178,7 @@ def _prove(
     plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
     warmed = {f"{each.rule_id} {each.version}" for each in plan.warmed}
     if start.saved is not None and not warmed <= start.saved.warmed:
-        # A version has come into force with a history that the saved state does not have: that of the first commits.
+        # A version has come into force with a history of the first commits, which the saved state does not have.
         start = _Start.find(tables, stream, declarations, begun_at, None, first, last)
         assert start.history is not None
         history = start.history
@@ -191,10 +212,13 @@ def _prove(
 
 @dataclass(frozen=True)
 class _Start:
-    """The beginning of a replay: the first commit that can be read, or the one after the state that the last proof kept.
+    """Where a replay begins: at the first commit that can be read, or after the state that the last proof saved.
 
-    first: the first commit that is compared. history: the commits that are judged; None if there are no new ones. saved: the
-    state to go on from. reach: the limits of the proof where the first events are gone; None where they are not.
+    Attributes:
+        first: The first commit to compare.
+        history: The commits to judge; None if none are new.
+        saved: The state to continue from.
+        reach: The limits of the proof if the first events are gone, else None.
     """
 
     first: int
@@ -207,7 +231,7 @@ class _Start:
         cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
         saved: Place | None, first: int | None, last: int,
     ) -> _Start:  # fmt: skip
-        """Finds where a proof begins. The arguments are those of `prove`; begun_at: see `find_begun_at`."""
+        """Finds where a proof begins. For the arguments see `prove` and, for begun_at, `find_begun_at`."""
         state = None if saved is None else SavedState.find(saved, declarations, begun_at)
         if state is None:
             history = History.read(tables, stream, last)
@@ -217,14 +241,15 @@ class _Start:
             return cls(first, None)
         history = History.read(tables, stream, last, first)
         if history.first > first:
-            # The commits between are gone, so the state is of no use.
+            # The commits right after the state are gone, so the state is useless.
             return cls(first, history, reach=Reach.find(tables, history))
         return cls(first, history, state, None if state.reach is None else Reach(**state.reach))  # type: ignore[arg-type]
 
     def select_alerts(self, between: Column) -> tuple[Column, Column]:
-        """Returns two conditions: the recorded alerts that are compared, and the replayed ones. between: those of new commits.
+        """Returns two conditions that select the recorded and the replayed alerts to compare.
 
-        Alerts of the saved state's last commit are among them if a command raised them after the proof that saved it.
+        They select the alerts of new commits, for which `between` is the condition, and those of the saved state's last
+        commit that a command raised after the proof that saved it.
         """
         if self.saved is None:
             return between, between
@@ -234,7 +259,10 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Unreached:
-    """The rows that cannot be proved because the history of events, rules or lists is gone. rules: those that are judged."""
+    """The rows that cannot be proved because the history of events, rules or lists is gone.
+
+    `rules` has all rules that are judged.
+    """
 
     rules: Sequence[CompiledRule]
     lost: LostRules
@@ -242,12 +270,12 @@ class _Unreached:
     lists: LostLists
 
     def excuse(self, *, late: bool = False) -> Column:
-        """Returns the condition of the rows that cannot be proved. late: of late_events."""
+        """Returns the condition of the alerts that cannot be proved, or with `late` that of late_events."""
         lost = self.lost.excuse(late=late) | self.lists.excuse(late=late)
         return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
 
     def describe(self, tables: Tables, stream: Stream) -> str:
-        """Describes for people what cannot be proved; empty if nothing is gone."""
+        """Describes what cannot be proved, in sentences for the user; empty if nothing is gone."""
         events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
         rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
         lists = [self.lists.describe(tables.identifier("lists"))] if self.lists.rules else []
@@ -261,7 +289,7 @@ def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
 
 
 def _go_on(plan: Plan, state: SavedState) -> Plan:
-    """Drops from a plan the changes of rules that a saved state has already."""
+    """Drops the rule changes that a saved state already includes from a plan."""
 
     def is_new(each: WaitingChange) -> bool:
         if each.after != state.through:
@@ -274,7 +302,7 @@ def _go_on(plan: Plan, state: SavedState) -> Plan:
 def _compare_alerts(
     tables: Tables, stream: Stream, answers: Answers, conditions: tuple[Column, Column], begun_at: dt.datetime | None
 ) -> tuple[DataFrame, dict[str, int]]:
-    """Compares the alerts; returns also by rule how many rows an earlier evaluation wrote, which are left out."""
+    """Compares the alerts. Also returns, by rule, the number of excluded rows, which an earlier evaluation wrote."""
     of_recorded, of_replayed = conditions
     recorded, earlier = tables.read("alerts").where((F.col("stream") == stream.name) & of_recorded), dict[str, int]()
     if begun_at is not None:
@@ -307,7 +335,7 @@ def _add(rows: list[Proof], name: str, more: Mapping[str, int]) -> list[Proof]:
 
 
 def proof_folder(tables: Tables, stream: Stream) -> Place:
-    """Returns the folder in which a stream's nightly proof keeps its state, which is below the tables' root or volume."""
+    """Returns the folder, below the tables' root or volume, in which a stream's nightly proof saves its state."""
     return tables.find_place(f"{tables.files}/_proofs/{stream.name}")
 
 
@@ -319,7 +347,7 @@ def _find_decided(tables: Tables, stream: Stream, commit: int) -> int:
 
 
 def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
-    """Finds the last commit that an output names; of a nightly proof the last that `metrics` counts as judged."""
+    """Finds the last commit that an output names; for a nightly proof, the last that `metrics` counts as judged."""
     judged = find_last_arrival(tables, "metrics", stream, "judged") if nightly else None
     if judged is not None:
         return judged
@@ -330,9 +358,9 @@ def _make_plan(
     changes: Sequence[RuleChange], begins: int, declarations: Declarations, streams: Mapping[str, Stream],
     logged: Sequence[LogRow], last: int,
 ) -> tuple[Plan, LostRules]:  # fmt: skip
-    """Plans a replay in which each change of the rules takes effect at its logged arrival; one without an arrival never does.
+    """Plans a replay in which each rule change takes effect at its logged arrival, or never if it has none.
 
-    begins: the first commit of the rules that can be read. Rules with unknown versions are left out.
+    `begins` is the first commit of the rules that can be read. Rules with unknown versions are left out.
     """
     schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
     first, waiting = list[RuleChange](), list[WaitingChange]()
@@ -353,7 +381,7 @@ def _make_plan(
 
 
 def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[CompiledRule]:
-    """Compiles the rules that may come into force; rows that are no rule of the stream are left out."""
+    """Compiles the rules that may come into force; skips rows that are not a rule of the stream."""
     rules = []
     for change in changes:
         if change.status not in WITH_STATE:
@@ -368,14 +396,14 @@ def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[Compiled
 
 
 def _find_deleted_events(tables: Tables, stream: Stream, history: History) -> DataFrame:
-    """Finds the ids of the events that were deleted, also after the commits that are compared."""
+    """Finds the ids of all deleted events, including those deleted after the compared commits."""
     changes = tables.read_changes(stream.name, history.first, tables.version(stream.name))
     deleted = changes.where(F.col("_change_type") == "delete")
     return deleted.select(F.col(stream.event_id).cast("string").alias("_deleted_id")).distinct()
 
 
 def _merge_late(late: DataFrame) -> DataFrame:
-    """Merges the rows of all shards: of each late event the one with the strongest action."""
+    """Merges the rows of all shards: keeps the row with the strongest action of each late event."""
     strength = F.lit(0)
     for action, number in ACTION_STRENGTHS.items():
         strength = F.when(F.col("action") == action, number).otherwise(strength)
@@ -384,7 +412,7 @@ def _merge_late(late: DataFrame) -> DataFrame:
 
 
 def _compare(recorded: DataFrame, replayed: DataFrame, names: list[str]) -> DataFrame:
-    """Counts how often each side has each row; maps are written as text."""
+    """Counts how often each side has each row; maps become JSON text."""
 
     def select(rows: DataFrame, side: str) -> DataFrame:
         columns: list[Column] = [
@@ -397,7 +425,7 @@ def _compare(recorded: DataFrame, replayed: DataFrame, names: list[str]) -> Data
 
 
 def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> list[str]:
-    """Lists the versions that were quarantined, as `rule_id version`: nobody knows at which event each shard stopped."""
+    """Lists the quarantined versions as `rule_id version`. At which event each shard stopped is unknown."""
     named = {(row.rule_id, row.version): read_quarantined(row.evidence) for row in changes}
     rows = [row for row in logged if row.action == "quarantined" and row.version]
     return [f"{row.rule_id} {named.get((row.rule_id, row.version)) or (row.version or 0) - 1}" for row in rows]
@@ -405,11 +433,15 @@ def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> lis
 
 @dataclass(frozen=True)
 class _Excuses:
-    """The reasons why a row that only one side has is no difference.
+    """The reasons why a row that only one side has does not count as a difference.
 
-    gone: the ids of events that were deleted; deleted: by table the last arrival of the rows that retention deleted; broken:
-    the versions that were quarantined; cut: the commits that were judged in pieces; unreached, late_unreached: whether a row
-    of `alerts` or `late_events` depends on events or rules whose history is gone.
+    Attributes:
+        gone: The ids of deleted events.
+        deleted: By table, the last arrival of the rows that retention deleted.
+        broken: The quarantined versions.
+        cut: The commits that were judged in pieces.
+        unreached: Whether a row of `alerts` depends on events, rules or lists whose history is gone.
+        late_unreached: The same for a row of `late_events`.
     """
 
     gone: DataFrame
@@ -424,7 +456,7 @@ class _Excuses:
         cls, tables: Tables, stream: Stream, history: History, logged: Sequence[LogRow], changes: Sequence[RuleChange],
         unreached: _Unreached,
     ) -> _Excuses:  # fmt: skip
-        """Finds the reasons in the tables. logged, changes: the stream's log, and the changes of rules."""
+        """Finds the reasons in the tables, the stream's log (`logged`) and the rule changes."""
         cut = {row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}
         return cls(
             _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes), sorted(cut),
@@ -432,7 +464,7 @@ class _Excuses:
         )  # fmt: skip
 
     def select_unjudged(self, missing: Mapping[tuple[str, int], int]) -> dict[str, int]:
-        """Sums up by rule the events that are missing of its versions, which are counted by rule_id and version."""
+        """Sums up the missing events by rule; `missing` has them by rule_id and version."""
         found = Counter[str]()
         for (rule_id, version), number in missing.items():
             if f"{rule_id} {version}" not in self.broken:
@@ -450,10 +482,10 @@ class _Excuses:
         return self._mark(rows, self.deleted["alerts"], others).drop(*redacted.columns)
 
     def mark_late(self, rows: DataFrame, begun: Row | None) -> DataFrame:
-        """Marks late events likewise. begun: see `find_new_beginning`."""
+        """Marks, as `is_excused`, the late events whose difference is explained. For begun see `find_new_beginning`."""
         is_older = F.lit(False)
         if begun is not None and begun["arrival"] is not None:
-            # A late event has no time at which it was written.
+            # late_events does not record when a row was written.
             is_older = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
         return self._mark(rows, self.deleted["late_events"], self.late_unreached | is_older)
 

@@ -1,6 +1,6 @@
-"""Finds what a replay can prove that lacks the first events, or some rows of the rules.
+"""Finds what a replay can still prove if the first events, rules or lists are gone.
 
-From some commit on it must give what the stream gave; for some rules it never need.
+From some commit on, the replay must match the stream again, except for rules whose alerts depend on earlier ones.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 class Reach:
     """The limits of a proof whose first events are gone.
 
-    begins: the first commit that it reads. high: the highest event time before it, in microseconds. exact_from: the first
-    commit at which windows hold only events after that time; None if no commit has come that far.
+    Attributes:
+        begins: The first commit that the proof reads.
+        high: The highest event time before that commit, in microseconds.
+        exact_from: The first commit at which windows hold only events after `high`; None if no commit is that far yet.
     """
 
     begins: int
@@ -43,14 +45,14 @@ class Reach:
 
     @classmethod
     def find(cls, tables: Tables, history: History) -> Reach | None:
-        """Finds what is gone before a history; None if no event is."""
+        """Finds the limits of a proof that reads this history; None if no earlier events are gone."""
         high = find_highest_before(tables, history.stream, history.first) if history.first else None
         return None if high is None else cls(history.first, high)
 
     def follow(
         self, tables: Tables, history: History, declarations: Declarations, rules: Iterable[CompiledRule]
     ) -> Reach:
-        """Returns these limits with the first exact commit, if the history reaches it."""
+        """Returns these limits with `exact_from` set, if the history reaches that commit."""
         if self.exact_from is not None:
             return self
         stream = history.stream
@@ -66,7 +68,10 @@ class Reach:
         return self if after is None else Reach(self.begins, self.high, after + 1)
 
     def excuse(self, rules: Iterable[CompiledRule], *, late: bool = False) -> Column:
-        """Returns the condition of the rows that cannot be proved. late: of late_events, which open sessions may take."""
+        """Returns the condition of the unprovable alerts, or with `late` that of late_events.
+
+        Late events are unprovable as long as there are session rules, since open sessions may take them.
+        """
         chained = [rule.spec for rule in rules if _is_chained(rule)]
         if self.exact_from is None or (late and any(spec.kind == SESSION for spec in chained)):
             return F.lit(True)
@@ -74,7 +79,7 @@ class Reach:
         return early if late else early | F.col("rule_id").isin(sorted({spec.rule_id for spec in chained}))
 
     def describe(self, name: str, rules: Iterable[CompiledRule]) -> str:
-        """Describes in a sentence what cannot be proved. name: of the events table."""
+        """Describes in a sentence what cannot be proved; `name` is the name of the events table."""
         text = f"the change feed of {name} begins at commit {self.begins}, and windows hold events from before it"
         if self.exact_from is None:
             return f"{text} up to the last commit: no row can be proved to differ yet"
@@ -85,10 +90,12 @@ class Reach:
 
 @dataclass(frozen=True)
 class LostRules:
-    """Rules some of whose rows are unknown, because the first commits of the rules table are gone.
+    """The rules with unknown versions, because the first commits of the rules table are gone.
 
-    begins: the first commit that can be read; 0 if all can. unknown: these rules, `*` for commands. beside: rules that came
-    into force after one of these, and may share its state.
+    Attributes:
+        begins: The first commit that can be read; 0 if all can.
+        unknown: The ids of the rules with unknown versions; `*` stands for commands.
+        beside: Rules that came into force after one of the unknown versions and may share its state.
     """
 
     begins: int = 0
@@ -99,7 +106,7 @@ class LostRules:
     def find(
         cls, begins: int, unknown: frozenset[str], logged: Iterable[LogRow], waiting: Iterable[WaitingChange]
     ) -> LostRules:
-        """Finds what cannot be proved without them. waiting: the changes of rules after a commit of the events."""
+        """Finds the rules that cannot be proved; `waiting` has the rule changes that take effect after a commit."""
         began = (arrival_number(row.arrival) for row in logged if row.rule_id in unknown and row.action != "rejected")
         since = min(began, default=None)
         later = [each.change for each in waiting if since is not None and each.after > since]
@@ -107,48 +114,56 @@ class LostRules:
         return cls(begins, unknown, frozenset(beside))
 
     def excuse(self, *, late: bool = False) -> Column:
-        """Returns the condition of the rows that cannot be proved. late: of late_events, which name no rule."""
+        """Returns the condition of the unprovable alerts, or with `late` of late_events, which name no rule."""
         if late or "*" in self.unknown:
             return F.lit(bool(self.unknown))
         return F.col("rule_id").isin(sorted(self.unknown | self.beside))
 
     def describe(self, name: str) -> str:
-        """Describes in a sentence what cannot be proved. name: of the rules table."""
-        text = f"the change feed of {name} begins at commit {self.begins}: versions from before it count as the table has them"
+        """Describes in a sentence what cannot be proved; `name` is the name of the rules table."""
+        text = (
+            f"the change feed of {name} begins at commit {self.begins}: earlier versions are read from the table's "
+            "current rows"
+        )
         if not self.unknown:
             return text
         if "*" in self.unknown:
-            return f"{text}, and some commands are not there: no row can be proved to differ"
+            return f"{text}, and some commands are missing: no row can be proved to differ"
         text += (
-            f". Some versions of {', '.join(sorted(self.unknown))} are not there: their rows cannot be proved to differ"
+            f". Some versions of {', '.join(sorted(self.unknown))} are missing: their rows cannot be proved to differ"
         )
-        beside = f"those of {', '.join(sorted(self.beside))}, which began beside them, " if self.beside else ""
+        beside = f"those of {', '.join(sorted(self.beside))}, which came into force later, " if self.beside else ""
         return f"{text}, nor {beside}{'nor ' if beside else ''}those of late_events"
 
 
 @dataclass(frozen=True)
 class LostLists:
-    """The rules that name lists of which the first commits are gone. begins: the first that can be read; 0 if none is lost."""
+    """The rules that name lists, if the first commits of the table of lists are gone.
+
+    Attributes:
+        begins: The first commit of the table that can be read; 0 if none is lost.
+        rules: The ids of the rules.
+    """
 
     begins: int = 0
     rules: frozenset[str] = frozenset()
 
     @classmethod
     def find(cls, begins: int, logged: Iterable[LogRow], rules: Iterable[CompiledRule]) -> LostLists:
-        """Finds the rules that were judged by lists from before `begins`. logged: rows of rule_log."""
-        # As the lists were right before it, they are known.
+        """Finds the rules that were judged by lists from before `begins`, according to the rows of rule_log."""
+        # The lists as of the commit right before `begins` are known.
         lost = [row for row in logged if row.action == LIST_CHANGED and (row.version or 0) < begins - 1]
         return cls(begins, frozenset(rule.spec.rule_id for rule in rules if rule.lists)) if lost else cls()
 
     def excuse(self, *, late: bool = False) -> Column:
-        """Returns the condition of the rows that cannot be proved. late: of late_events, which name no rule."""
+        """Returns the condition of the unprovable alerts, or with `late` of late_events, which name no rule."""
         return F.lit(bool(self.rules)) if late else F.col("rule_id").isin(sorted(self.rules))
 
     def describe(self, name: str) -> str:
-        """Says in a sentence what cannot be proved. name: of the table of lists."""
+        """Describes in a sentence what cannot be proved; `name` is the name of the table of lists."""
         return (
-            f"the change feed of {name} begins at commit {self.begins}: rows of {', '.join(sorted(self.rules))}, which look "
-            "values up there, cannot be proved to differ, nor those of late_events"
+            f"the change feed of {name} begins at commit {self.begins}: rows of {', '.join(sorted(self.rules))}, which "
+            "look up values there, cannot be proved to differ, nor those of late_events"
         )
 
 

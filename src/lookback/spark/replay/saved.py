@@ -1,7 +1,7 @@
-"""Keeps the state that a replay has reached, so that the next one goes on after it and reads only new commits.
+"""Saves the final state of a replay, so that the next one continues from it and reads only new commits.
 
-A folder has one state at a time, below the number of its last commit: Parquet with the pages of all shards, and a JSON
-document, which is written last. A state of another layout, or of other settings of the stream, is not used.
+A folder holds one state at a time, in a subfolder named after its last commit: Parquet with the pages of all shards,
+and a JSON document, which is written last. A state with a different layout or different stream settings is ignored.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ _DOCUMENT, _PAGES = "state.json", "pages"
 
 @dataclass(frozen=True)
 class SavedState:
-    """The state of all shards after commit `through` of the events. folder: that of the state itself, named by the commit.
+    """The state of all shards after a commit of the events.
 
-    reach: the attributes of the `Reach` of the replay that made it; None if that replay read the first commit. warmed: the
-    versions, as `rule_id version`, that came into force with a history which it gathered from the first commit on. changed:
-    the commit of the last change of the rules that it has; None for none. decided_at: when the last alert of its last commit
-    that was compared was decided, in microseconds; 0 without any.
+    Attributes:
+        folder: The folder of the state, named after the commit.
+        through: The last commit that the state includes.
+        shards: The number of shards.
+        reach: The attributes of the `Reach` of the replay that made the state; None if it read from the first commit
+            on.
+        warmed: The versions, as `rule_id version`, that came into force with a history, which the state has gathered
+            from the first commit on.
+        changed: The commit of the last rule change that the state includes; None for none.
+        decided_at: When the last compared alert of commit `through` was decided, in microseconds; 0 without any.
     """
 
     folder: Place
@@ -41,10 +47,12 @@ class SavedState:
 
     @classmethod
     def find(cls, place: Place, declarations: Declarations, begun_at: object = None) -> SavedState | None:
-        """Finds the last complete state in a folder; None if there is none to go on from.
+        """Finds the last complete state in a folder; None if there is none to continue from.
 
-        declarations: those of the stream, which must be the same up to the state. begun_at: when the proved evaluation began,
-        if there was another one before it.
+        Args:
+            place: The folder.
+            declarations: The stream's declarations, which must match those of the state up to its commit.
+            begun_at: When the proved evaluation began, if an earlier evaluation preceded it.
         """
         folders: list[Place] = [*place.glob("[0-9]*")]
         for folder in sorted(folders, key=str, reverse=True):
@@ -54,17 +62,17 @@ class SavedState:
                 through, shards = int(document["through"]), int(document["shards"])
                 state = cls(folder, through, shards, document["reach"], warmed, document["changed"], decided_at)
             except (OSError, ValueError, LookupError, TypeError):
-                continue  # the write was cut off
+                continue  # the write was interrupted
             if document.get("fits") == _describe_fit(declarations, state.through, begun_at):
                 return state
         return None
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Reads the pages. Columns: shard, payload."""
+        """Reads the pages, with the columns shard and payload."""
         return spark.read.parquet(str(self.folder / _PAGES))
 
     def write(self, declarations: Declarations, begun_at: object, pages: DataFrame) -> None:
-        """Writes the state with its pages, then removes every other one beside it. declarations, begun_at: see `find`."""
+        """Writes the state with its pages, then removes other states in the folder. For the arguments see `find`."""
         if self.folder.exists():
             remove_tree(self.folder)
         pages.write.parquet(str(self.folder / _PAGES))
@@ -80,7 +88,7 @@ class SavedState:
 
 
 def _describe_fit(declarations: Declarations, through: int, begun_at: object) -> dict[str, Any]:
-    """Returns what must be unchanged for a replay that goes on from the state after a commit."""
+    """Returns the facts that must be unchanged for a replay to continue from the state after a commit."""
     document = declarations.last.to_dict()
     fit = {
         "begun_at": str(begun_at),

@@ -1,7 +1,7 @@
-"""Divides the keys of a replay among Spark's tasks, and judges the events of each.
+"""Divides the keys of a replay among Spark tasks, and judges the events of each.
 
-Events are packed into blocks as the stream's are, a block per shard and span of commits. The task of a shard judges its
-spans one after the other, with its state in memory.
+Events are packed into blocks as in the stream, one block per shard and span of commits. The task of a shard judges its
+spans in order, with its state in memory.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ if TYPE_CHECKING:
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
-# Rows that are read at once where DuckDB reads them.
+# The number of rows to read at once with DuckDB.
 _FRAME_ROWS = 100_000
-# A task judges about so many events in all, so that its state and its blocks stay small: below 1 GB with 100 rules. Rules of
-# several groupings send an event to several shards, so more and smaller ones cost more.
+# The number of events per shard. It keeps a task's state and blocks small: below 1 GB with 100 rules. Smaller shards
+# cost more, because rules with several groupings send an event to several shards.
 _SHARD_EVENTS = 12_000_000
 _MAX_SHARDS = 400
-# The most alerts or late events in one row of the answers.
+# The maximum number of alerts or late events in one row of the answers.
 _ROWS_IN_BLOCK = 10_000
-# An Arrow batch between Spark and a task; its rows are blocks, so it must be bounded by its bytes.
+# The size of an Arrow batch between Spark and a task. Its rows are blocks, so a limit on their number is not enough.
 _BATCH_BYTES = str(64 << 20)
 _BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SPAN = "span"
@@ -122,30 +122,39 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers with flagged events.
 FLAGGED = "flagged"
-# The kind of answers with what is counted of events, see `Plan.account`.
+# The kind of answers with counts of events, see `Plan.account`.
 ACCOUNT = "account"
-# The kind of answers with a page of the state at the end, behind the label of its shard.
+# The kind of answers with a page of the final state, after the label of its shard.
 STATE = "state"
 _LABEL_BYTES = 32
 # The span of blocks that are pages of a saved state.
 _BEFORE = -1
 _PROGRESS_SECONDS = 2.0
-# A tenth of the weight of others on Linux; see sched(7).
+# On Linux this nice value gives a tenth of the CPU weight of a normal process; see sched(7).
 _LOW_PRIORITY = 10
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The rules of a replay and their changes. rules: all that may come into force.
+    """The rules of a replay and their changes.
 
-    first: the changes before the first commit; waiting: those that take effect after a later one. streams: every declared
-    stream by name. erases: True lets a deleted event count until it is deleted, as in the stream; False lets it count
-    nowhere, though it moves the watermark. tried: the candidates of a backtest by the id under which each is judged; empty:
-    rules are judged under their own ids. flagging, max_evidence: see `Evaluator`. keeps_state: whether the answers include
-    the state at the end. declarations: those by which the stream was judged; None: that of today. high: the highest event
-    time of the commits before those that are read, in microseconds; None for none. lists: those that rules name, by commit.
-    warmed: the versions that came into force with the history of their windows. history: where each shard leaves the rows
-    that it has gathered for the first rule. account: what is counted of all events, and again of those that shards take.
+    Attributes:
+        rules: All rules that may come into force.
+        first: The changes before the first commit.
+        waiting: The changes that take effect after a later commit.
+        streams: All declared streams by name.
+        erases: True counts a deleted event until it is deleted, as in the stream. False never counts it, though it
+            moves the watermark.
+        tried: The candidates of a backtest, by the id under which each is judged. If empty, rules keep their own ids.
+        flagging: See `Evaluator`.
+        max_evidence: See `Evaluator`.
+        keeps_state: Whether the answers include the final state.
+        declarations: The declarations by which the stream was judged; None: the current one.
+        high: The highest event time before the commits that are read, in microseconds; None for none.
+        lists: The lists that rules name, by commit.
+        warmed: The versions that came into force with the history of their windows.
+        history: Where each shard stores the rows that it gathered for the first rule.
+        account: The counts to take of all events and of the events that shards take, to find events that no shard took.
     """
 
     rules: Sequence[CompiledRule]
@@ -166,12 +175,12 @@ class Plan:
 
     @property
     def gives_way(self) -> bool:
-        """True if a stream goes on beside, which comes first."""
+        """True if the replay runs beside a stream, which has priority."""
         return self.history is not None and self.history.gives_way
 
 
 class HistoryPlace(NamedTuple):
-    """The parcels of a history, and the name that they have there. gives_way: True leaves a core to the stream meanwhile."""
+    """The parcels of a history and its name there. If `gives_way` is true, the replay leaves a core to the stream."""
 
     parcels: Parcels
     name: str
@@ -179,7 +188,7 @@ class HistoryPlace(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """A candidate of a backtest: its number, and the id of its rule. Several may be versions or variants of one rule."""
+    """A candidate of a backtest: its number and its rule's id. Versions and variants of one rule share this id."""
 
     number: int
     rule_id: str
@@ -188,7 +197,9 @@ class Tried(NamedTuple):
 class Answers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
-    facts: every answer but alerts, flagged and late events, and the state. shards: their number.
+    Attributes:
+        facts: All answers except alerts, flagged events, late events and the state.
+        shards: The number of shards.
     """
 
     def __init__(
@@ -197,13 +208,13 @@ class Answers:
         self.shards = shards
         spark = blocks.sparkSession
         with _show_progress(spark, progress):
-            # To bound the bytes of batches, Spark measures every row, which takes as long as reading an event. So only
-            # blocks are bounded, which are few rows.
+            # To bound the bytes of a batch, Spark measures every row, which takes as long as reading an event. So only
+            # batches of blocks are bounded, which are few.
             kept = _keep_on_disk(blocks)
             try:
                 with _bounded_batches(spark):
                     rows = blocks.mapInArrow(judge, _ANSWERS)
-                    # Serverless compute keeps no rows, and judges again where they are read.
+                    # Serverless compute cannot cache rows, and judges again at each read.
                     self._rows = rows.persist(StorageLevel.DISK_ONLY) if kept else rows
                     self.facts = self._collect_facts()
             finally:
@@ -214,31 +225,31 @@ class Answers:
         try:
             return self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
         except BaseException as error:
-            # Nobody else can free the rows of answers that failed or were cancelled.
+            # After a failure or a cancellation, the caller has no object to close.
             self.close()
             if isinstance(error, PySparkException) and (setup := find_setup_error(error)):
                 raise setup from error
             raise
 
     def read_alerts(self) -> DataFrame:
-        """Reads the rows of alerts, with the columns of the table but decided_at."""
+        """Reads the alert rows, with the columns of the table except decided_at."""
         return self._unpack(ALERTS, _ALERTS_ROWS)
 
     def read_tried_alerts(self) -> DataFrame:
-        """Reads the rows of alerts with one more column: the number of the candidate (see `Plan.tried`)."""
+        """Reads the alert rows with one more column: the number of the candidate (see `Plan.tried`)."""
         return self._unpack(ALERTS, _TRIED_ROWS)
 
     def read_flagged(self) -> DataFrame:
-        """Reads the events that candidates without alerts of their own have flagged."""
+        """Reads the events flagged by candidates that write no alerts."""
         return self._unpack(FLAGGED, _FLAGGED_ROWS)
 
     def read_late(self) -> DataFrame:
-        """Reads the rows of late_events of all shards; several shards may have one about the same event."""
+        """Reads the late_events rows of all shards; several shards may have a row for the same event."""
         return self._unpack(LATE, LATE_EVENTS)
 
     def read_state(self) -> DataFrame:
-        """Reads the pages of the state at the end. Columns: shard, payload."""
-        # The label of the shard is short, and ends with a zero byte.
+        """Reads the pages of the final state, with the columns shard and payload."""
+        # The label of the shard is short and padded with zero bytes.
         rows = self._rows.where(F.col("kind") == STATE)
         label = F.substring_index(F.col("payload").substr(1, _LABEL_BYTES).cast("string"), "\0", 1)
         return rows.select(label.alias("shard"), F.substring("payload", _LABEL_BYTES + 1, 2**31 - 1).alias("payload"))
@@ -248,7 +259,7 @@ class Answers:
         return [bytes(row["payload"]) for row in self.facts if row["kind"] == kind]
 
     def find_missing(self, account: Account) -> Counter[tuple[str, int]]:
-        """Counts the events that a version wants and no shard judged, by rule_id and version; versions that broke are left out."""
+        """Counts the events that a version wants and no shard judged, by rule_id and version; skips broken versions."""
         wanted, taken = Counter[tuple[str, int]](), Counter[Taken]()
         for counts in map(json.loads, self.list_payloads(ACCOUNT)):
             for condition, span, count in counts["wanted"]:
@@ -260,7 +271,7 @@ class Answers:
         return account.find_missing(wanted, {each: count for each, count in taken.items() if each[:2] not in broken})
 
     def close(self) -> None:
-        """Frees the rows, which cannot be read afterwards."""
+        """Frees the rows; you cannot read them afterwards."""
         with suppress(PySparkException):
             self._rows.unpersist()
 
@@ -280,7 +291,7 @@ class _Unpack:
 
 
 def count_shards(events: int, cores: int) -> int:
-    """Returns the number of shards for so many events: a multiple of the cores, so that none is idle while others judge."""
+    """Returns the number of shards for a number of events: a multiple of the cores, so that no core is idle."""
     needed = max(1, -(-events // _SHARD_EVENTS))
     return min(_MAX_SHARDS, -(-needed // cores) * cores)
 
@@ -289,10 +300,17 @@ def judge(
     rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
     progress: Callable[[str], None] | None = None, saved: SavedState | None = None, shards: int | None = None,
 ) -> Answers:  # fmt: skip
-    """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span after span.
+    """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span by span.
 
-    events: the number of rows; spans: the last commit of each span. saved: the state to go on from. shards: the number of
-    tasks that the keys are divided among; None: as many as the events need.
+    Args:
+        rows: The rows of the change feed.
+        stream: The stream of the events.
+        plan: The rules and their changes.
+        events: The number of rows.
+        spans: The last commit of each span.
+        progress: Called with lines of progress for the user.
+        saved: The state to continue from.
+        shards: The number of shards to divide the keys among; None: as many as the events need.
     """
     spark = rows.sparkSession
     if shards is None:
@@ -311,9 +329,9 @@ def judge(
 
 
 def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[int], shards: int) -> None:
-    """Judges rows that are read without Spark, one shard after the other, in this process. `plan.history` has what they leave.
+    """Like `judge`, but without Spark: judges one shard after the other in this process, for `plan.history` only.
 
-    The rest is as in `judge`. Blocks wait in a file without a name, so that whatever ends the process frees them.
+    Blocks wait in an unnamed temporary file, so the system frees them however the process ends.
     """
     labels = tuple(map(str, range(shards)))
     dispatch = _SpanDispatch.of(stream, plan, labels, spans)
@@ -324,7 +342,7 @@ def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[i
 
 
 def _sort_blocks(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yields the blocks of `batches` by shard and span, each in a batch of its own."""
+    """Yields the blocks of `batches` sorted by shard and span, one block per batch."""
     places: list[tuple[str, int, int]] = []
     with pa.ipc.new_file(file, _ARROW_BLOCKS) as writer:
         for batch in batches:
@@ -339,7 +357,7 @@ def _sort_blocks(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> Iterator
 
 @dataclass(frozen=True)
 class _SpanDispatch:
-    """Packs events into a block per shard and span of commits. spans: the last commit of each span."""
+    """Packs events into a block per shard and span of commits; `spans` has the last commit of each span."""
 
     builder: BlockBuilder
     coverage: Coverage
@@ -354,7 +372,7 @@ class _SpanDispatch:
         return cls(builder, find_coverage(plan.rules), tuple(spans), plan.erases, plan.gives_way)
 
     def select(self, changes: DataFrame) -> DataFrame:
-        """Selects what is packed of a change feed."""
+        """Selects the rows and columns of a change feed that blocks need."""
         return select_changes(changes, self.builder.declarations, self.coverage.fields)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -363,7 +381,7 @@ class _SpanDispatch:
         return give_way(blocks) if self.gives_way else blocks
 
     def _pack(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Without coverage a block has the marks of its events alone, by which the watermark moves.
+        # Without coverage, a block has only the marks of its events, which move the watermark.
         of_deleted = (DELETED, self.coverage) if self.erases else (INSERTED, Coverage())
         for chunk in merge_batches(batches):
             spans = np.searchsorted(self.spans, chunk.column(COMMIT).to_numpy())
@@ -378,14 +396,14 @@ class _SpanDispatch:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Judges the blocks of shards, one shard after the other, span by span."""
+    """Judges the blocks of shards, shard by shard and span by span."""
 
     stream: Stream
     labels: tuple[str, ...]
     plan: Plan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yields the answers of the shards in `batches`, which are sorted by shard and span; called by Spark's mapInArrow."""
+        """Yields the answers of the shards in `batches`, sorted by shard and span; called by Spark's mapInArrow."""
         answers = self._judge(batches)
         return give_way(answers) if self.plan.gives_way else answers
 
@@ -413,10 +431,10 @@ class _Judge:
 
 
 def give_way(batches: Iterator[_T]) -> Iterator[_T]:
-    """Yields `batches`, each made in a thread that seldom gets a processor that others want; then pauses for as long as it took.
+    """Yields `batches`, each computed in a low-priority thread, and pauses after each for as long as it took.
 
-    A worker of Spark serves the stream too, and no process may raise its priority again; a thread ends. The JVM, which hands on
-    what a batch is made of, has but one priority: it rests in the pauses.
+    It uses a thread because a Spark worker also serves the stream, and a process cannot raise its priority again. The
+    pauses let the JVM rest, which supplies the batches and has a single priority.
     """
     with ThreadPoolExecutor(1, "history", _lower_priority) as thread:
         while True:
@@ -429,7 +447,7 @@ def give_way(batches: Iterator[_T]) -> Iterator[_T]:
 
 
 def _lower_priority() -> None:
-    # Elsewhere the number of a thread may be that of another process.
+    # On other systems a thread's id may be the id of another process.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
@@ -464,7 +482,7 @@ class _Shard:
         self._state.high = plan.high
         open_warmed(self._state, plan.warmed)
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
-        # Every block lists the events that are too far in the future, so only one shard reports them.
+        # Every block lists the events beyond max_future, so only one shard reports them.
         self._is_first = label == labels[0]
         self._label, self._pages = label, _Pages()
         self._has_account = plan.account is not None
@@ -481,19 +499,19 @@ class _Shard:
         self._state.begin(self._pages)
 
     def save(self) -> Iterator[tuple[str, bytes]]:
-        """Yields the pages of the state: after the shard's label, each page's name and the page."""
+        """Yields the pages of the state, each as the shard's label, the page's name and its content."""
         self._state.save()
         label = self._label.encode().ljust(_LABEL_BYTES, b"\0")
         for name, page in self._pages.items():
             yield STATE, b"".join([label, name.encode(), b"\0", page])
 
     def leave_history(self, rule: CompiledRule, place: HistoryPlace) -> None:
-        """Leaves the rows that were gathered for a rule as one part of its history."""
+        """Stores the rows gathered for a rule as one part of its history."""
         content = History.of(self._state, rule).encode()
         place.parcels.write(name_part(place.name, self._evaluator.shard), content)
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
-        """Judges the blocks of one span. Returns answers: their kinds and payloads."""
+        """Judges the blocks of one span and returns the answers, each a kind and a payload."""
         inserted: list[Events] = []
         deleted: list[Events] = []
         marks: list[dict[int, int | None]] = []
@@ -504,7 +522,7 @@ class _Shard:
             events, header = unpack_events(block, self._stream)
             marks.append(dict(header["marks"]))
             wanted += header["wanted"]
-            # A block without coverage has no rows, and not all fields.
+            # A block without coverage has no rows and lacks some fields.
             if len(events):
                 (deleted if header["deleted"] else inserted).append(events)
                 own[header["deleted"]].append(header["own"])
@@ -540,7 +558,7 @@ def _pack(output: Output, tried: Mapping[str, Tried]) -> Iterator[tuple[str, byt
 
 
 def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]) -> list[int]:
-    """Gives alerts, in place, the ids of their own rules. Returns the numbers of their candidates."""
+    """Gives alerts the ids of their own rules, in place, and returns the numbers of their candidates."""
     numbers = []
     for _, alert in rows:
         number, alert.rule_id = tried[alert.rule_id]
@@ -551,7 +569,7 @@ def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]
 
 
 def _keep_on_disk(blocks: DataFrame) -> bool:
-    """Computes blocks and keeps them on Spark's disks. Returns False where Spark keeps no rows, as serverless compute."""
+    """Computes blocks and keeps them on Spark's disks. Returns False if Spark cannot, as on serverless compute."""
     try:
         blocks.persist(StorageLevel.DISK_ONLY)
     except PySparkException:
@@ -566,7 +584,7 @@ def _keep_on_disk(blocks: DataFrame) -> bool:
 
 @contextmanager
 def _bounded_batches(spark: SparkSession) -> Iterator[None]:
-    """Bounds the bytes that Spark hands to a task at once, within the `with` block."""
+    """Bounds the bytes of the batches that Spark hands to a task, within the `with` block."""
     before = spark.conf.get(_BYTES_SETTING, None)
     with suppress(PySparkException):
         spark.conf.set(_BYTES_SETTING, _BATCH_BYTES)
@@ -579,7 +597,7 @@ def _bounded_batches(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _show_progress(spark: SparkSession, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Shows the progress of the jobs in the `with` block every few seconds; nothing over Spark Connect, which knows none."""
+    """Shows the progress of the jobs in the `with` block every few seconds; Spark Connect does not support this."""
     if show is None or is_connect(spark):
         yield
         return

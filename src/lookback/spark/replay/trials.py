@@ -1,4 +1,4 @@
-"""The rules and variants that a backtest tries, and the plans by which they are judged."""
+"""The rules and variants that a backtest tries, and the plans to judge them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-# The most rules and variants that are judged at once.
+# The maximum number of rules and variants to judge at once.
 MAX_TRIALS = LIMITS["rules"].most
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate or a variant of it, which is judged under an id of its own beside all others.
+    """A candidate or one of its variants, which is judged under a temporary id.
 
-    rule_id, version: those of its alerts. place: the place of its flags if it writes no alerts, else None.
+    Attributes:
+        rule_id: The rule id that its alerts have.
+        version: The version that its alerts have.
+        variant: The variant.
+        rule: The compiled rule, with the temporary id.
+        place: The place of its flags if it writes no alerts, else None.
     """
 
     rule_id: str
@@ -54,7 +59,7 @@ class Trial:
 
 
 class PlacedCommand(NamedTuple):
-    """A command, and the last commit that was judged before it; None if it came before the first one."""
+    """A command and the last commit that was judged before it; None if it preceded the first commit."""
 
     change: RuleChange
     after: int | None
@@ -62,9 +67,9 @@ class PlacedCommand(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """The course of a stream beside its events and rules: commands in their order, declarations, and lists by commit.
+    """What happened to a stream apart from events and rules: commands in order, declarations, and lists by commit.
 
-    warnings: for people, about lists that never had a value.
+    `warnings` has sentences for the user, about lists that never had a value.
     """
 
     commands: Sequence[PlacedCommand]
@@ -77,11 +82,18 @@ class Course:
         cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False,
         only_logged: bool = False,
     ) -> Course:  # fmt: skip
-        """Reads the course of a stream from rule_log: that of the last evaluation, if one began afresh.
+        """Reads the course of a stream's last evaluation from rule_log.
 
-        names: of the lists that rules name. A commit of the table `lists` that was not logged takes effect at its time, but not
-        before one that came before it. lists_now: the lists are from the beginning as they are now. only_logged: commits that
-        were not logged never take effect, as in a stream that goes on and has not obeyed them yet.
+        A commit of the table `lists` that was not logged takes effect at its time, but not before an earlier commit.
+
+        Args:
+            tables: The tables of the workspace.
+            stream: The stream.
+            history: The commits that are judged.
+            names: The lists that the rules name.
+            lists_now: True uses the current lists from the beginning.
+            only_logged: True ignores list commits that were not logged, like a running stream that has yet to apply
+                them.
         """
         begun_at = find_begun_at(tables, stream)
         commands, lists = _read_commands(tables, stream, history, begun_at), ReplayedLists()
@@ -97,14 +109,14 @@ class Course:
         numbered = [replace(each.change, commit=at) for at, each in enumerate(commands, MAX_TRIALS)]
         placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
         unknown = sorted(set(names) - lists.steps.keys())
-        warnings = [f"there is no list {name!r}, and there never was: it is empty" for name in unknown]
+        warnings = [f"list {name!r} never existed; it counts as empty" for name in unknown]
         return cls(placed, _read_declarations(tables, stream, history, begun_at), lists, warnings)
 
 
 def _read_commands(
     tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None
 ) -> list[PlacedCommand]:
-    """Reads the commands that rule_log has of the stream, in their order, without numbers of commits."""
+    """Reads the stream's commands from rule_log in order, without commit numbers."""
     if not tables.may_have_rows("rule_log"):
         return []
     own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
@@ -121,7 +133,7 @@ def _read_commands(
 
 
 def _place_lists(stream: Stream, commit: int, after: int | None) -> PlacedCommand:
-    """Places a commit of the table `lists`."""
+    """Makes the command by which a commit of the table `lists` takes effect after the commit `after` of the events."""
     document = {"stream": stream.name, "commit": commit}
     return PlacedCommand(RuleChange("insert", 0, "*", commit, LISTS, json.dumps(document)), after)
 
@@ -129,9 +141,10 @@ def _place_lists(stream: Stream, commit: int, after: int | None) -> PlacedComman
 def _place_by_time(
     tables: Tables, stream: Stream, history: History, commits: Sequence[int], logged: Mapping[int | None, int | None]
 ) -> list[PlacedCommand]:
-    """Places commits of the table `lists` that no evaluation logged: after the events that were there before them.
+    """Places commits of the table `lists` that no evaluation logged after the events that were committed before them.
 
-    logged: those that were, with the last commit of events judged before; a later commit is in force no earlier.
+    `logged` maps the logged commits to the last commit of events judged before them; a later list commit takes effect
+    no earlier.
     """
     if logged.keys() >= set(commits):
         return []
@@ -147,7 +160,7 @@ def _place_by_time(
         if commit in logged:
             reached = max(reached, arrival_number(logged[commit]))
             continue
-        # Of a commit whose log was cleaned the time is not known; it was long ago.
+        # If the log entry of a commit was cleaned up, its time is unknown, but long ago.
         at = bisect_right(stamps, times.get(commit, 0))
         after = max(reached, numbers[at - 1] if at else -1)
         placed.append(_place_lists(stream, commit, None if after < 0 else after))
@@ -159,7 +172,7 @@ def _read_times(tables: Tables, name: str) -> list[Row]:
 
 
 def _read_declarations(tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None) -> Declarations:
-    """Reads by which declarations the commits of a history were judged."""
+    """Reads the declarations by which the commits of a history were judged."""
     logged = read_declared(tables, stream, begun_at)
     rows = [(history.find_place(tables, after, logged_at), text) for after, text, logged_at in logged]
     return Declarations.from_rows(stream, rows)
@@ -169,10 +182,16 @@ def make_plan(
     trials: Mapping[int, Trial], stream: Stream, course: Course, since_commit: int | None = None, *,
     flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> Plan:  # fmt: skip
-    """Plans a replay with trials in force from the beginning, and with the commands where they took effect in the stream.
+    """Plans a replay with the trials in force from the beginning, and commands taking effect where the stream had them.
 
-    trials: by number. course: of the stream. since_commit: the first commit whose events may raise alerts; None: the first of
-    all. flagging, max_evidence: see `Evaluator`. paused: the trials that only gather state.
+    Args:
+        trials: The trials by number.
+        stream: The stream.
+        course: The course of the stream.
+        since_commit: The first commit whose events may raise alerts; None: the first of all.
+        flagging: See `Evaluator`.
+        paused: The numbers of the trials that only gather state.
+        max_evidence: See `Evaluator`.
     """
     first, waiting = list[RuleChange](), list[WaitingChange]()
     for at, trial in trials.items():
@@ -185,7 +204,7 @@ def make_plan(
             waiting.append(WaitingChange(activation, since_commit - 1))
     first += [command.change for command in course.commands if command.after is None]
     waiting += [WaitingChange(change, after) for change, after in course.commands if after is not None]
-    # The stream's own limit may be lower.
+    # The stream's own limit on rules may be lower.
     widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
     return Plan(

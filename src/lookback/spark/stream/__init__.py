@@ -1,4 +1,4 @@
-"""The running evaluation: one streaming query from the tables of events and rules to the tables of alerts and logs.
+"""The running evaluation: a streaming query from the events and rules tables to the alerts and log tables.
 
-It must not know who reviews alerts or who is notified.
+This package must not know who reviews alerts or who is notified.
 """

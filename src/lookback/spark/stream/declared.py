@@ -1,4 +1,4 @@
-"""Finds by which lateness and limits a stream was judged: in rule_log for what was, in the checkpoint for what is repeated."""
+"""Finds a stream's past lateness and limits: in rule_log for history, in the checkpoint for repeated batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_release() -> str:
-    """Returns the release of Lookback that runs; empty if it is not installed."""
+    """Returns the installed release of Lookback, or "" if it is not installed."""
     try:
         return version("lookback-rules")
     except PackageNotFoundError:
@@ -28,9 +28,9 @@ def read_release() -> str:
 def read_declared(
     tables: Tables, stream: Stream, since: dt.datetime | None = None, until: dt.datetime | None = None
 ) -> Sequence[tuple[int | None, str, dt.datetime]]:
-    """Reads the declarations that rule_log has of a stream, as they were written: arrival, text, time of the row.
+    """Reads a stream's declarations from rule_log, in order: arrival, text, time of the row.
 
-    since: only those that were logged later; until: only those that were not.
+    Only declarations logged after `since`, and at `until` or before, are read.
     """
     if not tables.may_have_rows("rule_log"):
         return []
@@ -46,19 +46,19 @@ def read_declared(
 def read_declarations(
     tables: Tables, stream: Stream, since: dt.datetime | None = None, until: dt.datetime | None = None
 ) -> Declarations:
-    """Reads by which declarations a stream was judged; without rows in rule_log, by that of today.
+    """Reads the declarations by which a stream was evaluated. Without rows in rule_log this is the current one.
 
-    since, until: see `read_declared`.
+    For `since` and `until` see `read_declared`.
     """
     rows = read_declared(tables, stream, since, until)
     return Declarations.from_rows(stream, [(after, text) for after, text, _ in rows])
 
 
 def plan_start(stream: Stream, checkpoint: Checkpoint, schedule: Schedule | None) -> Declarations:
-    """Plans by which declarations an evaluation judges that starts on a checkpoint.
+    """Returns the declarations for an evaluation that starts on a checkpoint.
 
-    A batch that is repeated is judged as the first time, since some of its rows may be written; that of today counts from
-    the next one on. schedule: of a rebuild, which judges again by the declarations of then.
+    A repeated batch uses the declarations of its first run, because some of its rows may already be written. The
+    current declaration applies from the next batch on. A rebuild, given by its `schedule`, uses past declarations.
     """
     plan, today = checkpoint.read_plan(), Declared.now(stream, read_release())
     before, unfinished = () if plan is None else plan.settings, checkpoint.find_unfinished()

@@ -1,4 +1,4 @@
-"""Tells the evaluations of a stream apart: each `evaluate --fresh` begins another one beside the outputs of those before."""
+"""Distinguishes the evaluations of a stream: each `evaluate --fresh` begins another one and keeps earlier outputs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The evaluations of all streams. begun: by `--fresh`, each with its stream and time in microseconds."""
+    """The evaluations of all streams. `begun` lists those begun by `--fresh`: stream and time in microseconds."""
 
     begun: Sequence[tuple[str, int]] = ()
 
     @classmethod
     def read(cls, tables: Tables) -> Evaluations:
-        """Reads them from rule_log."""
+        """Reads the evaluations from rule_log."""
         if not tables.may_have_rows("rule_log"):
             return cls()
         rows = tables.read("rule_log").where(F.col("action") == "begun_afresh")
         return cls([(row[0], row[1]) for row in rows.select("stream", F.unix_micros("logged_at")).collect()])
 
     def number(self, written_at: str = "decided_at") -> Column:
-        """Numbers the evaluation that wrote a row: 0 for the first, and one more for each `--fresh` of its stream before.
+        """Returns the number of the evaluation that wrote a row: how many `--fresh` of its stream came before.
 
-        written_at: the column with the time at which the row was written; column `stream` has the stream.
+        Rows need a column `stream`, and the column `written_at` with the time at which they were written.
         """
         number = F.lit(0)
         for stream, time in self.begun:
@@ -45,14 +45,14 @@ class Evaluations:
 
 
 class Term(NamedTuple):
-    """The time of one evaluation of a stream, between two beginnings with `--fresh`; None where there is no such beginning."""
+    """The time of one evaluation of a stream, between two starts with `--fresh`; None means unbounded."""
 
     begun_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
 
     @classmethod
     def find(cls, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> Term:
-        """Finds the evaluation that wrote a row at a time; None for the last evaluation."""
+        """Finds the evaluation that wrote a row at `decided_at`; by default the last evaluation."""
         if not tables.exists("rule_log"):
             return cls()
         own = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "begun_afresh"))
@@ -63,13 +63,13 @@ class Term(NamedTuple):
         return cls(before[-1] if before else None, after[0] if after else None)
 
     def covers(self, written_at: dt.datetime) -> bool:
-        """Returns whether the evaluation wrote a row at a time (aware)."""
-        # Spark's rows have local times without a zone.
+        """Returns whether the evaluation wrote a row at `written_at`, a time with a zone."""
+        # Spark's rows contain local times without a zone.
         begun_at, ended_at = (None if each is None else each.astimezone(dt.timezone.utc) for each in self)
         return (begun_at is None or begun_at < written_at) and (ended_at is None or written_at <= ended_at)
 
     def select(self, rows: DataFrame, column: str) -> DataFrame:
-        """Selects the rows that the evaluation wrote. column: of the time at which a row was written."""
+        """Selects the rows that the evaluation wrote. `column` has the time at which a row was written."""
         if self.begun_at is not None:
             rows = rows.where(F.col(column) > F.lit(self.begun_at))
         return rows if self.ended_at is None else rows.where(F.col(column) <= F.lit(self.ended_at))

@@ -1,4 +1,4 @@
-"""Sums up the batches of an evaluation and writes them to the table `metrics`, in a thread of its own."""
+"""Aggregates the batches of an evaluation and writes them to the table `metrics`, in a separate thread."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
-# Each row is a commit of its own.
+# Each row is a commit.
 DEFAULT_SECONDS = 30.0
-# An idle stream writes a row this many times less often.
+# An idle stream writes rows this many times less often.
 IDLE_TIMES = 10
 _LOG = logging.getLogger("lookback")
 
 
 def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
-    """Reads the backlog of the events table `name` from its history. judged: the last commit judged; None for none."""
+    """Reads the backlog of the events table `name`. `judged` is the last evaluated commit, or None."""
 
     def history(limit: int) -> list[Commit]:
         rows = tables.history(name, limit)
@@ -56,11 +56,11 @@ def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
     backlog = measure_backlog(history, judged)
     if name != ALERTS or judged is None or not backlog.waiting:
         return backlog
-    # Not every row of alerts is an event: those of rules over alerts are none.
+    # Not every row of alerts is an event: rows of rules over alerts are not.
     try:
         rows = tables.read_changes(name, judged + 1).select(COMMIT).distinct().collect()
     except SPARK_ERRORS:
-        return backlog  # the log was cleaned: all that is there waits
+        return backlog  # the log was cleaned: count all remaining commits
     bringing = {row[0] for row in rows}
     return measure_backlog(
         lambda limit: [each if each.version in bringing else each._replace(operation="") for each in history(limit)],
@@ -70,7 +70,7 @@ def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
 
 @dataclass
 class Sums:
-    """The sums of several batches. milliseconds: by stage; by_rule: by rule_id; last: the report of the last batch."""
+    """Sums over several batches, with `milliseconds` by stage and `by_rule` by rule_id, and the `last` report."""
 
     batches: int = 0
     events: int = 0
@@ -84,11 +84,11 @@ class Sums:
 
     @property
     def last_arrival(self) -> int | None:
-        """The last commit that the batches judged; None without batches."""
+        """The last commit that the batches evaluated; None without batches."""
         return None if self.last is None else self.last.arrival
 
     def add(self, report: BatchReport) -> None:
-        """Adds a batch, which is later than all others."""
+        """Adds a batch. Call this in the order of the batches."""
         self.batches += 1
         self.events += report.events
         self.late += report.late
@@ -102,7 +102,7 @@ class Sums:
         self.last = report
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the columns of the table that follow from the batches."""
+        """Returns the columns of the table that are computed from the batches."""
         busy = (self.milliseconds["run"] + self.milliseconds["write"]) / 1_000
         total = sum(self.by_rule.values(), RuleCounts())
         raised = {rule_id: counts.matched - counts.suppressed for rule_id, counts in self.by_rule.items()}
@@ -130,13 +130,13 @@ class Sums:
 
 
 class Metrics:
-    """Keeps the table `metrics` while an evaluation runs; a context manager around its run.
+    """Updates the table `metrics` while an evaluation runs. Use it as a context manager around the run.
 
-    `add` takes the report of every batch and only keeps it. A thread writes a row every `seconds`, about all batches since
-    the last row, and one at the end. While no batch ends and nothing waits, it writes only every tenth time. Metrics are
-    best effort: a killed process loses the counts that it has not written, a repeated batch counts twice, and a row that
-    cannot be written stops nothing: its counts go into the next row.
-    The evaluation of the stream `metrics` itself writes none, as its rows would be new events without end.
+    `add` only queues the report of a batch. Every `seconds` a thread writes a row about all batches since the last row,
+    and one more at the end. While no batch ends and nothing waits, it writes only every tenth time. Metrics are best
+    effort: a killed process loses unwritten counts, a repeated batch counts twice, and if a row cannot be written, its
+    counts go into the next row. The evaluation of the stream `metrics` itself writes none, because its rows would be
+    new events endlessly.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class Metrics:
         self._failed = False
         self._covered_since = time.monotonic()
         self._query: StreamingQuery | None = None
-        # The last batch whose whole duration has been counted.
+        # The last batch whose total duration is counted.
         self._timed = -1
         self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._has_warned = False
 
     def add(self, report: BatchReport) -> None:
-        """Keeps the report of a batch; called while the batch waits, so it does nothing else."""
+        """Queues the report of a batch. The batch waits for this call, so it does nothing else."""
         if self._thread is not None:
             self._reports.append(report)
             if self._query is None:
@@ -192,8 +192,8 @@ class Metrics:
         self._write(ended=True)
 
     def _find_query(self) -> None:
-        """Finds the running query, which is another one after it was planned again."""
-        # If Spark does not answer, the row has fewer figures.
+        """Finds the running query, which changes when it is planned again."""
+        # If Spark does not respond, the row has fewer figures.
         with contextlib.suppress(Exception):
             if self._query is None or not self._query.isActive:
                 name = f"lookback-{self._stream.name}"
@@ -211,10 +211,10 @@ class Metrics:
                 frame = self._tables.spark.createDataFrame([row], METRICS).coalesce(1)
                 self._tables.append(frame, TABLE)
                 self._sums, self._covered_since, self._has_warned = Sums(last=self._sums.last), until, False
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with metrics, judging goes on
+        except Exception as error:  # noqa: BLE001 - no error of metrics may stop the stream
             if not self._has_warned:
                 reason = summarize_error(error)
-                _LOG.warning("stream=%s metrics cannot be written; judging goes on: %s", self._stream.name, reason)
+                _LOG.warning("stream=%s cannot write metrics; the evaluation continues: %s", self._stream.name, reason)
             self._has_warned = True
 
     def _make_row(self, seconds: float) -> dict[str, Any]:
@@ -239,16 +239,16 @@ class Metrics:
         }
 
     def _find_last_judged(self) -> int | None:
-        """Returns the last commit judged, by the last batch or by the checkpoint, which also counts commits without rows."""
+        """Returns the last evaluated commit, from the last batch or the checkpoint, which also counts empty commits."""
         known = (self._sums.last_arrival, self._checkpoint.find_last_judged())
         return max((commit for commit in known if commit is not None), default=None)
 
     def _read_query_figures(self) -> dict[str, int | None]:
-        """Returns Spark's figures of the query: the whole duration of its batches, and the size of its state store."""
+        """Returns Spark's figures for the query: the total duration of its batches, and the size of its state store."""
         self._find_query()
         figures: dict[str, int | None] = {"trigger_ms": None, "state_bytes": None}
         recent: list[Any] = [] if self._query is None else list(self._query.recentProgress)
-        # A dict, or an object that has it as JSON, depending on the version of Spark.
+        # Depending on the version of Spark, a dict or an object with JSON.
         progress = [each if isinstance(each, dict) else json.loads(each.json) for each in recent]
         new = [each for each in progress if each["batchId"] > self._timed]
         if new:

@@ -1,4 +1,4 @@
-"""Runs the streaming query: reads events and rules by change feed, keeps state in RocksDB, writes alerts into Delta."""
+"""Runs the streaming query: reads events and rules by change feed, keeps state in RocksDB, writes alerts to Delta."""
 
 from __future__ import annotations
 
@@ -69,23 +69,23 @@ __all__ = ["Evaluation", "checkpoint_folder"]
 
 _LOG = logging.getLogger("lookback")
 DEFAULT_EVERY = "500 milliseconds"
-# These bound a batch, and with it the memory of a worker: about 600,000 card transactions.
+# Limits for a batch, and so for the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
-# During a rebuild the first batch brings all rule changes, which then wait for their time.
+# During a rebuild, the first batch reads all rule changes, which then wait for their time.
 _ALL_FILES = {"maxFilesPerTrigger": str(2**31 - 1)}
 _NO_REBUILD = (
-    "a rebuild runs in the process that started the evaluation, and this compute writes the output in another process "
+    "a rebuild must write its output in the process that started it, but this compute uses another process "
     "(Spark Connect: serverless, or standard access mode); use a cluster with dedicated access mode for --rebuild"
 )
-# Spark tells a batch that a stop interrupted from one that failed by a pattern over the text of Python's error. It takes
-# the stack for each character after the first words, so that the error's own text, with a Java stack trace in it, ends the
-# query's thread with a StackOverflowError. This is a short text that the pattern matches.
+# Spark matches the text of Python's error to find out whether a batch failed or was interrupted by a stop. Its pattern
+# uses stack for each character, so that an error text with a Java stack trace ends the query's thread with a
+# StackOverflowError. This short text matches the pattern.
 _INTERRUPTED = "py4j.protocol.Py4JJavaError: An error occurred while calling a batch: java.lang.InterruptedException"
-# In the errors of Delta by which a query ends whose table has got other columns since it was planned.
+# In Delta's error when a table's columns changed after the query was planned.
 _NEW_COLUMNS = "DELTA_SCHEMA_CHANGED"
-# A query is planned again for other columns so many times without a batch in between.
+# How often a query is planned again for changed columns without a batch in between.
 _MAX_NEW_COLUMNS = 10
-# Looking for a file costs nothing; over Spark Connect each look at the query is a call of the server.
+# Looking for a file costs nothing; over Spark Connect each check of the query is a server call.
 _POLL_SECONDS = 0.02
 _SLOW_POLL_SECONDS = 0.5
 
@@ -93,26 +93,39 @@ _SLOW_POLL_SECONDS = 0.5
 class Evaluation:
     """A running evaluation of one stream.
 
-    Dispatch follows the rules table while the query runs. If a change comes too late for a batch, or a rule needs a field
-    that the query does not read, the evaluation plans a new query and goes on.
+    Dispatch follows the rules table while the query runs. If a change comes too late for a batch, or a rule needs a
+    field that the query does not read, the evaluation plans a new query and continues.
 
-    checkpoint: its folder. once: judge what is there, then end. every: how often to look for more. admission: options
-    of the Delta source that bound a batch. on_batch: called with the report of each batch. idle_after: for each such
-    time without a new commit, in microseconds, an `advance` in the rules table moves the watermark on by that much.
+    Only one process at a time can evaluate on a checkpoint. If there is another one, `run` raises SetupError with its
+    name.
 
-    shards: the number of parts that the keys of a new checkpoint are divided into, for good; raises SetupError if an
-    existing checkpoint has another number; see `repartition`. default_shards: the same as a setting; an existing
-    checkpoint keeps its own number, and a warning is logged. Without both, the stream's `shards` counts; without that,
-    the cores of the cluster, at most 48.
+    Args:
+        tables: The tables.
+        stream: The stream to evaluate.
+        streams: All streams by name.
+        checkpoint: The folder of the checkpoint.
+        once: Whether to end after evaluating the existing events.
+        every: How often to look for new events.
+        admission: Options of the Delta source that limit a batch.
+        on_batch: Called with the report of each batch.
+        idle_after: After this many microseconds without a new commit, an `advance` in the rules table moves the
+            watermark forward by as much, repeatedly.
+        shards: The number of parts that the keys of a new checkpoint are divided into, permanently (see `repartition`).
+            Raises SetupError if an existing checkpoint has another number. Defaults to `default_shards`, then to the
+            stream's `shards`, then to the cores of the cluster, at most 48.
+        default_shards: The same as a setting: if an existing checkpoint has another number, only a warning is logged.
+        rebuild: Whether to move the checkpoint aside and rebuild the state from the tables. Existing rows are not
+            written again.
+        fresh: Whether to allow a new checkpoint if the tables already have outputs of the stream, which are then
+            written again.
+        accept_unknown: Whether to use a checkpoint with an unknown format, unchecked.
+        gate: The gate in the settings. If enforced, it rejects active rows without evidence, from the next row of the
+            rules table on.
+        historian: Builds the history of new versions' windows. If None, they start without history.
 
-    rebuild: move the checkpoint aside and rebuild the state from the tables; rows that they have are not written again.
-    fresh: allow a new checkpoint on tables that have outputs of the stream, which are then written once more.
-    accept_unknown: use a checkpoint of an unknown format as it is, unchecked. gate: that of the settings; one that is
-    enforced rejects active rows without evidence, from the next row of the rules table on. historian: makes the history of the
-    windows of new versions; None: they start without it.
-    reports: those of the last batches, newest last. replans: the number of times that the query was planned again.
-
-    One process at a time evaluates on a checkpoint: `run` raises SetupError, naming the other process, if there is one.
+    Attributes:
+        reports: The reports of the last batches, newest last.
+        replans: How often the query was planned again.
     """
 
     def __init__(
@@ -145,7 +158,7 @@ class Evaluation:
         self._admission = {**_ADMISSION, **(admission or {})}
         for number in (shards, default_shards):
             if number is not None and number < 1:
-                raise SetupError(f"an evaluation has at least one shard, got {number}")
+                raise SetupError(f"an evaluation needs at least one shard, got {number}")
         self._shards, self._default_shards = shards, default_shards or stream.shards
         self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
         self._gate, self._historian = gate, historian
@@ -161,9 +174,9 @@ class Evaluation:
         self._is_interrupted = False
 
     def run(self) -> None:
-        """Evaluates until `stop` is called or, with `once`, until all that was there is judged.
+        """Evaluates until `stop` is called or, with `once`, until all existing events are evaluated.
 
-        Raises the error that the query failed with.
+        Raises the error if the query fails.
         """
         try:
             self._run()
@@ -188,7 +201,7 @@ class Evaluation:
             )
             is_rebuilding = partial(is_being_rebuilt, self.checkpoint, self._beginning.rebuild)
             self._lists = ListsWatch(self.tables, self.stream, self.streams, self.checkpoint, is_rebuilding)
-            # Over Spark Connect, another process writes the batches and knows what is warming.
+            # Over Spark Connect, another process writes the batches and knows the warming versions.
             if self._historian is not None and not is_connect(self.tables.spark):
                 rules = RulesTable(self.tables, self.streams)
                 self._warm_ups = WarmUps(self.tables, self.stream, rules, self.checkpoint, self._historian)
@@ -213,18 +226,18 @@ class Evaluation:
                 self._quarantines.publish(at_once=True)
                 if self.reports:
                     note = partial(self._note_read, self.reports[-1].batch_id, is_last=True)
-                    succeeds(note, "stream=%s what was read could not be noted: %s", self.stream)
-                message = "stream=%s files of lists could not be removed: %s"
+                    succeeds(note, "stream=%s could not note the last commits read: %s", self.stream)
+                message = "stream=%s could not remove files of lists: %s"
                 succeeds(self._lists.remove_old, message, self.stream)
 
     def _must_go_on(self) -> bool:
-        """Returns whether, though all is judged, a version still waits for its history: one that was not expected to."""
+        """Returns whether a version unexpectedly still waits for its history after all events were evaluated."""
         is_waiting = self._once and self._warm_ups is not None and not self._warm_ups.is_idle
         must_go_on, self._goes_on = is_waiting and not self._goes_on, is_waiting
         return must_go_on
 
     def start(self) -> Evaluation:
-        """Starts `run` in a thread of its own; `stop` ends it and raises the error that it failed with."""
+        """Starts `run` in a new thread. `stop` ends it and raises its error if it failed."""
         self._failure: BaseException | None = None
 
         def run_and_keep_failure() -> None:
@@ -238,11 +251,11 @@ class Evaluation:
         return self
 
     def request_stop(self) -> None:
-        """Makes `run` end soon; returns at once."""
+        """Asks `run` to end, and returns at once."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Ends the evaluation and waits for it; a half-done batch is repeated at the next start."""
+        """Ends the evaluation and waits for it. The next start repeats an unfinished batch."""
         self._stopping.set()
         if hasattr(self, "_thread"):
             self._thread.join()
@@ -250,18 +263,18 @@ class Evaluation:
                 raise self._failure
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the evaluation ends, but no longer than `seconds`. Returns whether it has ended."""
+        """Waits up to `seconds` for the evaluation to end. Returns whether it has ended."""
         if hasattr(self, "_thread"):
             self._thread.join(seconds)
         return not self.running
 
     @property
     def running(self) -> bool:
-        """True while the thread of the evaluation is alive."""
+        """Whether the thread of the evaluation is alive."""
         return hasattr(self, "_thread") and self._thread.is_alive()
 
     def wait_until(self, condition: Callable[[BatchReport], bool], timeout: float) -> BatchReport:
-        """Waits for a report, old or new, that satisfies `condition`, and returns it.
+        """Waits for an old or new report that meets the `condition`, and returns it.
 
         Raises TimeoutError after `timeout` seconds or if the evaluation has ended.
         """
@@ -277,15 +290,15 @@ class Evaluation:
         raise TimeoutError(f"not within {timeout} s")
 
     def _require_compute(self) -> None:
-        """Raises SetupError if Spark Connect cannot run this evaluation; nothing has been moved or written by then."""
+        """Raises SetupError if Spark Connect cannot run this evaluation, before anything is moved or written."""
         spark = self.tables.spark
         if not is_connect(spark):
             return
         if not hasattr(spark.range(1).groupBy("id"), "transformWithStateInPandas"):
             raise SetupError(
-                f"this is Spark Connect (serverless, or standard access mode) with the client of Spark {pyspark.__version__}, "
-                "which has no stateful operator for Python; Spark 4.1 has. Evaluate on a cluster with dedicated access mode, or "
-                "take a runtime, environment version or databricks-connect with a newer Spark"
+                "this is Spark Connect (serverless, or standard access mode) with the client of Spark "
+                f"{pyspark.__version__}, which has no stateful operator for Python; it needs Spark 4.1. Use a cluster "
+                "with dedicated access mode, or a runtime, environment version or databricks-connect with a newer Spark"
             )
         if self._rebuild:
             raise SetupError(_NO_REBUILD)
@@ -293,7 +306,7 @@ class Evaluation:
     def _plan_and_start(self) -> None:
         before = self.checkpoint.read_plan()
         self._watch = RulesWatch(self.tables, self.stream, self.checkpoint)
-        # The last plan covers the rules in force; the rules in the table may come into force.
+        # The last plan covers the rules in force. The rules in the table may take effect.
         coverage = self._watch.find_current_needs() | (self._required or (before.coverage if before else Coverage()))
         if self._beginning.rebuild is not None and self.checkpoint.is_new:
             coverage |= self._watch.find_past_needs(self._beginning.starts[RULES])
@@ -329,7 +342,7 @@ class Evaluation:
             .option("checkpointLocation", str(self.checkpoint.folder))
             .foreachBatch(self._make_writer())
         )
-        # More tasks than cores only cost time. An existing checkpoint has its number already.
+        # More tasks than cores only take time. An existing checkpoint keeps its number.
         partitions = min(plan.shards, count_cores(self.tables.spark)) if self.checkpoint.is_new else None
         with (
             use_files_of(self.tables.spark, self.checkpoint.folder),
@@ -340,7 +353,7 @@ class Evaluation:
             return writer.trigger(processingTime=self._every).start()
 
     def _find_labels(self, shards: int) -> list[str]:
-        # The labels take a Spark job, which a query that is planned again need not wait for.
+        # Finding the labels takes a Spark job, so reuse them when the query is planned again.
         if self._known_labels is None:
             self._known_labels = find_shard_labels(self.tables.spark, shards)
         return self._known_labels
@@ -368,14 +381,14 @@ class Evaluation:
             if not table.num_rows:
                 return
             report = sink.write(table, batch_id, 1_000 * (time.perf_counter() - started))
-            # Failures that a rebuild repeats have led to a quarantine already.
+            # Failures repeated by a rebuild have already led to a quarantine.
             if rebuild is None or (report.arrival or 0) > (rebuild.through or 0):
                 self._quarantines.add_failures(report)
             self.reports.append(report)
             self._new_columns = 0
             if self._warm_ups is not None:
                 self._warm_ups.note(report)
-            # A batch goes on without: a later start then compares with an earlier one.
+            # The batch continues without a note; the next start then uses an earlier one.
             with suppress(SetupError, OSError):
                 self._note_read(batch_id)
             if self._on_batch is not None:
@@ -394,9 +407,9 @@ class Evaluation:
         return write_unless_interrupted
 
     def _note_read(self, batch: int, *, is_last: bool = False) -> None:
-        """Notes in the checkpoint which commits a batch has read, so that a later start knows the tables again.
+        """Notes in the checkpoint which commits a batch has read, so that a later start can recognize the tables.
 
-        Where the log is elsewhere, asking for the time of a commit takes a job: there it is noted once, after the last batch.
+        If the log is remote, reading the time of a commit takes a job, so this is done only once, after the last batch.
         """
         for source, commit in self.checkpoint.read_batch(batch).items():
             name = self.stream.name if source == EVENTS else source
@@ -427,7 +440,7 @@ class Evaluation:
         except StreamingQueryException as error:
             self._required = UncoveredError.find_required(error)
             if self._required is None:
-                # A query goes on with the columns that its table had at the start, until others change them.
+                # A query fails if its table's columns change after it was planned.
                 self._new_columns += 1
                 if _NEW_COLUMNS not in str(error) or self._new_columns > _MAX_NEW_COLUMNS:
                     raise
@@ -444,7 +457,7 @@ class Evaluation:
 
 
 class _Idle:
-    """Moves a stream's watermark on while no events come, so that windows end and missing events raise alerts."""
+    """Advances a stream's watermark while no events arrive, so that windows end and absences raise alerts."""
 
     def __init__(self, evaluation: Evaluation, span: int) -> None:
         self._evaluation, self._span = evaluation, span
@@ -454,13 +467,13 @@ class _Idle:
     def advance_if_due(self, query: StreamingQuery) -> None:
         """Advances the watermark if a span has passed since the last time; called often.
 
-        A failure, as in an outage of the catalog, is logged and repeated one span later.
+        A failure, such as during an outage of the catalog, is logged and retried one span later.
         """
         if (time.monotonic() - self._since) * 1e6 < self._span:
             return
         if not succeeds(
             lambda: self._advance(query),
-            "stream=%s the watermark could not be moved on, it will be tried again: %s",
+            "stream=%s could not advance the watermark, will retry: %s",
             self._evaluation.stream,
         ):
             self._version, self._since = None, time.monotonic()
@@ -469,7 +482,7 @@ class _Idle:
         tables, stream = self._evaluation.tables, self._evaluation.stream
         version, before = tables.version(stream.name), self._version
         self._version, self._since = version, time.monotonic()
-        # Events that wait to be judged must not become late by this.
+        # Waiting events must not become late.
         if version != before or query.status["isDataAvailable"]:
             return
         watermark = self._find_watermark()
@@ -479,7 +492,7 @@ class _Idle:
             rules.command("advance", stream.name, time=reached, author="lookback", comment="no events came")
 
     def _find_watermark(self) -> int | None:
-        """Returns the watermark of the last batch; before the first batch one from the table's events, which is no later."""
+        """Returns the last batch's watermark, or before the first batch a watermark from the table's events."""
         reports = self._evaluation.reports
         if reports:
             return reports[-1].watermark

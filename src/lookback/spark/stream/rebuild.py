@@ -1,4 +1,4 @@
-"""Rebuilds the state of an evaluation from its tables, which show when rules changed and which rows are written."""
+"""Rebuilds the state of an evaluation from its tables, which show when rules changed and which rows were written."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ _IDENTITIES = {
     "late_events": ("event_id", "arrival"),
     "rule_log": ("rule_id", "version", "action", "message", "arrival"),
 }
-# The same, if not all events are read again, so that a row may have another arrival than before.
+# The same if not all events are read again. Then a row may have another arrival than before.
 _LASTING = {"alerts": ("alert_id", "revision")}
 _REMOVING = ("DELETE", "MERGE", "TRUNCATE", "RESTORE", "WRITE OVERWRITE")
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The plan of a rebuild of state.
+    """The plan for rebuilding state.
 
-    schedule: when the rules changed. written: the arrival before which each output table has had all its rows. restore:
-    whether to write rows of these arrivals that a table lacks; False if events were deleted on purpose, and their rows with
-    them. deleted: the arrival up to which the settings' retention has deleted rows of an output table; these are not
-    written again.
+    Attributes:
+        schedule: When the rules changed.
+        written: For each output table, the arrival before which it had all rows.
+        restore: Whether to write missing rows of these arrivals; False if events and their rows were deleted on
+            purpose.
+        deleted: For each output table, the arrival up to which retention has deleted rows, which are not written again.
     """
 
     schedule: Schedule
@@ -60,7 +62,7 @@ class Rebuild:
 
     @property
     def is_exact(self) -> bool:
-        """True if the events are read from their first commit on, so that every result is the same as before."""
+        """Whether events are read from their first commit, so that every result is the same as before."""
         return self.schedule.seed is None
 
     @classmethod
@@ -68,10 +70,20 @@ class Rebuild:
         cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], starts: Mapping[str, int],
         judged_through: int | None,
     ) -> Rebuild | None:  # fmt: skip
-        """Plans a rebuild by the tables; None if they have no output of this stream.
+        """Plans a rebuild from the tables; returns None if they have no output of this stream.
 
-        starts: the first commits of events and rules that are read. judged_through: the last commit judged by the
-        checkpoint before, if it is known. Raises SetupError if the outputs have an arrival that the events table lacks.
+        Args:
+            tables: The tables.
+            stream: The stream.
+            streams: All streams by name.
+            starts: The first commits of events and rules to read.
+            judged_through: The last commit evaluated with the previous checkpoint, if known.
+
+        Returns:
+            The plan, or None.
+
+        Raises:
+            SetupError: If the outputs have an arrival that the events table lacks.
         """
         written = {name: find_last_arrival(tables, name, stream) for name in _IDENTITIES}
         if all(last is None for last in written.values()):
@@ -80,9 +92,9 @@ class Rebuild:
         last_commit = tables.version(stream.name)
         if (through := max(known.values(), default=-1)) > last_commit:
             raise SetupError(
-                f"the outputs of stream {stream.name!r} name commit {through} of {tables.identifier(stream.name)}, which ends "
-                f"at commit {last_commit}: these tables do not belong together. Were the events written anew, delete the "
-                "stream's rows from alerts, late_events and rule_log, or evaluate with --fresh"
+                f"the outputs of stream {stream.name!r} refer to commit {through} of {tables.identifier(stream.name)}, "
+                f"which ends at commit {last_commit}, so the tables do not match. If the events were rewritten, delete "
+                "the stream's rows from alerts, late_events and rule_log, or evaluate with --fresh"
             )
         if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
             first = max(through + 1, starts[EVENTS])
@@ -102,11 +114,11 @@ class Rebuild:
 
     @property
     def through(self) -> int | None:
-        """The last commit that is judged again; None if none is."""
+        """The last commit to evaluate again, or None."""
         return self.schedule.through
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, for JSON."""
+        """Returns plain values for JSON."""
         return {
             "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
             "deleted": dict(self.deleted),
@@ -121,7 +133,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class UnwrittenRows:
-    """Selects the rows of a batch that are not written yet, during a rebuild."""
+    """Selects the rows of a batch that are not yet written, during a rebuild."""
 
     tables: Tables
     stream: str
@@ -129,7 +141,7 @@ class UnwrittenRows:
     _removed: dict[str, Counter[tuple[Any, ...]]] = field(default_factory=dict)
 
     def __call__(self, name: str, rows: pa.Table) -> pa.Table:
-        """Returns the rows that the table of that name lacks: all of them beyond the last written arrival."""
+        """Returns the rows that a table lacks, including all rows after the last written arrival."""
         through = self.rebuild.through
         through = -1 if through is None else through
         arrivals = rows.column("arrival")
@@ -148,9 +160,9 @@ class UnwrittenRows:
             arrival = -1 if row["arrival"] is None else row["arrival"]
             again = known[key] > 0
             known[key] -= again
-            # Failures are logged by batch, and these batches differ from those that logged them before.
+            # Failures are logged per batch, and these batches differ from the original ones.
             failed = row.get("action") == "failed" and arrival <= through
-            # Changes of rules are never deleted.
+            # Retention never deletes changes of rules.
             gone = arrival <= deleted and (name != "rule_log" or row["action"] in NO_CHANGES)
             keep.append(not again and not failed and not gone and (rebuild.restore or arrival >= last))
         return rows.filter(pa.array(keep, pa.bool_()))
@@ -161,7 +173,7 @@ class UnwrittenRows:
         return list(rows.select(columns).to_pylist())
 
     def _count_known(self, name: str, columns: tuple[str, ...], arrivals: pa.ChunkedArray) -> Counter[tuple[Any, ...]]:
-        """Counts how often the table has each row whose arrival is among these, by the columns that identify it."""
+        """Counts how often the table has each row in the range of arrivals, by the columns that identify it."""
         low, high = pc.min(arrivals).as_py(), pc.max(arrivals).as_py()
         if "arrival" not in columns:
             low, high = 0, 2**62
@@ -171,14 +183,14 @@ class UnwrittenRows:
         return self._count(self.tables.read(name).where(in_range), columns)
 
     def _count_removed(self, name: str, columns: tuple[str, ...], last: int) -> Counter[tuple[Any, ...]]:
-        """Counts how often the table had each row from arrival `last` on, before rows were removed from it.
+        """Counts how often the table had each row from arrival `last` on before rows were removed.
 
-        A privacy request removes rows of the last arrival too, of which a kill may have left some unwritten.
+        A privacy request may remove rows of the last arrival, some of which may never have been written after a kill.
         """
         removals = self.tables.history(name).where(F.col("operation").isin(*_REMOVING)).select("version").collect()
         counted = Counter[tuple[Any, ...]]()
         for (version,) in removals:
-            # Where VACUUM has taken the files of then, more commits have come meanwhile, as a rule.
+            # If VACUUM has deleted the old files, there usually are newer commits.
             with suppress(*SPARK_ERRORS):
                 before = self.tables.read(name, version=version - 1)
                 counted |= self._count(before.where(F.coalesce("arrival", F.lit(-1)) >= last), columns)
@@ -199,12 +211,12 @@ def has_outputs(tables: Tables, stream: Stream) -> bool:
 
 
 def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
-    """Reads all changes of the rules table from a commit on."""
+    """Reads all changes of the rules table from the commit `start` on."""
     return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
 
 
 def read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
-    """Returns the rows that the rules table had before its commit `start`: those of now, without what was written since."""
+    """Returns the rows of the rules table before the commit `start`: the current rows with later changes undone."""
     last = tables.version("rules")
     columns = {"_change_type": F.lit("insert"), COMMIT: F.lit(0).cast("bigint")}
     now = select_rule_changes(tables.read("rules", version=last).withColumns(columns))
@@ -215,7 +227,7 @@ def read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
 
 
 def restore_rule_changes(tables: Tables, start: int, logged: Sequence[LogRow]) -> list[RuleChange]:
-    """Reads all changes of the rules table; those before commit `start`, which are gone, are made from its rows of now."""
+    """Reads all changes of the rules table. Lost changes before the commit `start` are reconstructed from its rows."""
     before = restore_changes(read_rules_before(tables, start), logged) if start else []
     return [*before, *read_rule_changes(tables, start)]
 
@@ -225,36 +237,36 @@ def _drop_place(row: Row) -> RuleChange:
 
 
 def log_new_beginning(tables: Tables, stream: Stream) -> None:
-    """Writes into rule_log that an evaluation begins at the first commit, beside the outputs of another one."""
+    """Logs in rule_log that a new evaluation begins at the first commit while outputs of another one exist."""
     known = [find_last_arrival(tables, name, stream) for name in _IDENTITIES]
     last = max((each for each in known if each is not None), default=-1)
-    message = "an evaluation begins at the first commit with a new checkpoint (--fresh); what was written before is of another"
+    message = "an evaluation begins at the first commit with a new checkpoint (--fresh); earlier rows are of another"
     now = choose_log_time(tables, stream.name)
     row = LogRow(stream.name, None, None, "begun_afresh", message, None if last < 0 else last)
     tables.append_rows([(row.stream, None, None, row.action, row.message, None, row.arrival, now)], "rule_log")
 
 
 def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
-    """Finds the last row of `log_new_beginning`: arrival and logged_at; None if there is none."""
+    """Returns arrival and logged_at of the last row from `log_new_beginning`, or None."""
     own = (F.col("stream") == stream.name) & (F.col("action") == "begun_afresh")
     return tables.read("rule_log").where(own).orderBy(F.col("logged_at").desc()).select("arrival", "logged_at").head()
 
 
 def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
-    """Returns when the stream's evaluation began, if another one was before it."""
+    """Returns when the stream's evaluation began if there was an earlier one, else None."""
     begun = find_new_beginning(tables, stream) if tables.may_have_rows("rule_log") else None
     return None if begun is None else begun["logged_at"]
 
 
 def read_log(tables: Tables, stream: Stream, term: Term) -> list[LogRow]:
-    """Reads the rows that an evaluation of the stream wrote into rule_log, in their order, without their messages."""
+    """Reads the rows that an evaluation of the stream wrote to rule_log, in order, without messages."""
     own = term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
     rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
     return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
 
 
 def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "arrival") -> int | None:
-    """Returns the last arrival in a table's rows of the stream; -1 if all are NULL; None without rows."""
+    """Returns the last arrival in the stream's rows of a table: -1 if all are NULL, None without rows."""
     if not tables.exists(name):
         return None
     rows = tables.read(name).where(F.col("stream") == stream.name)
@@ -263,10 +275,10 @@ def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "
 
 
 def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | None:
-    """Finds the highest event time of the commits before `start`, by the table as it was then; None if they had no event.
+    """Finds the highest event time in the commits before `start`, or None if they had no events.
 
-    Where the files of then are gone, after OPTIMIZE and VACUUM, the table as it is now tells. Events beyond max_future are left
-    out. One that was deleted meanwhile is not known any more.
+    It reads that version of the table or, if its files are gone after OPTIMIZE and VACUUM, the current one, which lacks
+    events that were deleted since. Events beyond max_future do not count.
     """
     try:
         return _find_highest(tables, stream, start, start)
@@ -275,9 +287,9 @@ def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | Non
 
 
 def _find_highest(tables: Tables, stream: Stream, start: int, version: int | None) -> int | None:
-    """Finds the highest time of the events that the table has at a version (None: now) and had before commit `start`."""
+    """Finds the highest event time from before the commit `start` in a version of the table (None: the latest)."""
     own = F.col("stream") == stream.name
-    # The stream's own column may have that name too.
+    # The stream may have a column named event_id too.
     future = (
         tables.read("late_events").where(own & (F.col("late_by_us") < 0)).select(F.col("event_id").alias("_future"))
     )
@@ -289,7 +301,7 @@ def _find_highest(tables: Tables, stream: Stream, start: int, version: int | Non
 
 
 def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
-    """Makes the seed of the state from the commits before `start`; None if they had no event."""
+    """Returns the seed of the state from the commits before `start`, or None if they had no events."""
     high = find_highest_before(tables, stream, start)
     if high is None:
         return None
@@ -304,7 +316,7 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
 
 
 def find_deletions(logged: Sequence[LogRow]) -> dict[str, int]:
-    """Finds by table the last arrival whose rows retention has deleted, by the log; -1 for none."""
+    """Finds in the log the last arrival whose rows retention deleted, per table; -1 if it deleted none."""
 
     def find_last(action: str) -> int:
         return max((row.arrival for row in logged if row.action == action and row.arrival is not None), default=-1)
@@ -313,12 +325,12 @@ def find_deletions(logged: Sequence[LogRow]) -> dict[str, int]:
 
 
 def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> int:
-    """Returns the last commit of the events, from `first` to `last`, that changed rows; -1 for none."""
+    """Returns the last commit from `first` to `last` that changed events, or -1."""
     changes = tables.read_changes(stream.name, first, last).where(F.col("_change_type").isin("insert", "delete"))
     row = changes.agg(F.max("_commit_version")).head()
     return -1 if row is None or row[0] is None else int(row[0])
 
 
 def _has_removals(tables: Tables, name: str) -> bool:
-    """Returns whether the history of a table shows that rows have been deleted."""
+    """Returns whether the history of a table shows that rows were deleted."""
     return not tables.history(name).where(F.col("operation").isin(*_REMOVING)).isEmpty()

@@ -1,4 +1,4 @@
-"""Begins an evaluation: on a new checkpoint, on the existing one, or with its state rebuilt from the tables."""
+"""Begins an evaluation on a new or existing checkpoint, or with its state rebuilt from the tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _LOG = logging.getLogger("lookback")
 class Beginning:
     """The start of an evaluation.
 
-    starts: the first commit of each source that the query reads. rebuild: how the state is rebuilt; None if it is not.
+    Attributes:
+        starts: The first commit that the query reads of each source.
+        rebuild: How to rebuild the state; None without a rebuild.
     """
 
     starts: Mapping[str, int]
@@ -37,12 +39,25 @@ def begin(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
     rebuild: bool, fresh: bool, shards: int | None, default_shards: int | None = None, accept_unknown: bool = False,
 ) -> Beginning:  # fmt: skip
-    """Checks whether an evaluation can begin on this checkpoint, repairs it, and returns how the evaluation begins.
+    """Checks and repairs a checkpoint, and returns how the evaluation begins.
 
-    rebuild: move the checkpoint aside and rebuild the state from the tables. fresh: allow a new checkpoint although the
-    tables have outputs of the stream, which are written again. shards: the number that a checkpoint must have.
-    default_shards: the number that a new one gets by the settings. accept_unknown: use a checkpoint of an unknown format
-    and repair nothing. Raises SetupError with the remedy.
+    Args:
+        tables: The tables.
+        stream: The stream to evaluate.
+        streams: All streams by name.
+        checkpoint: The checkpoint.
+        rebuild: Whether to move the checkpoint aside and rebuild the state from the tables.
+        fresh: Whether to allow a new checkpoint although the tables have outputs of the stream, which are written
+            again.
+        shards: The number of shards that the checkpoint must have.
+        default_shards: The number of shards of a new checkpoint, from the settings.
+        accept_unknown: Whether to use a checkpoint with an unknown format, without repairs.
+
+    Returns:
+        The start of the evaluation.
+
+    Raises:
+        SetupError: If the evaluation cannot begin; the message has the remedy.
     """
     if not fresh:
         require_known_tables(tables, stream, checkpoint)
@@ -67,14 +82,14 @@ def begin(
         )
     if rebuild_plan is None and not fresh and has_outputs(tables, stream):
         raise SetupError(
-            f"{checkpoint.folder} is a new checkpoint, but the tables have alerts or log rows of stream {stream.name!r} "
-            f"already; from the beginning they would be written twice. To go on where they end: lookback evaluate "
-            f"{stream.name} --rebuild. If a checkpoint is elsewhere, name it by --checkpoint. To have all of them once "
-            "more beside those that are there: --fresh; to try a rule out, publish it with status shadow"
+            f"{checkpoint.folder} is a new checkpoint, but the tables already have alerts or log rows of stream "
+            f"{stream.name!r}, which would be written twice. To continue where they end, run lookback evaluate "
+            f"{stream.name} --rebuild. If the checkpoint is elsewhere, set --checkpoint. To write all of them "
+            "a second time, use --fresh; to try out a rule, publish it with status shadow"
         )
     if rebuild_plan is None and plan is None and has_outputs(tables, stream):
         log_new_beginning(tables, stream)
-    # A first start that was cut short has stored them already.
+    # An interrupted first start has already stored them.
     starts = plan.starts if plan is not None else _find_starts(tables, stream)
     _warn_about_starts(tables, stream, starts)
     _warn_about_ignored_rows(tables, stream)
@@ -82,7 +97,7 @@ def begin(
 
 
 def _warn_if_unknown_format(checkpoint: Checkpoint) -> bool:
-    """Logs a warning if the checkpoint has an unknown format, and returns whether it has."""
+    """Logs a warning if the checkpoint has an unknown format. Returns whether it has."""
     try:
         checkpoint.require_known_format()
     except UnknownFormatError as error:
@@ -95,13 +110,13 @@ def _warn_about_shards(checkpoint: Checkpoint, stream: Stream, shards: int, defa
     remedy = f"to change it: lookback evaluate {stream.name} --rebuild --shards"
     if default not in (None, shards):
         _LOG.warning(
-            f"{checkpoint.folder} divides its keys into {shards} shards for good, and the setting of {default} is for a new "
+            f"{checkpoint.folder} keeps its {shards} shards, because the setting of {default} is only for a new "
             f"checkpoint; {remedy} {default}"
         )
     elif default is None and shards > MAX_SHARDS:
         _LOG.warning(
-            f"{checkpoint.folder} divides its keys into {shards} shards for good, and each costs time in every batch; "
-            f"{remedy} N, with the cores of the cluster for N"
+            f"{checkpoint.folder} keeps its {shards} shards, and each takes time in every batch; {remedy} N, where N "
+            "is the number of cores of the cluster"
         )
 
 
@@ -112,22 +127,23 @@ def _find_starts(tables: Tables, stream: Stream) -> dict[str, int]:
 def _prepare_new_checkpoint(
     tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *, rebuild: bool
 ) -> None:
-    """Moves the checkpoint aside and writes into a new one how the state is rebuilt, if it is."""
-    # A checkpoint that cannot be read may be rebuilt too.
+    """Moves the checkpoint aside, and for a rebuild stores its plan in a new one."""
+    # An unreadable checkpoint can also be rebuilt.
     judged, plan = checkpoint.find_last_judged(), None
     if rebuild:
         plan = Rebuild.from_tables(tables, stream, streams, _find_starts(tables, stream), judged)
     moved = checkpoint.move_aside()
     if moved is not None:
-        _LOG.warning(f"the checkpoint before is kept as {moved}; delete it when the new one has caught up")
+        _LOG.warning(f"the previous checkpoint is kept as {moved}; delete it when the new one has caught up")
     if plan is not None:
         checkpoint.write_rebuild(plan.to_dict())
 
 
 def is_being_rebuilt(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
-    """Returns whether a rebuild has commits with output to judge again; the rest is an ordinary evaluation.
+    """Returns whether a rebuild still has commits with output to evaluate again. After that it is a normal evaluation.
 
-    One that could not read the first events never ends, as windows may still begin before the events that it read.
+    A rebuild that could not read the first events never ends, because windows may always begin before the events it
+    read.
     """
     if rebuild is None or not rebuild.is_exact:
         return rebuild is not None
@@ -136,28 +152,29 @@ def is_being_rebuilt(checkpoint: Checkpoint, rebuild: Rebuild | None) -> bool:
 
 
 def require_known_tables(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
-    """Raises SetupError, with the remedy, if a checkpoint has read other tables than those that are there."""
-    if others := find_other_histories(tables, checkpoint.read_noted(stream)):
+    """Raises SetupError, with the remedy, if the tables are not those that the checkpoint has read."""
+    if changed := find_other_histories(tables, checkpoint.read_noted(stream)):
         raise SetupError(
-            f"the evaluation of stream {stream.name!r} cannot go on from {checkpoint.folder}: {'; '.join(others)}. Tables were "
-            "restored from an older backup, or deleted and created again. Bring back the tables that were read; or judge "
-            f"what is there now as a new evaluation, beside the outputs of the one before: lookback evaluate {stream.name} --fresh"
+            f"the evaluation of stream {stream.name!r} cannot resume from {checkpoint.folder}: {'; '.join(changed)}. "
+            "Tables were restored from an older backup, or deleted and created again. Restore the tables that were "
+            "read; or begin a new evaluation of the current tables, which keeps the earlier outputs: lookback evaluate "
+            f"{stream.name} --fresh"
         )
 
 
 def _require_newest(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
-    """Raises SetupError if the outputs have rows of a later batch than the last one of the checkpoint."""
+    """Raises SetupError if the outputs have rows of a batch after the checkpoint's last one."""
     planned = checkpoint.find_last_planned()
     if (written := find_last_written(tables, str(checkpoint.query_id))) > planned:
         raise SetupError(
-            f"{checkpoint.folder} ends at batch {planned}, and the tables have rows of its batch {written}: an older copy of "
-            "the checkpoint was restored, and what it judges again would be written twice. Bring back the newer one, or make "
-            f"the state anew from the tables, which writes nothing twice: lookback evaluate {stream.name} --rebuild"
+            f"{checkpoint.folder} ends at batch {planned}, but the tables have rows of its batch {written}: an older "
+            "copy of the checkpoint was restored, and its output would be written twice. Restore the newer one, or "
+            f"rebuild the state from the tables, which writes nothing twice: lookback evaluate {stream.name} --rebuild"
         )
 
 
 def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
-    """Raises SetupError, with the remedy, if the next commits of a checkpoint cannot be read any more."""
+    """Raises SetupError, with the remedy, if the next commits of a checkpoint can no longer be read."""
     last = checkpoint.read_last_batch_time()
     ended = None if last is None else dt.datetime.fromtimestamp(last, dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     again = checkpoint.find_reread_commits()
@@ -167,11 +184,11 @@ def require_sources(tables: Tables, stream: Stream, checkpoint: Checkpoint) -> N
 
 
 def _warn_about_ignored_rows(tables: Tables, stream: Stream) -> None:
-    passed_over = tables.count_passed_over(stream)
-    if passed_over:
+    ignored = tables.count_passed_over(stream)
+    if ignored:
         _LOG.warning(
-            f"{passed_over:,} rows of {tables.identifier(stream.name)} are no events and are passed over: {stream.event_id} is "
-            f"NULL, or {stream.event_time} is NULL or not in the years 1 to 9999. So will be others of that kind"
+            f"{ignored:,} rows of {tables.identifier(stream.name)} are not events and are ignored: {stream.event_id} "
+            f"is NULL, or {stream.event_time} is NULL or not in the years 1 to 9999. More such rows will be ignored too"
         )
 
 
@@ -180,6 +197,6 @@ def _warn_about_starts(tables: Tables, stream: Stream, starts: Mapping[str, int]
         if start:
             name = stream.name if source == EVENTS else "rules"
             _LOG.warning(
-                f"the change feed of {tables.identifier(name)} can be read from commit {start} on: what was written before "
-                "is not judged and counts in no window, as if the table had been empty"
+                f"the change feed of {tables.identifier(name)} can be read only from commit {start} on: earlier rows "
+                "are not evaluated and count in no window, as if the table had been empty"
             )

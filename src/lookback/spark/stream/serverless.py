@@ -1,7 +1,7 @@
 """Writes the output of batches on Spark Connect: serverless compute, and standard access mode.
 
-There the writer runs in another process than the one that started the evaluation. Spark sends it there with plain values,
-and its results are in the tables.
+There the writer runs in a different process from the evaluation. Spark sends it there with plain values, and its
+results are in the tables.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ _LOG = logging.getLogger("lookback")
 class RemoteBatches:
     """Writes the answers of a batch, for `foreachBatch`.
 
-    place: the root, catalog and schema of the tables. stream: the evaluated stream. streams: all declarations by name.
-    query_id: that of the checkpoint. has_gate: whether the settings have one. Each batch may run in a new process, so every batch
-    may be a repeated one.
+    Each batch may run in a new process, so every batch may be a repetition.
+
+    Attributes:
+        place: The root, catalog and schema of the tables.
+        stream: The evaluated stream.
+        streams: All declarations by name.
+        query_id: The query id of the checkpoint.
+        has_gate: Whether the settings have a gate.
     """
 
     place: tuple[str | None, str | None, str | None]
@@ -48,7 +53,7 @@ class RemoteBatches:
         return cls(place, stream.name, {name: each.to_dict() for name, each in streams.items()}, query_id, has_gate)
 
     def __call__(self, answers: DataFrame, batch_id: int) -> None:
-        """Writes the output of a batch, and publishes the quarantines that its failures call for."""
+        """Writes the output of a batch, and publishes the quarantines for its failures."""
         tables = Tables(answers.sparkSession, *self.place)
         started = time.perf_counter()
         table = answers.toArrow()
@@ -60,6 +65,6 @@ class RemoteBatches:
         for quarantine in find_quarantines(report.failures, streams[self.stream].max_failures):
             try:
                 RulesTable(tables, streams, self.has_gate).quarantine(quarantine)
-            except Exception as error:  # noqa: BLE001, PERF203 - whatever it is, the stream goes on
-                # The rule will fail again, so a later batch repeats this.
+            except Exception as error:  # noqa: BLE001, PERF203 - no error may stop the stream
+                # The rule will fail again, so a later batch retries this.
                 _LOG.warning("stream=%s rule=%s could not be quarantined: %s", self.stream, quarantine.rule_id, error)

@@ -1,4 +1,4 @@
-"""The Delta tables of a place: their columns, their creation, reading and writing, locks, and histories.
+"""The Delta tables of a place: columns, creation, reading and writing, locks, and histories.
 
 This package must not know what rows mean to a rule.
 """

@@ -1,4 +1,4 @@
-"""Computes answers from tables at once where they are folders of this machine, and by Spark elsewhere."""
+"""Computes answers from tables without Spark if they are local folders, and with Spark otherwise."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ _READER = ("deltalake", "duckdb")
 def compute_at_once(
     compute: Callable[[Tables], _Answer], root: str | None, open_tables: Callable[[], Tables]
 ) -> _Answer:
-    """Computes an answer from tables, without Spark where they are in folders below `root` on this machine.
+    """Computes an answer from tables, if possible without Spark.
 
-    compute: only reads, returns rows and not frames, and may run twice: what only Spark reads for sure, it reads once more from
-    what `open_tables` returns. root: None for the tables of a catalog.
+    Args:
+        compute: Reads tables and returns rows, not frames. It may run twice: if reading without Spark fails, it runs
+            again with Spark.
+        root: The root of local tables; None for those of a catalog.
+        open_tables: Opens the tables with Spark.
+
+    Returns:
+        The result of `compute`.
     """
     if root is None or not has_reader():
         return compute(open_tables())
@@ -34,5 +40,5 @@ def compute_at_once(
 
 
 def has_reader() -> bool:
-    """Returns whether the packages are installed that read tables without Spark."""
+    """Returns whether the packages for reading tables without Spark are installed."""
     return all(map(importlib.util.find_spec, _READER))

@@ -1,7 +1,7 @@
-"""Reads Delta tables in folders of this machine without Spark: delta-rs reads the log, DuckDB the files.
+"""Reads Delta tables in local folders without Spark: delta-rs reads the log, DuckDB the files.
 
-What it cannot read for sure raises one of READ_ERRORS, and whoever asked reads with Spark in its place: tables of a catalog or a
-bucket, deletion vectors, column mapping, a change feed with a gap.
+Raises one of READ_ERRORS if it may not read a table correctly, so that the caller uses Spark instead: tables of a
+catalog or a bucket, deletion vectors, column mapping, a gap in the change feed.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _HISTORY = pa.schema(
 
 @contextmanager
 def open_folders(root: str) -> Iterator[Tables]:
-    """Opens the tables below a folder of this machine until the end of the block, in which queries run without Spark."""
+    """Opens the tables below a local folder. Inside the block, queries run without Spark."""
     session = Session()
     try:
         with without_spark():
             yield FolderTables.local(cast("SparkSession", session), root)
     finally:
-        # Its threads end here, not together with the interpreter.
+        # End its threads before the interpreter ends.
         session.close()
 
 
 class FolderTables(Tables):
-    """The tables below a folder, read without Spark. `spark` is a `Session` in its place; nothing is written."""
+    """The tables below a folder, read-only and without Spark. `spark` holds a `Session` instead."""
 
     def exists(self, name: str) -> bool:
-        """Returns whether the table is there, as a Delta table."""
+        """Returns whether the table exists and is a Delta table."""
         return DeltaTable.is_deltatable(str(self._require_folder(name)))
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
-        """Reads the last commits of the table, newest first: version, timestamp, operation, operationMetrics, userMetadata."""
+        """Reads the last commits, newest first: version, timestamp, operation, operationMetrics, userMetadata."""
         folder = self._require_folder(name)
         last = DeltaTable(str(folder)).version()
         first = 0 if limit is None else max(0, last - limit + 1)
@@ -83,13 +83,13 @@ class FolderTables(Tables):
         return self._make_frame(pa.table(list(map(pa.array, columns, _HISTORY.types)), schema=_HISTORY))
 
     def find_misfit(self, stream: Stream) -> str | None:
-        """Returns None: a column that is not there ends in one of READ_ERRORS, and Spark says it."""
+        """Returns None: a missing column raises one of READ_ERRORS, and then Spark reports it."""
         return None
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
         folder, opened = self._require_folder(name), cast("Session", self.spark).opened
         if (folder, version) not in opened:
-            # All queries of a command see one state of the table, and its log is read once.
+            # All queries of a command see the same version of the table, and its log is read once.
             opened[folder, version] = _open_rows(folder, DeltaTable(str(folder), version=version))
         return self._make_frame(opened[folder, version])
 
@@ -104,7 +104,7 @@ class FolderTables(Tables):
     def _require_folder(self, name: str) -> Path:
         folder = self.log_folder(name)
         if folder is None:
-            raise NeedsSpark(f"table {name} is in no folder of this machine")
+            raise NeedsSpark(f"table {name} is not in a local folder")
         return folder
 
     def _make_frame(self, data: Any) -> DataFrame:
@@ -112,25 +112,27 @@ class FolderTables(Tables):
 
 
 def _open_rows(folder: Path, table: DeltaTable) -> ds.FileSystemDataset:
-    """Opens the rows of a table. Raises DeltaError if it has a feature that delta-rs does not know, and NeedsSpark."""
+    """Opens the rows of a table. Raises DeltaError or NeedsSpark if it uses an unsupported feature of Delta."""
     metadata = table.metadata()
     if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise NeedsSpark(f"{folder}: columns have other names in files")
+        raise NeedsSpark(f"{folder}: the files use other column names")
     if metadata.partition_columns:
-        raise NeedsSpark(f"{folder}: files lack the columns by which the table is partitioned")
-    # With a file system of Arrow's own, no thread of Arrow comes back to Python or Rust, not even when the interpreter ends.
+        raise NeedsSpark(f"{folder}: the files lack the partition columns")
+    # With Arrow's own file system, no Arrow thread calls into Python or Rust, which would fail while the interpreter
+    # ends.
     files = SubTreeFileSystem(str(folder), LocalFileSystem())
-    # Spark may write times in a form that Arrow reads as nanoseconds, which the year 9999 does not fit.
+    # Spark may write times as int96, which Arrow reads as nanoseconds by default. These cannot hold the year 9999.
     rows = table.to_pyarrow_dataset(
         filesystem=files, parquet_read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     )
-    # Where a file has no least value of a column, delta-rs tells Arrow that it is NULL, and a filter leaves the file out.
+    # If a file has no minimum for a column, delta-rs tells Arrow that the minimum is NULL, and a filter skips the file.
+    # So leave out the statistics.
     fragments = [rows.format.make_fragment(each.path, rows.filesystem) for each in rows.get_fragments()]
     return ds.FileSystemDataset(fragments, rows.schema, rows.format, rows.filesystem)
 
 
 def _open_changes(folder: Path, first: int, last: int) -> ds.Dataset:
-    """Opens the change feed of a table's folder, from the commit `first` to `last`, as Delta's protocol defines it."""
+    """Opens the change feed of a table's folder, from the commit `first` to `last`, both included."""
     table = DeltaTable(str(folder))
     rows = _open_rows(folder, table)
     metadata = table.metadata()
@@ -143,15 +145,15 @@ def _open_changes(folder: Path, first: int, last: int) -> ds.Dataset:
             known = {"_change_type": change, "_commit_version": version, "_commit_timestamp": pa.scalar(at, _UTC)}
             parts = [ds.field(name) == value for name, value in known.items() if value is not None]
             fragments.append(rows.format.make_fragment(path, rows.filesystem, _join(parts)))
-    # With no other settings among the commits, those of now held all the time.
+    # If none of the commits changed the settings, the current ones applied throughout.
     if (settings and first > 0) or any(each.get(_FEED) != "true" for each in settings or [metadata.configuration]):
-        raise NeedsSpark(f"{folder}: the change feed was not on all the time")
+        raise NeedsSpark(f"{folder}: the change feed was off for some commits")
     return ds.FileSystemDataset(fragments, pa.schema([*rows.schema, *_CHANGE]), rows.format, rows.filesystem)
 
 
 def _list_changed_files(actions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | None]]:
-    """Yields the files with the changes of a commit, and the kind of change; None where the rows of the file say it."""
-    # Where a commit has files of changes, these have all of them.
+    """Yields the files with the changes of a commit, each with the kind of change; None if its rows have the kind."""
+    # If a commit has change files, they contain all its changes.
     if changed := [each["cdc"] for each in actions if "cdc" in each]:
         yield from ((_read_path(each), None) for each in changed)
         return
@@ -162,7 +164,7 @@ def _list_changed_files(actions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[
 
 
 def _read_path(file: Mapping[str, Any]) -> str:
-    """Reads where a file is, below the folder of its table."""
+    """Returns the path of a file relative to the folder of its table."""
     path = str(file["path"])
     if file.get("deletionVector") or urlsplit(path).scheme or path.startswith("/"):
         raise NeedsSpark(f"{path} has a deletion vector, or belongs to another table")
@@ -170,7 +172,7 @@ def _read_path(file: Mapping[str, Any]) -> str:
 
 
 def _read_time(actions: Sequence[Mapping[str, Any]], folder: Path, version: int) -> int:
-    """Reads the time of a commit in microseconds. Raises NeedsSpark where the log does not have it."""
+    """Reads the time of a commit in microseconds. Raises NeedsSpark if the log does not have it."""
     times = [each["commitInfo"].get(_TIME) for each in actions if "commitInfo" in each]
     if not times or times[0] is None:
         raise NeedsSpark(f"{folder}: commit {version} has no in-commit timestamp")
@@ -178,7 +180,7 @@ def _read_time(actions: Sequence[Mapping[str, Any]], folder: Path, version: int)
 
 
 def _find_commit_since(folder: Path, last: int, since: int) -> int:
-    """Finds the first commit made at a time in microseconds or later, among those that the log still has."""
+    """Finds the first commit at or after `since` (microseconds), among those still in the log."""
     commits = sorted(int(file.stem) for file in (folder / "_delta_log").glob("*.json") if file.stem.isdecimal())
     low, high = 0, len(commits)
     while low < high:

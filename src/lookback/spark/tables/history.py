@@ -1,6 +1,6 @@
 """Finds the commits of a table whose changes can still be read, and reads a table's newest events.
 
-Logs are cleaned, files are vacuumed, change feeds are switched on late.
+Changes become unreadable when logs are cleaned or files vacuumed, or if the change feed was switched on late.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# Actions of a commit that change no row, or whose rows a file's statistics do not count.
+# Actions that change no rows, or whose rows the statistics of the added files count.
 _COUNTED_ACTIONS = {"add", "commitInfo", "metaData", "protocol", "txn", "domainMetadata"}
 _NOT_RECORDED = re.compile(r"not\s+recorded for version \[(\d+)\]")
 
 
 def find_first_readable(tables: Tables, name: str) -> int:
-    """Returns the first commit from which on the change feed of a table can be read; 0 means all of it.
+    """Returns the first commit from which a table's change feed can be read without gaps; 0 means all of it.
 
     Raises SetupError if no commit can be read.
     """
@@ -47,9 +47,9 @@ def find_first_readable(tables: Tables, name: str) -> int:
 
 
 def choose_log_time(tables: Tables, stream: str) -> dt.datetime:
-    """Returns the time for new rows of rule_log: now, or after the stream's last row where the clock was set back since.
+    """Returns the time for new rows of rule_log: now, or just after the stream's last row if the clock was set back.
 
-    Readers take the order in which rules were obeyed from these times.
+    Readers rely on these times for the order in which rules took effect.
     """
     now = dt.datetime.now(dt.timezone.utc)
     if not tables.may_have_rows("rule_log"):
@@ -68,51 +68,58 @@ def find_commits_without_files(folder: Path, first: int) -> Iterator[int]:
     }
     version = first
     while (log := commit_file(folder, version)).exists():
-        # Others may have written it since the files were listed. Some logs have whole paths.
+        # The file may have been written after the listing. Some logs contain absolute paths.
         if any(path not in present and not (folder / path).exists() for path in _list_change_files(read_actions(log))):
             yield version
         version += 1
 
 
 def require_commits(tables: Tables, name: str, reread: int, resume: int, stream: str, last_batch: str | None) -> None:
-    """Raises SetupError if an evaluation needs commits of a table that cannot be read any more.
+    """Checks that an evaluation can still read the commits of a table that it needs to resume.
 
-    The message names them and says how to go on. resume: the commit from which the evaluation of `stream` goes on, which
-    may be still to come; reread: the first commit that Spark looks up once more at a start. last_batch: the time at which
-    the evaluation last ended a batch, as text.
+    Args:
+        tables: The tables.
+        name: The table.
+        reread: The first commit that Spark reads again at a start.
+        resume: The commit from which the evaluation resumes; it may not exist yet.
+        stream: The stream that is evaluated.
+        last_batch: When the evaluation's last batch ended, as text.
+
+    Raises:
+        SetupError: If commits can no longer be read, with their numbers and how to continue.
     """
     if _is_readable_or_ahead(tables, name, resume) and _is_readable_or_ahead(tables, name, reread):
         return
     first = find_first_readable(tables, name)
     since = _read_commit_time(tables, name, first)
     missing = f"commits {reread} to {first - 1}" if reread < first - 1 else f"commit {reread}"
-    lost = "Events in them that were not judged yet are lost to this evaluation"
+    lost = "Events in them that were not evaluated yet are lost to this evaluation"
     if first <= resume:
-        lost = "They have been judged, but Spark looks up the last batch again at a start"
+        lost = "Their events have been evaluated, but at a start Spark reads the last batch again"
     raise SetupError(
-        f"the evaluation of stream {stream!r} goes on from commit {resume} of table {tables.identifier(name)}, and {missing} "
-        f"cannot be read any more: the change feed begins at commit {first}"
+        f"the evaluation of stream {stream!r} resumes at commit {resume} of table {tables.identifier(name)}, but "
+        f"{missing} can no longer be read: the change feed begins at commit {first}"
         + (f" of {since}" if since else "")
         + (f"; the last batch ended at {last_batch}" if last_batch else "")
-        + ". The log was cleaned or files were vacuumed (delta.logRetentionDuration, delta.deletedFileRetentionDuration). "
-        f"{lost}. To resume: lookback evaluate {stream} --rebuild, which makes the state anew from commit {first} on; a "
-        "window that begins before it gives no verdict"
+        + ". The log was cleaned or files were vacuumed (delta.logRetentionDuration, "
+        f"delta.deletedFileRetentionDuration). {lost}. To resume, run lookback evaluate {stream} --rebuild, "
+        f"which rebuilds the state from commit {first}; windows that begin before it give no verdicts"
     )
 
 
 def _is_readable_or_ahead(tables: Tables, name: str, commit: int) -> bool:
-    """Returns whether a commit can be read, or is still to come."""
+    """Returns whether a commit can be read or does not exist yet."""
     folder = tables.local_folder(name)
-    # The log's files answer without a Spark job. If only the commit before it exists, this one is the next.
+    # Reading the log files avoids a Spark job. If only the previous commit exists, this one comes next.
     if folder is not None and any(commit_file(folder, each).exists() for each in (commit, commit - 1)):
         return True
     return commit > tables.version(name) or (folder is None and _can_read(tables, name, commit))
 
 
 def read_stamp(tables: Tables, name: str, commit: int) -> int | None:
-    """Reads the time of a commit in milliseconds, as the commit itself has it; no other history has a commit of this time.
+    """Reads the in-commit timestamp of a commit, in milliseconds. It identifies the table's history.
 
-    None where the table keeps no such time, or where the log of the commit was cleaned.
+    Returns None if the table has no in-commit timestamps or the commit was cleaned from the log.
     """
     folder = tables.log_folder(name)
     if folder is None:
@@ -126,20 +133,20 @@ def read_stamp(tables: Tables, name: str, commit: int) -> int | None:
 
 
 def find_other_histories(tables: Tables, noted: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Finds the tables whose history is not the one that was read, and says how each differs.
+    """Finds tables whose history has been replaced since it was read, and describes each difference.
 
-    noted: by table a commit that was read, and what `read_stamp` gave for it. A table that was restored from a backup, or
-    deleted and created again, lacks the commit or has another one of its number.
+    A table that was restored from a backup, or deleted and created again, lacks the commit that was read or has a
+    different one with the same number. `noted` maps each table to such a commit and its time from `read_stamp`.
     """
     found = []
     for name, (commit, stamp) in noted.items():
         table, last = tables.identifier(name), tables.version(name) if tables.exists(name) else -1
         if commit > last:
             ends = f"ends at commit {last}" if last >= 0 else "is gone"
-            found.append(f"table {table} {ends}, and commit {commit} of it was read")
+            found.append(f"table {table} {ends}, but commit {commit} was read before")
         elif (now := read_stamp(tables, name, commit)) not in (None, stamp):
             is_now, was = (to_text(to_utc(1_000 * each)) for each in (now or 0, stamp))
-            found.append(f"commit {commit} of table {table} is of {is_now}, and the one that was read was of {was}")
+            found.append(f"commit {commit} of table {table} is from {is_now}, but the one read before was from {was}")
     return found
 
 
@@ -156,7 +163,7 @@ def _has_feed_from_start(tables: Tables, name: str) -> bool:
 
 
 def _find_first_recorded(tables: Tables, name: str) -> int:
-    """Returns the first commit that has a log and a change feed, as all commits after it do. Raises SetupError."""
+    """Returns the first commit from which all have a log and a change feed. Raises SetupError if there is none."""
     versions = sorted(row[0] for row in tables.history(name).select("version").collect())
     while versions:
         at = bisect_left(versions, True, key=lambda version: _can_read(tables, name, version))
@@ -168,8 +175,8 @@ def _find_first_recorded(tables: Tables, name: str) -> int:
         versions = [version for version in versions if version > gap]
     raise SetupError(
         f"table {tables.identifier(name)} has no change feed; switch it on: ALTER TABLE {tables.identifier(name)} SET "
-        "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true). Rows that are "
-        "written from then on are judged"
+        "TBLPROPERTIES (delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true). Rules see only the "
+        "rows written after that"
     )
 
 
@@ -182,7 +189,7 @@ def _can_read(tables: Tables, name: str, version: int) -> bool:
 
 
 def _find_gap(tables: Tables, name: str, version: int) -> int | None:
-    """Returns a later commit that was made while the change feed was off, if there is one."""
+    """Returns a later commit that was made while the change feed was off, or None."""
     try:
         tables.read_changes(name, version).limit(1).collect()
     except (PySparkException, Py4JJavaError) as error:
@@ -204,7 +211,7 @@ def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
 
 
 class InsertedRows(NamedTuple):
-    """The rows that a commit inserted. first, last: the bounds of a column of times in microseconds, exact to a millisecond."""
+    """The number of rows a commit inserted, and the bounds of a time column: microseconds, cut to milliseconds."""
 
     commit: int
     rows: int
@@ -213,10 +220,16 @@ class InsertedRows(NamedTuple):
 
 
 def list_inserted_rows(folder: Path, last: int, time: str) -> list[InsertedRows] | None:
-    """Counts the rows of each commit up to the last one by the statistics of the files in a table's log.
+    """Counts the rows that each commit inserted, from the file statistics in a table's log.
 
-    time: the column whose bounds are wanted. None if the log does not say it exactly: rows were deleted or updated, files have no
-    statistics, columns have other names in files, or the log begins later. Commits without rows are left out.
+    Args:
+        folder: The folder of the table.
+        last: The last commit to count.
+        time: The column whose bounds to return.
+
+    Returns:
+        The commits that have rows. None if the log is not exact: rows were deleted or updated, files have no statistics
+        or use other column names, or the log begins later.
     """
     counts = []
     try:
@@ -235,11 +248,11 @@ def list_inserted_rows(folder: Path, last: int, time: str) -> list[InsertedRows]
 
 
 def _list_counted_files(actions: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Lists the files that a commit adds; None if its rows are not all rows of these files."""
+    """Lists the files that a commit adds; None if the commit changes rows in any other way."""
     files = []
     for action in actions:
         kinds = set(action)
-        # A file that is compacted is added and removed, and no row changes.
+        # Compaction removes and adds files without changing rows.
         changed = [
             action[kind] for kind in ("add", "remove") if kind in action and action[kind].get("dataChange", True)
         ]
@@ -253,12 +266,12 @@ def _list_counted_files(actions: list[dict[str, Any]]) -> list[dict[str, Any]] |
 
 
 def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
-    """Returns the newest events by event time as an Arrow table, with `arrival` in the order in which they were ingested.
+    """Returns the newest events by event time as an Arrow table, with the order of ingest in `arrival`.
 
-    Raises SetupError for a limit below 1.
+    Raises SetupError if `limit` is below 1.
     """
     if limit < 1:
-        raise SetupError(f"at least one event is needed to try a rule, got {limit}")
+        raise SetupError(f"a trial needs at least one event, got {limit}")
     newest = tables.read_events(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
     arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
     return newest.limit(limit).select(*stream.columns_of_events, arrival).toArrow()

@@ -1,4 +1,4 @@
-"""Lets one ingest and one notifier of a stream run at a time, by files beside its table, if tables are local folders."""
+"""Lock files beside local tables that allow one ingest and one notifier per stream at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def lock_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
-    """Lets the block ingest a stream alone. Raises SetupError, which names the other ingest if there is one.
+    """Locks a stream for the block's ingest. Raises SetupError, with its name, if another ingest is running.
 
-    Without local folders there is no lock: see `IngestRound._require_alone`.
+    Only local folders have locks. Elsewhere see `IngestRound._require_alone`.
     """
     root = find_local_path(tables.root)
     with contextlib.ExitStack() as held:
@@ -32,10 +32,17 @@ def lock_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lock_notifier(root: str | None, streams: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Lets the block notify of streams alone. root: the tables' root or volume; without a local folder there is no lock.
+    """Locks streams for the block's notifier.
 
-    Yields a check that raises SetupError if another machine has begun too. Raises SetupError, which names the other
-    notifier if there is one.
+    Args:
+        root: The tables' root or volume. Only local folders have locks.
+        streams: The names of the streams.
+
+    Yields:
+        A check that raises SetupError if another machine has started a notifier too.
+
+    Raises:
+        SetupError: If another notifier is running; the message names it.
     """
     folder = find_local_path(root)
     with contextlib.ExitStack() as held:
