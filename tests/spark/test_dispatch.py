@@ -223,7 +223,7 @@ def test_a_shard_that_does_not_know_an_event_as_its_own_says_so(
     # pandas ends a text at its first NUL, so dispatch takes `a` for what came before it, and a shard does not.
     monkeypatch.setattr(keys, "number_values", factorize)
     with pytest.raises(
-        SetupError, match=r"event 'e1' of commit 1 came to a shard .* by shop 7 events .* which finds 0"
+        SetupError, match=r"event 'e1' of commit 1 came to a shard .* by shop, 7 events .* which finds 0"
     ):
         judge(tmp_path)
 
