@@ -307,7 +307,7 @@ def test_a_missing_column_is_null_but_for_id_and_time(tables: Tables, tmp_path: 
     file.write_text(f"id,happened\na,{at(0)}\n")
 
     with pytest.raises(
-        SetupError, match=r"x\.csv: column 'at', which the event_time of stream 'events' .* there are happened, id"
+        SetupError, match=r"x\.csv: column 'at', from which the event_time of stream 'events' .* there are happened, id"
     ):
         ingest(tables, stream(), file, progress=None)
     report = take(tables, stream(columns={"at": "happened"}), file)
