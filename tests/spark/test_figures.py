@@ -179,7 +179,7 @@ def test_c10_5_a_rule_that_alone_catches_something_is_never_proposed_for_retirem
     assert find_redundant(["a", "b"], [flagged("a", 0, 0)]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(("value", "message"), [("amont", "did you mean 'amount'"), ("shop", "is a number")])
+@pytest.mark.parametrize(("value", "message"), [("amont", "did you mean 'amount'"), ("shop", "must be a number")])
 def test_c10_4_the_value_of_an_event_is_a_number_of_the_stream(value: str, message: str) -> None:
     assert Stream.from_dict(WORTH.to_dict()) == WORTH
     with pytest.raises(StreamError, match=message):
