@@ -7,10 +7,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import inheritable_thread_target
 
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
@@ -146,9 +148,8 @@ class Sink:
                 for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
             )
         # Write the log first, so that for every alert the log already has its rule's activation.
-        for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
-            if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
-                self.tables.append_arrow(rows, name, mark)
+        self._append({"rule_log": log}, mark)
+        self._append({"late_events": late, "alerts": alerts}, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
         report = _make_report(
@@ -156,6 +157,18 @@ class Sink:
         )
         _LOG.info("stream=%s %s", self.stream.name, report)
         return report
+
+    def _append(self, outputs: Mapping[str, pa.Table], mark: str) -> None:
+        """Appends to several tables side by side, because a commit mostly waits for the storage."""
+        missing = {
+            name: rows for name, rows in outputs.items()
+            if rows.num_rows and not (self.check and is_written(self.tables, name, mark))
+        }  # fmt: skip
+        with ThreadPoolExecutor(max(1, len(missing)), "lookback-append") as threads:
+            # The threads' jobs belong to the same batch.
+            append = inheritable_thread_target(self.tables.spark)(self.tables.append_arrow)
+            for done in [threads.submit(append, rows, name, mark) for name, rows in missing.items()]:
+                done.result()
 
     def _choose_time(self, rows: int) -> dt.datetime:
         """Chooses the time of a batch so that its `rows` rows of rule_log sort after all earlier ones."""

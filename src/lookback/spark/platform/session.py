@@ -388,6 +388,8 @@ def _make_local_settings() -> dict[str, str]:
         # The loopback address works without a network or a host name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # Hive registers a class of its own for local files, which does not list names that are not UTF-8.
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
         # Renames files without a shell command per file; see `use_files_of`.
         _FILE_MANAGER: f"{package}.FileSystemBasedCheckpointFileManager",
     }
