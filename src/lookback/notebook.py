@@ -574,7 +574,7 @@ def evaluate_stream(
         The reports of the batches.
     """
     from lookback.spark.checkpoints.checkpoint import Checkpoint
-    from lookback.spark.replay.histories import HistoryMaker
+    from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 
@@ -590,7 +590,7 @@ def evaluate_stream(
         every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
         idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
         default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=HistoryMaker(),
+        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=make_history,
     )  # fmt: skip
     if view == "desk" and desk is not None and not once:
         _run_beside(evaluation, metrics, minutes)

@@ -226,7 +226,7 @@ def _ingest_new_files(options: argparse.Namespace, tables: Tables, stream: Strea
 
 def _evaluate(options: argparse.Namespace) -> None:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
-    from lookback.spark.replay.histories import HistoryMaker
+    from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 
@@ -250,7 +250,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         tables, stream, streams, checkpoint,
         once=options.once, every=options.every or settings.every, admission=settings.admission, on_batch=show,
         idle_after=idle_after, shards=options.shards, default_shards=stream.shards or settings.shards, rebuild=options.rebuild,
-        fresh=options.fresh, accept_unknown=settings.accept_unknown_checkpoint, gate=settings.gate, historian=HistoryMaker(),
+        fresh=options.fresh, accept_unknown=settings.accept_unknown_checkpoint, gate=settings.gate, historian=make_history,
     )  # fmt: skip
     stop_on_signals(evaluation.request_stop)
     with metrics:

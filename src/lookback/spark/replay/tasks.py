@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +80,6 @@ from lookback.spark.tables.schemas import LATE_EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from lookback.spark.queries.frames import Frame
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
@@ -326,33 +324,6 @@ def judge(
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
     blocks = blocks.repartition(tasks, "shard").sortWithinPartitions("shard", _SPAN)
     return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
-
-
-def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[int], shards: int) -> None:
-    """Like `judge`, but without Spark: judges one shard after the other in this process, for `plan.history` only.
-
-    Blocks wait in an unnamed temporary file, so the system frees them however the process ends.
-    """
-    labels = tuple(map(str, range(shards)))
-    dispatch = _SpanDispatch.of(stream, plan, labels, spans)
-    frame = cast("Frame", dispatch.select(rows))
-    with tempfile.TemporaryFile() as file:
-        for _ in _Judge(stream, labels, plan)(_sort_blocks(dispatch(frame.toBatches(_FRAME_ROWS)), file)):
-            pass
-
-
-def _sort_blocks(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yields the blocks of `batches` sorted by shard and span, one block per batch."""
-    places: list[tuple[str, int, int]] = []
-    with pa.ipc.new_file(file, _ARROW_BLOCKS) as writer:
-        for batch in batches:
-            for at, (shard, span) in enumerate(zip(batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), strict=True)):
-                places.append((shard, span, len(places)))
-                writer.write_batch(batch.slice(at, 1))
-    if places:
-        reader = pa.ipc.open_file(file)
-        for _, _, number in sorted(places):
-            yield reader.get_batch(number)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, de
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.types import StructField, StructType
@@ -272,6 +273,10 @@ class Tables:
     def append_rows(self, rows: Sequence[Any], name: str, user_metadata: str | None = None) -> None:
         """Appends `rows`, tuples or dicts, to one of Lookback's own tables, as one file; `user_metadata` as in `append`."""
         self.append(self.spark.createDataFrame(rows, PRODUCT_TABLES[name]).coalesce(1), name, user_metadata)
+
+    def append_arrow(self, rows: pa.Table, name: str, user_metadata: str | None = None) -> None:
+        """Appends the rows of an Arrow table in one commit, as one file; `user_metadata` as in `append`."""
+        self.append(self.spark.createDataFrame(rows).coalesce(1), name, user_metadata)
 
     def delta(self, name: str) -> DeltaTable:
         """Opens the table for updates and merges."""
