@@ -1,6 +1,6 @@
 """Writes tables and a checkpoint into one small file, for another version of Spark to go on with.
 
-`make test-runtimes` runs this with each Spark: `python tests/stored_checkpoint.py FILE`.
+`make test-runtimes` runs this with each Spark: `python tests/support/stored_checkpoint.py FILE`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from lookback.core.values.pages import decode_page, encode_page
 from lookback.views import pictures
 from lookback.views.terminal import format_cell
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 HOSTILE = [
     "`x`", "x`; DROP TABLE rules", "x'; DROP TABLE rules; --", '"x"', "../rules", "..", "a/b", "x\0", "x\ny", "${env:HOME}",

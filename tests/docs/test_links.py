@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 tool = runpy.run_path(str(ROOT / "dev/tools/links.py"))
 PAGES = tool["list_pages"]()
 FILES = {

@@ -9,7 +9,7 @@ import pytest
 from lookback.config import DEFAULT_EVERY, RETAINED, Settings, load_rule_document
 from lookback.core.errors import SetupError
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 
 
 def test_settings_of_the_repository() -> None:

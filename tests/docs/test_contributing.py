@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Generated cases in which every measure is the new aggregate, or every window with a resolution has no length.
 COMPARED = """
 import sys
-sys.path[:0] = ["tests", "tests/core"]
+sys.path[:0] = ["tests", "tests/support", "tests/core"]
 import cases
 from hypothesis import HealthCheck, given, settings
 from test_equals_oracle import assert_engine_equals_oracle
@@ -130,7 +130,7 @@ def test_aggregate_is_one_that_rules_can_use(tree: Path) -> None:
     for diff in changes("Add an aggregate"):
         apply(diff, tree)
     assert run(tree, "-c", told).split() == [str(tree / "src/lookback/core/aggregation/aggregates.py"), "True"]
-    run_tests(tree, "tests/test_docs.py", "-k", "aggregate")
+    run_tests(tree, "tests/docs/test_docs.py", "-k", "aggregate")
     run(tree, "-c", COMPARED + AGGREGATE)
 
 

@@ -51,7 +51,7 @@ from lookback.core.values.types import STRING, array, parse_type
 from lookback.stream_draft import draft_stream
 from lookback.testing.rule_tests import check_rule
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 STREAMS = load_streams(ROOT / "conf")

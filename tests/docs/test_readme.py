@@ -15,7 +15,7 @@ from lookback.config import load_rule_document, load_streams
 from lookback.core.errors import RuleError
 from lookback.testing.rule_tests import check_rule
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from lookback.core.streams.arrival import describe_fast_clock
 from lookback.core.streams.declaration import Stream
 from lookback.stream_draft import draft_stream
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 
 
 def drafted(file: Path, text: str | bytes, **more: str) -> dict[str, Any]:

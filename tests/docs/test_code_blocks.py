@@ -30,7 +30,7 @@ import dev.bench.__main__
 import dev.soak.__main__
 from lookback.cli import _make_parser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     page.relative_to(ROOT).as_posix(): page for page in runpy.run_path(str(ROOT / "dev/tools/links.py"))["list_pages"]()
 }

@@ -25,7 +25,7 @@ from lookback.spark.operations.grants import Roles, TablePlace, list_grants
 from lookback.spark.review import QUEUE_DAYS
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
-FILE = Path(__file__).resolve().parents[1] / "conf/dashboards/lookback.lvdash.json"
+FILE = Path(__file__).resolve().parents[2] / "conf/dashboards/lookback.lvdash.json"
 DASHBOARD: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 # The text of each dataset, as Databricks puts its lines together.
 QUERIES: dict[str, str] = {each["name"]: "".join(each["queryLines"]) for each in DASHBOARD["datasets"]}

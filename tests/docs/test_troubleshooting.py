@@ -16,7 +16,7 @@ import pytest
 from lookback.core.operations.health import THRESHOLDS
 from lookback.core.rules.rulebook import ACTIONS, COMMANDS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "lookback"
 PAGE = ROOT / "docs" / "troubleshooting.md"
 ANY = "…"

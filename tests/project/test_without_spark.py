@@ -14,7 +14,7 @@ import yaml
 
 from lookback import cli
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Runs the commands given as JSON on the standard input, one after another; prints [code, standard error] of each.
 SCRIPT = """
 import contextlib, importlib.abc, io, json, sys

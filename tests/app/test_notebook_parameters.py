@@ -30,8 +30,8 @@ from lookback.parameters import check_mode
 from lookback.spark.batches.sink import BatchReport
 from lookback.views import pictures
 
-inject = runpy.run_path(str(Path(__file__).parents[1] / "dev/tools/pictures.py"))["inject"]
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+inject = runpy.run_path(str(Path(__file__).parents[2] / "dev/tools/pictures.py"))["inject"]
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 MAX_LINES = 70
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-
 from test_bundle import ASKED, JOBS, ROOT, TARGETS
+
 from workspace_server import Answer, Asked, WorkspaceServer, error
 
 DATABRICKS = shutil.which("databricks")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 audit = runpy.run_path(str(ROOT / "dev/tools/audit.py"))["main"]
 FINE = {"name": "numpy", "version": "2.2.6", "vulns": []}
 FLAW = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["1.1"], "description": "..."}
