@@ -198,12 +198,12 @@ def test_a_missing_column_is_named_with_the_option_that_mends_it(ready: Tables, 
     file = tmp_path / "labels.csv"
     file.write_text("payment,is_fraud\ne1,true\n", encoding="utf-8")
     with pytest.raises(
-        SetupError, match=r"no column 'event_id' or 'id'; there are is_fraud, payment. .* by --event-id"
+        SetupError, match=r"column 'event_id' or 'id' is missing; the columns are is_fraud, payment. .* with --event-id"
     ):
         import_labels(ready, STREAM, file)
-    with pytest.raises(SetupError, match=r"no column 'positive'; .* by --positive"):
+    with pytest.raises(SetupError, match=r"column 'positive' is missing; .* with --positive"):
         import_labels(ready, STREAM, file, event_id="payment")
-    with pytest.raises(SetupError, match=r"no column 'known'; .* by --at"):
+    with pytest.raises(SetupError, match=r"column 'known' is missing; .* with --at"):
         import_labels(ready, STREAM, file, event_id="payment", positive="is_fraud", at="known")
     with pytest.raises(SetupError, match="cannot be read"):
         import_labels(ready, STREAM, tmp_path / "nowhere.csv")
