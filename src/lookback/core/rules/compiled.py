@@ -190,13 +190,11 @@ class CompiledRule:
     allowed_lateness: int
     fields: tuple[str, ...]  # all fields of the event that the rule reads, group_by included, sorted
     sequence: CompiledSequence | None = None
-    presence: Feature | None = (
-        None  # for tumbling and sliding windows: counts events, to find the windows that have any
-    )
+    # For tumbling and sliding windows: counts events, to find the windows that have any.
+    presence: Feature | None = None
     store: str = ""  # the name of the state of a session or sequence, which no other rule shares
-    needs: Mapping[str, int] = field(
-        default_factory=dict
-    )  # each state it uses -> microseconds kept below the watermark
+    # Each state that the rule uses -> the microseconds for which it is kept below the watermark.
+    needs: Mapping[str, int] = field(default_factory=dict)
     lane: int = 0  # see `compile_rule`
 
     @property

@@ -133,9 +133,8 @@ class RuleBook:
     streams: Mapping[str, Stream]  # all declared streams by name
     # By rule_id: the active or paused version, else the one in shadow, else the one that ended the rule.
     entries: dict[str, Entry] = field(default_factory=dict)
-    challengers: dict[str, Entry] = field(
-        default_factory=dict
-    )  # by rule_id: the one in shadow beside that of `entries`
+    # By rule_id: the version in shadow beside the one in `entries`.
+    challengers: dict[str, Entry] = field(default_factory=dict)
     lists_commit: int | None = None  # the last commit of table `lists` that a row has named
     warming: WarmingVersions = field(default_factory=WarmingVersions)  # versions that wait for their history
 

@@ -142,8 +142,8 @@ class ListFiles:
         extended = [*chain, piece]
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
-        removes = bool((rows.rows < 0).any())
-        if not removes and len(waiting) <= _MAX_PIECES and sum(waiting) <= max(_MIN_ROWS, whole // 4):
+        has_removals = bool((rows.rows < 0).any())
+        if not has_removals and len(waiting) <= _MAX_PIECES and sum(waiting) <= max(_MIN_ROWS, whole // 4):
             self.parcels.write(piece.name, pack_rows(rows))
             return extended
         before = self._read_list(name, chain, _Kept())

@@ -94,8 +94,7 @@ class ListsWatch:
         if self._version is None or time.monotonic() < self._next_look:
             return
         if time.monotonic() >= self._next_removal:
-            message = "stream=%s could not remove files of lists, will retry: %s"
-            succeeds(self.remove_old, message, self._stream)
+            self.remove_old()
         if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
             return
         if not succeeds(self._follow, "stream=%s could not read the table lists, will retry: %s", self._stream):
@@ -159,8 +158,12 @@ class ListsWatch:
             self._files.note_announced(self._announced)
 
     def remove_old(self) -> None:
-        """Removes the files that no state can need: those older than the lists of the last finished batch."""
+        """Removes the files that no state can need. A failure is logged and retried, here or at the next start."""
         self._next_removal = time.monotonic() + _REMOVE_SECONDS
+        succeeds(self._remove_old, "stream=%s could not remove files of lists, will retry: %s", self._stream)
+
+    def _remove_old(self) -> None:
+        """Removes the files that are older than the lists of the last finished batch."""
         if max(self._announced, default=-1) <= self._kept_from or self._is_rebuilding():
             return
         following = self._checkpoint.find_next_commits()[RULES]

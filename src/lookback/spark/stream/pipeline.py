@@ -227,8 +227,7 @@ class Evaluation:
                 if self.reports:
                     note = partial(self._note_read, self.reports[-1].batch_id, is_last=True)
                     succeeds(note, "stream=%s could not note the last commits read: %s", self.stream)
-                message = "stream=%s could not remove files of lists: %s"
-                succeeds(self._lists.remove_old, message, self.stream)
+                self._lists.remove_old()
 
     def _must_go_on(self) -> bool:
         """Returns whether a version unexpectedly still waits for its history after all events were evaluated."""

@@ -187,9 +187,8 @@ class UnwrittenRows:
 
         A privacy request may remove rows of the last arrival, some of which may never have been written after a kill.
         """
-        removals = self.tables.history(name).where(F.col("operation").isin(*_REMOVING)).select("version").collect()
         counted = Counter[tuple[Any, ...]]()
-        for (version,) in removals:
+        for (version,) in _select_removals(self.tables, name).select("version").collect():
             # If VACUUM has deleted the old files, there usually are newer commits.
             with suppress(*SPARK_ERRORS):
                 before = self.tables.read(name, version=version - 1)
@@ -333,4 +332,9 @@ def _find_last_change(tables: Tables, stream: Stream, first: int, last: int) -> 
 
 def _has_removals(tables: Tables, name: str) -> bool:
     """Returns whether the history of a table shows that rows were deleted."""
-    return not tables.history(name).where(F.col("operation").isin(*_REMOVING)).isEmpty()
+    return not _select_removals(tables, name).isEmpty()
+
+
+def _select_removals(tables: Tables, name: str) -> DataFrame:
+    """Selects the commits that may have deleted rows from the history of a table."""
+    return tables.history(name).where(F.col("operation").isin(*_REMOVING))
