@@ -313,12 +313,6 @@ def test_commands_of_a_page_are_those_of_the_command_line(page: str) -> None:
                 _make_parser().parse_args(words[1:])
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_lines_of_a_page_are_not_too_long(page: str) -> None:
-    long = [line for line in PAGES[page].splitlines() if len(line) > 120 and not line.startswith("|")]
-    assert not long
-
-
 # The rule guide ------------------------------------------------------------------------------------------------------
 
 GUIDE = blocks_of("rule-guide")

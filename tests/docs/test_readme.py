@@ -73,7 +73,3 @@ def test_every_other_picture_is_of_a_desk_and_shown_on_its_page() -> None:
         assert f'"{path.stem}"' in tests, "make test-browser PICTURES=docs/pictures draws it"
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size < 150_000
-
-
-def test_it_is_one_screen_and_a_half() -> None:
-    assert len(README.splitlines()) <= 150

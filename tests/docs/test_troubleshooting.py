@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes what the code says, and leaves nothing out that a person meets.
+"""Every message that docs/troubleshooting.md explains is one of the code.
 
 A text of the code is compared with its placeholders as `…`; a quote is such a text, or the beginning of one.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "lookback"
 PAGE = ROOT / "docs" / "troubleshooting.md"
 ANY = "…"
-# What these are made with reaches a person; ExpressionError, RuleError and StreamError name every problem and teach by
-# themselves, so the page tells their kinds alone.
-TOLD = {
-    "SetupError",
-    "StateError",
-    "RemoteError",
-    "ReviewError",
-    "EventError",
-    "DurationError",
-    "TypeNameError",
-    "_LOG.warning",
-}
-# Why a row of `rules` is rejected; the reasons of rejected_events are told by columns and by files, see `_told_by`.
-REASONS = {("core/rules/rulebook.py", "Rejected")}
-# Of a text that is put together: a piece begins or ends in the middle.
-_PIECE = re.compile(r"^['`:;, ]|['` ]$|^[\w…]+$|^… = |^…\.\.\.|[^ ]: ?$")
 
 
 def written(node: ast.AST) -> str:
@@ -77,45 +60,6 @@ def texts() -> frozenset[str]:
     return frozenset(text for text in found if is_said(text))
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """(file, text) of everything that a person can be told by way of an error, a warning or a reason."""
-    for name, tree in files().items():
-        inner = {id(part) for node in ast.walk(tree) if _is_column(node) for part in ast.walk(node) if part is not node}
-        for node in ast.walk(tree):
-            if id(node) not in inner:
-                yield from ((name, text) for each in _told_by(name, node) for text in _texts(each))
-
-
-def _texts(node: ast.AST) -> Iterator[str]:
-    """The text that an expression makes; where that has no word, those of its parts, such as a line for each of several."""
-    text = plain(written(node))
-    if not is_said(text):
-        for part in ast.iter_child_nodes(node):
-            yield from _texts(part)
-    elif not _PIECE.search(text):
-        yield text
-
-
-def _is_column(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("F.lit", "F.concat")
-
-
-def _told_by(name: str, node: ast.AST) -> list[ast.expr]:
-    """Returns the text that a call or an assignment shows to people."""
-    if name == "spark/ingest/fields.py" and isinstance(node, ast.expr) and _is_column(node):
-        return [node]
-    if name == "spark/ingest/sources.py" and isinstance(node, ast.Assign) and "broken[" in ast.unparse(node.targets[0]):
-        return [node.value]
-    if isinstance(node, ast.Call) and (ast.unparse(node.func) in TOLD or (name, ast.unparse(node.func)) in REASONS):
-        return node.args[:1]
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "succeeds":
-        return node.args[1:2]
-    return []
-
-
-TEXTS = sorted({text: name for name, text in told()}.items())
-
-
 def quotes() -> list[str]:
     """The first cell of each row of the tables of messages."""
     found = []
@@ -130,10 +74,6 @@ def quotes() -> list[str]:
 QUOTES = quotes()
 
 
-def is_quoted(text: str) -> bool:
-    return any(text.startswith(plain(quote)) for quote in QUOTES)
-
-
 def column(title: str) -> list[str]:
     """The names in the first column of the table that begins with this title."""
     page = PAGE.read_text(encoding="utf-8")
@@ -146,11 +86,6 @@ def test_message_of_the_page_is_one_of_the_code(quote: str) -> None:
     assert quote.startswith("`"), "a message stands in code marks"
     assert quote.endswith("`"), "a message stands in code marks"
     assert any(text.startswith(plain(quote)) for text in texts())
-
-
-@pytest.mark.parametrize(("text", "file"), TEXTS, ids=[text[:60] for text, _ in TEXTS])
-def test_message_of_the_code_is_on_the_page(text: str, file: str) -> None:
-    assert is_quoted(text), f"{file} says this: give it a row in docs/troubleshooting.md"
 
 
 def test_every_message_is_there_once() -> None:

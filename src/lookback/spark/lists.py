@@ -70,11 +70,6 @@ class ListReport:
     seconds: float
     rejections: tuple[Rejection, ...] = ()
 
-    @property
-    def balanced(self) -> bool:
-        """Whether the outcomes add up to the offered values."""
-        return self.offered == self.added + self.changed + self.duplicates + self.rejected
-
     def __str__(self) -> str:
         return (
             f"list {self.list}: {self.offered:,} offered = {self.added:,} added + {self.changed:,} changed + "

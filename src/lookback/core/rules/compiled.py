@@ -83,11 +83,6 @@ class Feature:
         """The feature's aggregate function."""
         return AGGREGATES[self.function]
 
-    @property
-    def resolution(self) -> int:
-        """The resolution of the feature's windows in microseconds; 0 for none."""
-        return 0 if self.buckets is None else self.buckets.resolution
-
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:
         """The calls of in_list in the feature's expressions, inner ones first."""

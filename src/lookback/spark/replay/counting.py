@@ -135,7 +135,7 @@ def _count_flagged(
 
     def add(name: str, rows: DataFrame) -> None:
         """Adds the number of rows in which each trial's bit is set."""
-        counted = rows.select("group", "bits").mapInArrow(_CountBits(), "group int, counts array<bigint>")
+        counted = rows.select("group", "bits").mapInArrow(_count_bits, "group int, counts array<bigint>")
         for row in counted.collect():
             for bit, count in enumerate(row["counts"]):
                 if count:
@@ -186,15 +186,13 @@ def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFra
     return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time", "arrival")
 
 
-class _CountBits:
+def _count_bits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Counts the rows of each group in which each bit is set."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            groups, words = batch["group"].to_numpy(), batch["bits"]
-            for group in np.unique(groups).tolist():
-                rows = np.flatnonzero(groups == group)
-                bits = words.take(pa.array(rows)).flatten().to_numpy().reshape(len(rows), -1)
-                counts = count_bits(bits, bits.shape[1] * WORD_BITS)
-                columns = {"group": pa.array([group], pa.int32()), "counts": pa.array([counts], pa.list_(pa.int64()))}
-                yield pa.RecordBatch.from_pydict(columns)
+    for batch in batches:
+        groups, words = batch["group"].to_numpy(), batch["bits"]
+        for group in np.unique(groups).tolist():
+            rows = np.flatnonzero(groups == group)
+            bits = words.take(pa.array(rows)).flatten().to_numpy().reshape(len(rows), -1)
+            counts = count_bits(bits, bits.shape[1] * WORD_BITS)
+            columns = {"group": pa.array([group], pa.int32()), "counts": pa.array([counts], pa.list_(pa.int64()))}
+            yield pa.RecordBatch.from_pydict(columns)
