@@ -22,7 +22,8 @@ from lookback.core.engine.warming import History, find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.document import STATUSES, Rule, quote_value
+from lookback.core.rules.document import STATUSES, Rule
+from lookback.core.rules.problems import quote_value
 from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece, Warming
