@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import SetupError
 from lookback.spark.ingest.files import ingest
-from lookback.spark.platform.session import get_spark
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.stream.pipeline import Evaluation
+from lookback.verbs import Workspace
 from lookback.views.terminal import describe_change
 from lookback.views.timeline import plot_key_timeline
 from lookback.views.whatif import plot_alerts_by_value
@@ -35,7 +34,6 @@ from lookback.views.whatif import plot_alerts_by_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lookback.core.streams.declaration import Stream
     from lookback.spark.batches.sink import BatchReport
 
 _SAMPLE = Path("samples/transactions.parquet")
@@ -76,11 +74,10 @@ def run_demo(settings: Settings, events: Path | None = None) -> Path:
     started = time.monotonic()
     source = events or settings.conf / _SAMPLE
     root = _make_fresh_folder(Path(settings.root))
-    stream = settings.stream("transactions")
+    place = Workspace(replace(settings, root=str(root)), "transactions")
     print(f"Starting Spark; tables go to {root}")
-    tables = Tables.local(get_spark("lookback demo", settings=settings.spark), root)
-    tables.create(stream)
-    demo = _Demo(tables, stream, settings)
+    place.tables.create(place.stream)
+    demo = _Demo(place)
     try:
         return demo.run(source, started)
     finally:
@@ -88,14 +85,16 @@ def run_demo(settings: Settings, events: Path | None = None) -> Path:
 
 
 class _Demo:
-    def __init__(self, tables: Tables, stream: Stream, settings: Settings) -> None:
-        self.tables, self.stream, self.settings = tables, stream, settings
-        streams = settings.streams()
-        self.rules = RulesTable(tables, streams)
-        self.streams = streams
-        self.evaluation = Evaluation(
-            tables, stream, streams, checkpoint_folder(tables, stream), on_batch=self._show_batch
+    def __init__(self, place: Workspace) -> None:
+        self.tables, self.stream, self.streams, self.settings = (
+            place.tables,
+            place.stream,
+            place.streams,
+            place.settings,
         )
+        self.rules = RulesTable(place.tables, place.streams)
+        folder = place.checkpoint("evaluate")
+        self.evaluation = Evaluation(place.tables, place.stream, place.streams, folder, on_batch=self._show_batch)
         self.changes: list[Change] = []
 
     def run(self, source: Path, started: float) -> Path:

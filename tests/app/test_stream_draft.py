@@ -334,7 +334,7 @@ def test_init_remarks_a_stream_that_one_fast_clock_can_make_late(
         text = yaml.safe_dump({**document, "stream": name, "allowed_lateness": lateness})
         (tmp_path / f"streams/{name}.yml").write_text(text, encoding="utf-8")
     tables = SimpleNamespace(path_or_name=lambda name: f"/lake/{name}")
-    monkeypatch.setattr("lookback.commands.upkeep.open_tables", lambda *_: tables)
+    monkeypatch.setattr("lookback.verbs.Workspace.tables", tables)
     monkeypatch.setattr("lookback.spark.operations.catalog.set_up", lambda *_, **__: [])
     assert main(["--conf", str(tmp_path), "init"]) == 0
     (remark,) = capsys.readouterr().err.splitlines()

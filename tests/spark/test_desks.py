@@ -218,7 +218,8 @@ def test_a_continuous_evaluation_runs_beside_the_desk_until_stop(ready: Tables, 
     append(ready, make_events(50, seed=3))
     rules = RulesTable(ready, STREAMS)
     rules.push(rule("often", when="n >= 2", message=""))
-    workspace = notebook.Workspace(ready, STREAMS, STREAM, Settings(str(ready.root), tmp_path))
+    workspace = notebook.Workspace(Settings(str(ready.root), tmp_path))
+    vars(workspace).update(tables=ready, streams=STREAMS, stream=STREAM)
     desk = StreamDesk(rules, STREAM, seconds=0.2)
     assert notebook.evaluate_stream(workspace, "continuous", view="desk", desk=desk) == []
     try:

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from lookback.cli import main
-from lookback.commands import options
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.values.columns import from_arrow, to_text
@@ -30,6 +29,7 @@ from lookback.spark.tables import answers
 from lookback.spark.tables.folders import open_folders
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS, make_events_schema
+from lookback.verbs import Workspace
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, copy_of, make_events, publish
 from sample_alert import ALERT
 
@@ -134,7 +134,7 @@ def test_commands_say_the_same_without_a_jvm(
     differing = []
     for words in [*IN_WORDS, *([*words, "--json"] for words in [*COMMANDS, *explaining])]:
         with monkeypatch.context() as patch:
-            patch.setattr(options, "open_tables", _refuse)
+            patch.setattr(Workspace, "open_tables", _refuse)
             without = say(desk, words, capsys)
         with monkeypatch.context() as patch:
             patch.setattr(answers, "_READER", ("there_is_no_such_package",))
@@ -252,13 +252,13 @@ def test_spark_answers_where_a_table_has_what_only_spark_reads(
     publish(ready, RULES[:1])
     add_values(ready, "vips", ["1"], author="ann")
     _write_odd_alerts(ready)
-    asked, open_tables = [], options.open_tables
+    asked, open_tables = [], Workspace.open_tables
 
     def ask(*arguments: Any) -> Tables:
         asked.append(arguments)
         return open_tables(*arguments)
 
-    monkeypatch.setattr(options, "open_tables", ask)
+    monkeypatch.setattr(Workspace, "open_tables", ask)
     before = settle(say(ready, words, capsys))
     assert not asked
     ready.spark.sql(f"ALTER TABLE {ready.identifier(name)} SET TBLPROPERTIES ({feature})")

@@ -39,6 +39,13 @@ class Activation:
     conditions: list[Condition]
     version: int | None
 
+    @property
+    def outcome(self) -> str:
+        """Says of the candidate whether it is active."""
+        if self.version is None:
+            return "is not active: not all conditions are met"
+        return f"is active as version {self.version}"
+
 
 def activate(
     rules: RulesTable, rule_id: str, gate: Gate, *, approver: str = "", comment: str = "",

@@ -97,12 +97,7 @@ class PublishingPanel:
 
         def show(found: Activation) -> None:
             self._show_conditions(found.conditions)
-            done = (
-                "is not active: not all conditions are met"
-                if found.version is None
-                else f"is active as version {found.version}"
-            )
-            self._work.status.show(f"Version {found.candidate} {done}.", "done")
+            self._work.status.show(f"Version {found.candidate} {found.outcome}.", "done")
 
         self._work.start("Activate", work, show, is_lasting=True)
 
