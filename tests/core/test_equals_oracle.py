@@ -21,7 +21,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.judging import candidates, keyjudge, lookbacks, lookups, matches, taken, tiled
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.state import keyruns, pieces
+from lookback.core.state import keyruns, pieces, storedruns
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -168,9 +168,9 @@ def small_pages() -> Iterator[None]:
         patch.setattr(candidates, "_MAX_ROWS", 20)
         patch.setattr(keyjudge, "_MIN_ASKED", 1)
         patch.setattr(evaluation, "_MAX_EVENTS", 3)
-        patch.setattr(state_module, "_MAX_UNSAVED_BYTES", 0)
-        patch.setattr(state_module, "_SAMPLE_ROWS", 2)
-        patch.setattr(state_module, "_MIN_FILED_ROWS", 0)
+        patch.setattr(storedruns, "_MAX_UNSAVED_BYTES", 0)
+        patch.setattr(storedruns, "_SAMPLE_ROWS", 2)
+        patch.setattr(storedruns, "_MIN_FILED_ROWS", 0)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MAX_CANDIDATES", 2)
         yield

@@ -341,7 +341,7 @@ def warm(stage: Stage, document: dict[str, Any], meanwhile: str, after: str) -> 
     assert stage.state.deferred.events <= len(meanwhile)
     stage.gather(document, through)
     stage.piece(1, through)
-    assert not stage.state.deferred.records
+    assert not stage.state.deferred.counts
     for card in after:
         stage.event(card)
     active = through + len(meanwhile)
@@ -499,7 +499,7 @@ def test_deferred_events_go_with_the_version(end: str) -> None:
     else:
         stage.piece(1, 2, 0, 0)
     stage.event("z")
-    assert not stage.state.deferred.records
+    assert not stage.state.deferred.counts
     stage.event("y")
     assert not stage.alerts
 

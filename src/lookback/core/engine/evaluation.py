@@ -39,7 +39,8 @@ from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
 from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_start, describe_warming
-from lookback.core.state.shard import FeatureState, ShardState
+from lookback.core.state.shard import ShardState
+from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, find_commit_edges
@@ -463,14 +464,14 @@ class Evaluator:
             was_kept &= is_kept
             at = left[is_kept[left]]
             part = None if values is None else values.values[at]
-            missing = state.remove_rows(name, feature.row_set, keys.take(at), deleted.times[at], part)
+            missing = state.windows.remove_rows(name, keys.take(at), deleted.times[at], part)
             left = np.setdiff1d(left, np.delete(at, missing))
         left = left[was_kept[left]]
-        return state.has_rows_at(name, keys.take(left), deleted.times[left])
+        return state.windows.has_rows_at(name, keys.take(left), deleted.times[left])
 
     def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""
-        state.segments += 1
+        state.windows.segments += 1
         timeline = self._timeline(state, part.marks)
         segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         self._judge(segment, rules, output)
@@ -614,7 +615,8 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
         state.features.setdefault(name, FeatureState(since=state.high)).width = width
     for _, rule in rules:
         for feature in rule.features:
-            state.features[feature.feature_id].buckets = feature.buckets
+            held = state.features[feature.feature_id]
+            held.buckets, held.row_set = feature.buckets, feature.row_set
 
 
 def _open_memories(state: ShardState, rules: _Rules) -> None:
@@ -715,7 +717,7 @@ def _contain_failure(
         for entry, rule in rules:
             state.book.mark_broken(entry)
             for name in (rule.store, rule.memory):
-                state.drop_table(name)
+                state.tables.drop(name)
             output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0, ""), reason, entry.status))
 
 
