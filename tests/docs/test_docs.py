@@ -497,6 +497,25 @@ def test_the_draft_of_the_page_is_that_of_its_file(tmp_path: Path, monkeypatch: 
     assert draft_stream("orders.csv") == next(b.text for b in STREAM_PAGE if b.info == "yaml stream draft")
 
 
+# The contract --------------------------------------------------------------------------------------------------------
+
+
+def test_every_clause_that_a_test_is_named_after_is_in_the_contract() -> None:
+    clauses, section = set(), ""
+    for line in PAGES["contract"].splitlines():
+        if heading := re.match(r"## (\d+)\. ", line):
+            section = heading[1]
+        elif clause := re.match(r"(\d+)\. \*\*C\*\* ", line):
+            clauses.add(f"{section}_{clause[1]}")
+    named = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *def test_c(\d+_\d+)(?=_)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named
+    assert named <= clauses
+
+
 # Sizing --------------------------------------------------------------------------------------------------------------
 
 
