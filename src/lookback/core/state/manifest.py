@@ -19,7 +19,7 @@ def write_features(features: Mapping[str, FeatureState]) -> dict[str, list[Any]]
     """Returns each feature as a list: floor, since, width, runs and, if it has buckets, how it combines rows."""
     written = {}
     for feature_id, feature in features.items():
-        fields = [feature.floor, feature.since, feature.width, [stored.to_json() for stored in feature.runs]]
+        fields: list[Any] = [feature.floor, feature.since, feature.width, [stored.to_json() for stored in feature.runs]]
         if feature.buckets is not None:
             fields += [feature.closed, feature.buckets.resolution, feature.buckets.lag, feature.buckets.function]
         written[feature_id] = fields
