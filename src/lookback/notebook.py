@@ -29,7 +29,7 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.places import find_local_path
-from lookback.testing.trial import Trial
+from lookback.testing.trial import DocumentTrial
 from lookback.verbs import Workspace as Workspace  # noqa: PLC0414 - notebooks find it here
 from lookback.views import pictures, whatif
 from lookback.views.display import code, has_person, show, text, to_frame
@@ -298,7 +298,7 @@ def _show_remarks(remarks: Sequence[Remark]) -> None:
         show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
 
 
-def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
+def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> DocumentTrial:
     """Runs a rule over the newest `events` events of its stream, and plots what it would have flagged.
 
     Nothing is published. The evaluator is the stream's own and takes the events in the order they were ingested. A

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lookback.spark.operations.catalog import SetUpStep
     from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.operations.maintenance import Maintenance
-    from lookback.spark.operations.notify import Counts
+    from lookback.spark.operations.notify import DeliveryCounts
 
 # The number of differing rows to show.
 _MAX_DIFFERENCES = 20
@@ -49,10 +49,10 @@ def set_up(
         engineers: Principal that gets the grants of an engineer; empty for none.
         service: Principal that gets the grants of the service; empty for none.
     """
-    from lookback.spark.operations.grants import Roles
+    from lookback.spark.operations.grants import Grantees
 
     place = _open(root, catalog, schema, conf)
-    steps = verbs.set_up(place, landing, Roles(analysts, engineers, service))
+    steps = verbs.set_up(place, landing, Grantees(analysts, engineers, service))
     show(pd.DataFrame([{"thing": step.thing, "done": step.done} for step in steps]))
     remarks = {name: describe_fast_clock(stream) for name, stream in place.streams.items()}
     show(*(text(f"{name}: {remark}") for name, remark in remarks.items() if remark))
@@ -147,7 +147,7 @@ def show_receivers(conf: str = "../conf") -> None:
 def notify(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", mode: str = "once",
     every: str = "10 seconds", minutes: float = 0, since: str = "",
-) -> Counts:  # fmt: skip
+) -> DeliveryCounts:  # fmt: skip
     """Sends alerts, and shows how many.
 
     Mode `once` sends the alerts that exist now. Mode `continuous` looks for new alerts at the interval `every` until
@@ -155,14 +155,14 @@ def notify(
     `stream` is empty for all declared streams. A new receiver gets the alerts from the time `since`, empty for now.
     Raises SetupError; in mode `once` also at the end if an alert could not be sent.
     """
-    from lookback.spark.operations.notify import Counts
+    from lookback.spark.operations.notify import DeliveryCounts
 
     once = check_mode(mode, "once", "continuous") == "once"
     pause = parse_duration(every) / 1_000_000
     sending = verbs.make_notifier(_open(root, catalog, schema, conf, stream), since)
-    total, stop = Counts(), Event()
+    total, stop = DeliveryCounts(), Event()
 
-    def report(counts: Counts) -> None:
+    def report(counts: DeliveryCounts) -> None:
         total.add(counts)
         clear()
         show(text(f"{total}; the last at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"))

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport
     from lookback.spark.operations.catalog import SetUpStep
     from lookback.spark.operations.forget import ForgetReport
-    from lookback.spark.operations.grants import Roles
+    from lookback.spark.operations.grants import Grantees
     from lookback.spark.operations.maintenance import Maintenance
-    from lookback.spark.operations.notify import Counts, Notifier
+    from lookback.spark.operations.notify import DeliveryCounts, Notifier
     from lookback.spark.replay.backtest import Backtest, Range
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
     from lookback.spark.tables.lakehouse import Tables
-    from lookback.testing.trial import Trial
+    from lookback.testing.trial import DocumentTrial
 
 _Answer = TypeVar("_Answer")
 
@@ -119,7 +119,7 @@ class Workspace:
         return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
 
 
-def set_up(place: Workspace, landing: str = "", roles: Roles | None = None) -> list[SetUpStep]:
+def set_up(place: Workspace, landing: str = "", roles: Grantees | None = None) -> list[SetUpStep]:
     """Creates the missing parts of a place, and `landing`, the folder of arriving files. Returns a step for each part."""
     from lookback.spark.operations.catalog import set_up as run
 
@@ -180,7 +180,7 @@ def make_notifier(place: Workspace, since: str = "") -> Notifier:
     return Notifier(place.tables, [stream.name for stream in streams], senders, start)
 
 
-def has_failed(counts: Counts) -> bool:
+def has_failed(counts: DeliveryCounts) -> bool:
     """Returns whether an alert could not be sent."""
     return bool(counts.failed or counts.given_up)
 
@@ -265,7 +265,7 @@ def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, even
 
 def try_rule(
     tables: Tables, document: Mapping[str, Any], stream: Stream, events: int, progress: Callable[[str], None] | None = None
-) -> tuple[Trial, list[Remark]]:  # fmt: skip
+) -> tuple[DocumentTrial, list[Remark]]:  # fmt: skip
     """Runs a rule over the newest `events` events of its stream. Returns the result, and what no event satisfies."""
     from lookback.data_remarks import find_data_remarks
     from lookback.spark.following.listfeed import read_contents

@@ -21,7 +21,7 @@ from lookback.core.operations.health import THRESHOLDS
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
 from lookback.core.streams.alerts import TABLE as ALERTS
-from lookback.spark.operations.grants import Roles, TablePlace, list_grants
+from lookback.spark.operations.grants import Grantees, TablePlace, list_grants
 from lookback.spark.review import QUEUE_DAYS
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
@@ -159,7 +159,7 @@ def test_a_query_reads_tables_of_the_product_that_analysts_may_read(name: str, d
     tables = [each for each in tree.find_all(exp.Table) if each.name not in made]
     # The target's catalog and schema come before the name.
     assert all(not each.catalog and not each.db for each in tables)
-    place, roles = TablePlace("main", "lookback"), Roles(analysts="the-analysts")
+    place, roles = TablePlace("main", "lookback"), Grantees(analysts="the-analysts")
     readable = {
         grant.name[-1]
         for grant in list_grants(place, roles, [])

@@ -26,7 +26,7 @@ from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
 from lookback.spark.operations.catalog import SetUpStep, Volume, _Setup
-from lookback.spark.operations.grants import Roles, TablePlace, list_grants
+from lookback.spark.operations.grants import Grantees, TablePlace, list_grants
 from lookback.spark.platform import session
 from lookback.spark.platform.session import _set_or_skip
 from lookback.spark.stream.pipeline import Evaluation, _Idle
@@ -34,7 +34,7 @@ from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 
 THREATS = Path(__file__).parents[2] / "docs" / "threats.md"
-ROLES = Roles("analysts", "engineers", "lookback-service")
+ROLES = Grantees("analysts", "engineers", "lookback-service")
 PLACE = TablePlace("main", "fraud", "lookback", "landing")
 
 
@@ -99,8 +99,8 @@ def test_only_the_service_writes_what_it_decides_and_analysts_see_no_raw_rows() 
 
 
 def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they_must_be() -> None:
-    assert list_grants(PLACE, Roles(), ["transactions"]) == []
-    (only, *_) = list_grants(TablePlace("my-catalog", "fraud"), Roles(engineers="a`b"), [])
+    assert list_grants(PLACE, Grantees(), ["transactions"]) == []
+    (only, *_) = list_grants(TablePlace("my-catalog", "fraud"), Grantees(engineers="a`b"), [])
     assert only.statement == "GRANT USE CATALOG ON CATALOG `my-catalog` TO `a``b`"
     named = {grant.kind for grant in list_grants(TablePlace("main", "fraud"), ROLES, [])}
     assert named == {"CATALOG", "SCHEMA", "TABLE"}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from lookback.spark.replay.counting import Counts
+    from lookback.spark.replay.counting import LabelCounts
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -401,7 +401,7 @@ def test_c10_4_windows_and_long_sequences_flag_in_a_backtest_what_the_stream_say
     counted: list[DataFrame] = []
     count = backtests.count_trials
 
-    def keep(trials: int, last: DataFrame, events: DataFrame, *others: Any) -> Counts:
+    def keep(trials: int, last: DataFrame, events: DataFrame, *others: Any) -> LabelCounts:
         counted.append(events)
         return count(trials, last, events, *others)
 

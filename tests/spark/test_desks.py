@@ -18,7 +18,7 @@ from lookback.config import Settings, load_rule_document
 from lookback.core.rules.gate import Gate
 from lookback.desk.authoring import Authoring
 from lookback.desk.rule import trying
-from lookback.desk.running import Run
+from lookback.desk.running import RunningEvaluation
 from lookback.desk.streams import StreamDesk
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.lakehouse import Tables
@@ -128,7 +128,7 @@ def test_a_cancelled_run_leaves_no_job_behind(spark: SparkSession) -> None:
     def work(_: Callable[[str], None]) -> None:
         spark.range(1).mapInPandas(_sleep, "id long").collect()
 
-    run = Run(
+    run = RunningEvaluation(
         spark,
         work,
         on_line=seen.append,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lookback.spark.replay.backtest import Figures
+from lookback.spark.replay.backtest import BacktestFigures
 from lookback.spark.reports import RuleReport
 from lookback.views.markdown import describe_range, escape_markdown, format_reports
 
-FIGURES = Figures("spend", 4, {}, 1_234, 41.128, 17, 1_234, 8, 4, 0.5, 0.25, 16, 1_300, 0)
+FIGURES = BacktestFigures("spend", 4, {}, 1_234, 41.128, 17, 1_234, 8, 4, 0.5, 0.25, 16, 1_300, 0)
 PASSING = RuleReport("rules/spend.yml", "spend", 2, FIGURES, 30.04)
 
 

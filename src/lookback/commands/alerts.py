@@ -31,7 +31,7 @@ from lookback.views.terminal import format_json, print_json
 
 if TYPE_CHECKING:
     from lookback.core.explaining.events import EventExplanation
-    from lookback.spark.operations.notify import Counts
+    from lookback.spark.operations.notify import DeliveryCounts
     from lookback.spark.tables.lakehouse import Tables
 
 
@@ -195,7 +195,7 @@ def _notify(options: argparse.Namespace) -> int:
     place, every = open_workspace(options), parse_duration(options.every) / 1_000_000
     sending = verbs.make_notifier(place, options.since or "")
 
-    def show(counts: Counts) -> None:
+    def show(counts: DeliveryCounts) -> None:
         print(format_json(vars(counts)) if wants_json(options) else counts, flush=True)
 
     stop = threading.Event()

@@ -28,8 +28,8 @@ from lookback.core.values.times import to_utc
 from lookback.views.terminal import print_json
 
 if TYPE_CHECKING:
-    from lookback.spark.replay.backtest import Backtest, Candidate, Figures
-    from lookback.spark.replay.comparison import Comparison
+    from lookback.spark.replay.backtest import Backtest, BacktestFigures, Candidate
+    from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
 
 # The number of differences that `prove` prints.
@@ -142,13 +142,13 @@ def _load_candidate(text: str, rules: RulesTable) -> Candidate:
     return Candidate(dict(rules.check(row.document or {}).spec.document), row.version)
 
 
-def _make_row(figures: Figures) -> dict[str, Any]:
+def _make_row(figures: BacktestFigures) -> dict[str, Any]:
     ratios = ("alerts_per_day", "precision", "recall")
     rounded = {name: None if (value := getattr(figures, name)) is None else round(value, 6) for name in ratios}
     return {**vars(figures), **rounded}
 
 
-def _describe_comparison(comparison: Comparison, values: Mapping[str, Any]) -> str:
+def _describe_comparison(comparison: RunComparison, values: Mapping[str, Any]) -> str:
     named = ", ".join(f"{name} = {value}" for name, value in values.items())
     lost, gained = (count_noun(keys, "key") for keys in (comparison.keys_lost, comparison.keys_gained))
     counts = (

@@ -24,7 +24,7 @@ from lookback.core.engine.deferral import (
     read_deferred,
     select_events,
 )
-from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
+from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
@@ -374,7 +374,7 @@ class Evaluator:
             assert self.read_parcel is not None
             # The pieces divide the keys of a shard as a larger number of shards would.
             content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
-            History.decode(content, piece.parcel).load(state, rule)
+            WindowHistory.decode(content, piece.parcel).load(state, rule)
         warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
         state.book.change_warming(warming)
         if rule is not None and not piece.is_cold and _has_deferred(state, warming.entry, rule):

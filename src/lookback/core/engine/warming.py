@@ -124,7 +124,7 @@ def _list_states(rule: CompiledRule) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class History:
+class WindowHistory:
     """The rows from earlier commits that the windows of a rule need, for one shard or some of its keys.
 
     Attributes:
@@ -146,7 +146,7 @@ class History:
     notes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, rule: CompiledRule, high: int | None = None) -> History:
+    def empty(cls, rule: CompiledRule, high: int | None = None) -> WindowHistory:
         """Makes a history without rows; `high` is the highest event time before the commits that were read."""
         count, table = len(_list_states(rule)), KeyedTable("")
         if rule.spec.kind == SESSION:
@@ -155,7 +155,7 @@ class History:
         return cls([None] * count, [high] * count, [-NEVER_DUE] * count, runs, [], notes=table.notes)
 
     @classmethod
-    def of(cls, state: ShardState, rule: CompiledRule) -> History:
+    def of(cls, state: ShardState, rule: CompiledRule) -> WindowHistory:
         """Extracts the history of a rule from a state where it gathered rows; `rule` has the features of that state."""
         states = [state.features[name] for name in _list_states(rule)]
         runs = [state.windows.gather_rows(feature.feature_id) for feature in rule.features]
@@ -178,7 +178,7 @@ class History:
         return b"".join([_HEAD.pack(len(text)), text, *pages, *of_table])
 
     @classmethod
-    def decode(cls, content: bytes, place: str) -> History:
+    def decode(cls, content: bytes, place: str) -> WindowHistory:
         """Decodes the output of `encode`; raises StateError, naming `place`, if it is damaged."""
         try:
             (size,) = _HEAD.unpack_from(content)

@@ -21,9 +21,9 @@ from lookback.views import pictures
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.desk.work import Work
-    from lookback.spark.replay.comparison import Comparison
+    from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
-    from lookback.testing.trial import Trial
+    from lookback.testing.trial import DocumentTrial
 
 _MAX_SHOWN_ALERTS = 10
 
@@ -33,7 +33,7 @@ class _Look:
     """The result of a quick look at a rule."""
 
     rule_id: str
-    trial: Trial
+    trial: DocumentTrial
     stream: Stream
     remarks: Sequence[Any]
 
@@ -44,7 +44,7 @@ class _Tested:
 
     tuning: Tuning
     events: int
-    comparisons: Sequence[Comparison] = field(default_factory=list)
+    comparisons: Sequence[RunComparison] = field(default_factory=list)
 
 
 class TryingPanel:

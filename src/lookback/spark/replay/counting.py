@@ -37,7 +37,7 @@ class TrialCounts:
 
 
 @dataclass
-class Counts:
+class LabelCounts:
     """The counts of all trials, and the number of events in the range with a positive label."""
 
     by_trial: dict[int, TrialCounts] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def read_range_labels(
 def count_trials(
     trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
-) -> Counts:  # fmt: skip
+) -> LabelCounts:  # fmt: skip
     """Counts the alerts and events of the trials.
 
     Args:
@@ -93,7 +93,7 @@ def count_trials(
         places: The places of these trials' flags, each with the trial's number.
         labels: See `read_range_labels`.
     """
-    counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
+    counts = LabelCounts(all_positives=0 if labels is None else labels.where("positive").count())
     if len(places) < trials:
         _count_alerts(counts, last, events, labels)
     if places:
@@ -101,7 +101,7 @@ def count_trials(
     return counts
 
 
-def _count_alerts(counts: Counts, last: DataFrame, events: DataFrame, labels: DataFrame | None) -> None:
+def _count_alerts(counts: LabelCounts, last: DataFrame, events: DataFrame, labels: DataFrame | None) -> None:
     stands = F.col("verdict") == "raised"
     counted = last.groupBy(TRIED).agg(
         F.count_if(stands).alias("alerts"),
@@ -128,7 +128,7 @@ def find_last_rows(alerts: DataFrame) -> DataFrame:
 
 
 def _count_flagged(
-    counts: Counts, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
+    counts: LabelCounts, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
 ) -> None:
     counts.by_trial.update({at: TrialCounts() for at in places.values()})
     words = 1 + max(place.bit for place in places) // WORD_BITS

@@ -21,7 +21,7 @@ from lookback.core.values.windows import LOOKBACK, SEQUENCE, Session, TiledWindo
 from lookback.spark.explaining.counted import list_named_events, write_key
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Answers, judge
+from lookback.spark.replay.tasks import ShardAnswers, judge
 from lookback.spark.replay.trials import Course, Trial, make_plan
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def find_named_events(last: DataFrame) -> DataFrame:
 def find_events_behind(
     tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
     course: Course, since_commit: int | None, progress: Callable[[str], None] | None,
-) -> tuple[DataFrame, Answers | None]:  # fmt: skip
+) -> tuple[DataFrame, ShardAnswers | None]:  # fmt: skip
     """Finds all events behind the standing alerts in `last` (see `find_last_rows`).
 
     For course and since_commit, see `make_plan`.

@@ -22,7 +22,7 @@ from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.queries.functions import make_window
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import HistoryPlace, Plan, judge
+from lookback.spark.replay.tasks import HistoryPlace, ReplayPlan, judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.lakehouse import to_timestamp
@@ -69,7 +69,7 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
     left = set(request.parcels.list())
     for name in (name_part(request.name, part) for part in range(parts)):
         if name not in left:
-            request.parcels.write(name, warming.History.empty(request.rule, plan.high).encode())
+            request.parcels.write(name, warming.WindowHistory.empty(request.rule, plan.high).encode())
     return pieces
 
 
@@ -111,7 +111,7 @@ def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, 
     return found.where((F.col(_TIME) > settled) & ~F.col(_HAS_GAP))
 
 
-def _make_plan(tables: Tables, stream: Stream, request: Request, history: History) -> Plan:
+def _make_plan(tables: Tables, stream: Stream, request: Request, history: History) -> ReplayPlan:
     spec = request.rule.spec
     text = json.dumps(spec.document, ensure_ascii=False, default=str)
     first, waiting = [RuleChange("insert", -1, spec.rule_id, 1, "paused", text)], list[WaitingChange]()
@@ -123,7 +123,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
             waiting.append(WaitingChange(change, after))
     # The version was accepted under the current limits, so earlier and lower limits must not reject it.
     widened = replace(stream, limits=WIDEST_LIMITS)
-    return Plan(
+    return ReplayPlan(
         [request.rule], first, waiting, {stream.name: widened}, erases=True,
         declarations=course.declarations.with_limits(widened), lists=course.lists,
         high=find_highest_before(tables, stream, history.first) if history.first else None,

@@ -30,7 +30,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
-from lookback.core.engine.warming import History
+from lookback.core.engine.warming import WindowHistory
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.account import Account, Taken
 from lookback.core.rules.compiled import CompiledRule
@@ -120,7 +120,7 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers with flagged events.
 FLAGGED = "flagged"
-# The kind of answers with counts of events, see `Plan.account`.
+# The kind of answers with counts of events, see `ReplayPlan.account`.
 ACCOUNT = "account"
 # The kind of answers with a page of the final state, after the label of its shard.
 STATE = "state"
@@ -133,7 +133,7 @@ _LOW_PRIORITY = 10
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The rules of a replay and their changes.
 
     Attributes:
@@ -192,7 +192,7 @@ class Tried(NamedTuple):
     rule_id: str
 
 
-class Answers:
+class ShardAnswers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
     Attributes:
@@ -201,7 +201,7 @@ class Answers:
     """
 
     def __init__(
-        self, blocks: DataFrame, judge: _Judge, shards: int, progress: Callable[[str], None] | None = None
+        self, blocks: DataFrame, judge: _ShardJudge, shards: int, progress: Callable[[str], None] | None = None
     ) -> None:
         self.shards = shards
         spark = blocks.sparkSession
@@ -234,7 +234,7 @@ class Answers:
         return self._unpack(ALERTS, _ALERTS_ROWS)
 
     def read_tried_alerts(self) -> DataFrame:
-        """Reads the alert rows with one more column: the number of the candidate (see `Plan.tried`)."""
+        """Reads the alert rows with one more column: the number of the candidate (see `ReplayPlan.tried`)."""
         return self._unpack(ALERTS, _TRIED_ROWS)
 
     def read_flagged(self) -> DataFrame:
@@ -295,9 +295,9 @@ def count_shards(events: int, cores: int) -> int:
 
 
 def judge(
-    rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
+    rows: DataFrame, stream: Stream, plan: ReplayPlan, events: int, spans: Sequence[int],
     progress: Callable[[str], None] | None = None, saved: SavedState | None = None, shards: int | None = None,
-) -> Answers:  # fmt: skip
+) -> ShardAnswers:  # fmt: skip
     """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span by span.
 
     Args:
@@ -323,7 +323,7 @@ def judge(
     if saved is not None:
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
     blocks = blocks.repartition(tasks, "shard").sortWithinPartitions("shard", _SPAN)
-    return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
+    return ShardAnswers(blocks, _ShardJudge(stream, labels, plan), shards, progress)
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class _SpanDispatch:
     gives_way: bool = False
 
     @classmethod
-    def of(cls, stream: Stream, plan: Plan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
+    def of(cls, stream: Stream, plan: ReplayPlan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
         """Returns the dispatch of a plan's events to the shards with these labels."""
         builder = BlockBuilder(plan.declarations or Declarations.of(stream), labels, plan.account)
         return cls(builder, find_coverage(plan.rules), tuple(spans), plan.erases, plan.gives_way)
@@ -366,12 +366,12 @@ class _SpanDispatch:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _ShardJudge:
     """Judges the blocks of shards, shard by shard and span by span."""
 
     stream: Stream
     labels: tuple[str, ...]
-    plan: Plan
+    plan: ReplayPlan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the answers of the shards in `batches`, sorted by shard and span; called by Spark's mapInArrow."""
@@ -443,7 +443,7 @@ class _Pages(dict[str, bytes]):
 class _Shard:
     """The keys of one shard, with their state in memory."""
 
-    def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
+    def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: ReplayPlan) -> None:
         self._stream, self._tried, self._declarations = stream, plan.tried, plan.declarations
         number = list(labels).index(label)
         self._evaluator = Evaluator(
@@ -478,7 +478,7 @@ class _Shard:
 
     def leave_history(self, rule: CompiledRule, place: HistoryPlace) -> None:
         """Stores the rows gathered for a rule as one part of its history."""
-        content = History.of(self._state, rule).encode()
+        content = WindowHistory.of(self._state, rule).encode()
         place.parcels.write(name_part(place.name, self._evaluator.shard), content)
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:
