@@ -615,7 +615,9 @@ class _Lookback(_Kind):
             measured[measure.name] = aggregate(measure, rows)
         window = self.spec.window
         assert isinstance(window, Lookback)
-        COVERED["verdicts: lookback with a resolution"] += any(m.feature.buckets is not None for m in self.compiled.measures)
+        COVERED["verdicts: lookback with a resolution"] += any(
+            m.feature.buckets is not None for m in self.compiled.measures
+        )
         text = str(oracle.text(oracle.stream.event_id, event.values[oracle.stream.event_id]))
         about = _Subject(key, text, event.number, text, event.time, *bounds(window, event.time))
         alerted = self.judge(about, measured, oracle.columns(event), complete, arrival)
