@@ -60,8 +60,8 @@ def read_status(conf: Path, *words: str) -> int:
 
 
 SAMPLE = {
-    "at_us": str((NOW - 5) * 1_000_000), "recent": "true", "events": "1200", "late": "0", "discarded": "0",
-    "lag_seconds": "0.000", "watermark": str((NOW - 20) * 1_000_000), "state_rows": "5000", "run_ms": "300",
+    "at_us": str((NOW - 5) * 1_000_000), "is_recent": "1", "events": "1200", "late": "0", "discarded": "0",
+    "lag_seconds": "0.000", "watermark_us": str((NOW - 20) * 1_000_000), "state_rows": "5000", "run_ms": "300",
     "evaluate_ms": "100", "write_ms": "100", "judged": "7",
     "by_rule": '{"big":{"evaluated":1200,"matched":1500,"suppressed":100,"failed":0}}',
 }  # fmt: skip
@@ -139,7 +139,7 @@ def test_health_is_that_of_local_status(
 def test_an_evaluation_that_has_stopped_is_a_problem(
     conf: Path, server: WorkspaceServer, at_ten: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = {**SAMPLE, "at_us": str((NOW - 7200) * 1_000_000), "recent": "false", "judged": "5"}
+    old = {**SAMPLE, "at_us": str((NOW - 7200) * 1_000_000), "is_recent": "0", "judged": "5"}
     history = [{**row, "timestamp": "2026-03-01T09:00:00.000Z"} for row in ROWS["DESCRIBE HISTORY"]]
     rows = {**ROWS, "`metrics`": [old], "DESCRIBE HISTORY": history}
     server.replies["POST /api/2.0/sql/statements"] = lambda asked: told(asked, rows)

@@ -117,7 +117,7 @@ def test_no_array_is_read_as_pickled_objects_and_no_shell_is_started() -> None:
 
 # Each makes SQL of names that it quotes, of what our parser has understood, or of what conf/ says, which is code.
 MAKES_SQL = {
-    "catalog.py", "fields.py", "forget.py", "files.py", "history.py", "kafka.py", "lakehouse.py", "maintenance.py", "redaction.py", "rejected.py", "sources.py",
+    "catalog.py", "fields.py", "forget.py", "files.py", "frames.py", "history.py", "kafka.py", "lakehouse.py", "maintenance.py", "redaction.py", "rejected.py", "sources.py",
 }  # fmt: skip
 
 

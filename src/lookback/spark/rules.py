@@ -552,17 +552,8 @@ def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None
 
     `stream` and `rule_id` restrict the search to one stream or rule.
     """
-    is_own = F.lit(True) if stream is None else F.col("stream") == stream
-    is_own = is_own if rule_id is None else is_own & (F.col("rule_id") == rule_id)
-    is_rejected = F.col("action") == "rejected"
-    is_version = is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull()
-    decisions = is_version & F.col("action").isin("rejected", *ACTIONS.values())
-
-    def select(rows: DataFrame) -> DataFrame:
-        by_version = rows.where(decisions).groupBy("rule_id", "version")
-        return by_version.agg(F.bool_and(is_rejected).alias("is_rejected")).where("is_rejected")
-
-    return {(row["rule_id"], row["version"]) for row in tables.query("rule_log", select)}
+    rows = tables.ask("rejected_versions", stream=stream, rule_id=rule_id).collect()
+    return {(row["rule_id"], row["version"]) for row in rows}
 
 
 def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
+import sqlglot
 from pyspark.sql import Row
 
 from lookback.spark.queries.columns import Column, NeedsSpark, as_column, col, quote
@@ -39,6 +40,15 @@ class Session:
     def read(self, data: Any) -> Frame:
         """Returns a frame of an Arrow table or dataset. A query reads only the columns and row groups that it needs."""
         return Frame(self._connection.from_arrow(data))
+
+    def name(self, table: str, data: Any) -> None:
+        """Gives an Arrow table or dataset a name for queries in SQL."""
+        self._connection.register(table, data)
+
+    def ask(self, text: str, values: Mapping[str, Any]) -> Frame:
+        """Runs a query in Spark's dialect of SQL, with values for its :markers, on the named tables."""
+        (translated,) = sqlglot.transpile(text, read="databricks", write="duckdb")
+        return Frame(self._connection.sql(translated, params=dict(values)))
 
     def close(self) -> None:
         """Ends DuckDB and its threads."""

@@ -22,7 +22,9 @@ from lookback.core.streams import alerts, metrics
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import first_line, quote_identifier
+from lookback.core.values.times import parse_time
 from lookback.places import Place, find_local_path, open_place, parse_place
+from lookback.questions import write_question
 from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
@@ -366,6 +368,20 @@ class Tables:
         """
         return [] if self.is_unwritten(name) else query(self.read(name)).collect()
 
+    def ask(self, question: str, **values: object) -> DataFrame:
+        """Asks a question of `lookback.questions`. `values` has its values: texts, booleans, aware times or None."""
+        written = {name: _write_value(value) for name, value in values.items()}
+        return self.spark.sql(write_question(question, self._write_table, written.__getitem__))
+
+    def _write_table(self, name: str) -> str:
+        """Returns the SQL for one of Lookback's own tables; without any scan if it was never written to."""
+        if not self.is_unwritten(name):
+            return self.identifier(name)
+        columns = (
+            f"CAST(NULL AS {each.dataType.simpleString()}) AS {quote_name(each.name)}" for each in PRODUCT_TABLES[name]
+        )
+        return f"(SELECT {', '.join(columns)} WHERE false)"
+
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits of the table, newest first: version, timestamp, operation, userMetadata and more."""
         # Unlike the Delta API, SQL works in every kind of session.
@@ -623,6 +639,17 @@ def quote_name(text: str) -> str:
 def quote_text(text: str) -> str:
     """Quotes a text for SQL, in single quotes. Raises SetupError if Spark would substitute a part of it."""
     return "'" + refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _write_value(value: object) -> str:
+    """Returns the SQL for a value of a question. Delta's parser does not accept parameters."""
+    if value is None or isinstance(value, bool):
+        return {None: "NULL", True: "true", False: "false"}[value]
+    if isinstance(value, dt.datetime):
+        return f"timestamp_micros({parse_time(value)})"
+    assert isinstance(value, str), value
+    # Spark does not substitute a variable that begins with an escaped $.
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
 
 
 def to_timestamp(microseconds: int) -> Column:
