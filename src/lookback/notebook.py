@@ -104,13 +104,14 @@ def ingest_files(
     if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
     source = _find_source(workspace, path)
-    kind, tables, stream = _find_format(workspace, path, format), workspace.tables, workspace.stream
+    kind = _find_format(workspace, path, format)
+    if mode in ("new", "continuous") and Path(source).is_file():
+        raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
+    tables, stream = workspace.tables, workspace.stream
     if mode == "retry":
         return _show_account(retry_rejected(tables, stream, progress=None))
     if mode == "once":
         return _show_account(ingest(tables, stream, source, format=kind, progress=None))
-    if Path(source).is_file():
-        raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
     query = ingest_continuously(
         tables, stream, source, checkpoint=workspace.checkpoint("ingest"), format=kind,
         every=every if mode == "continuous" else None, progress=lambda report: _say(str(report)), warn=_say,
