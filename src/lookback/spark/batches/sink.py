@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark import inheritable_thread_target
 
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.coverage import Coverage
@@ -165,9 +164,7 @@ class Sink:
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark))
         }  # fmt: skip
         with ThreadPoolExecutor(max(1, len(missing)), "lookback-append") as threads:
-            # The threads' jobs belong to the same batch.
-            append = inheritable_thread_target(self.tables.spark)(self.tables.append_arrow)
-            for done in [threads.submit(append, rows, name, mark) for name, rows in missing.items()]:
+            for done in [threads.submit(self.tables.append_arrow, rows, name, mark) for name, rows in missing.items()]:
                 done.result()
 
     def _choose_time(self, rows: int) -> dt.datetime:
