@@ -86,13 +86,8 @@ def run_demo(settings: Settings, events: Path | None = None) -> Path:
 
 class _Demo:
     def __init__(self, place: Workspace) -> None:
-        self.tables, self.stream, self.streams, self.settings = (
-            place.tables,
-            place.stream,
-            place.streams,
-            place.settings,
-        )
-        self.rules = RulesTable(place.tables, place.streams)
+        self.tables, self.stream, self.streams = place.tables, place.stream, place.streams
+        self.settings, self.rules = place.settings, RulesTable(place.tables, place.streams)
         folder = place.checkpoint("evaluate")
         self.evaluation = Evaluation(place.tables, place.stream, place.streams, folder, on_batch=self._show_batch)
         self.changes: list[Change] = []

@@ -116,7 +116,7 @@ class Workspace:
 
     def checkpoint(self, step: str) -> str:
         """Returns the checkpoint folder of a step for the chosen stream."""
-        return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
+        return self.tables.choose_checkpoint(step, self.stream)
 
 
 def set_up(place: Workspace, landing: str = "", roles: Grantees | None = None) -> list[SetUpStep]:

@@ -8,9 +8,8 @@ import re
 import shutil
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,8 +22,6 @@ from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.following.warmups import Request
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
-from lookback.spark.queries.frames import Session
-from lookback.spark.queries.functions import without_spark
 from lookback.spark.replay import histories
 from lookback.spark.replay.histories import leave_out_settled, make_history
 from lookback.spark.replay.history import History
@@ -34,8 +31,6 @@ from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from alert_rows import AlertRow
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -269,6 +264,3 @@ def test_events_are_left_out_before_a_gap_of_every_key(
     begin = settled - _DAY
     kept = sum(2 for at in listed if at >= begin) if is_left_out else 2 * len(rows)
     assert leave_out_settled(frame, STREAM, request, history).count() == kept
-    with closing(Session()) as session, without_spark():
-        here = cast("DataFrame", session.read(frame.toArrow()))
-        assert leave_out_settled(here, STREAM, request, history).count() == kept

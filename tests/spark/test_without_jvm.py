@@ -231,7 +231,7 @@ def test_c11_1_values_of_every_type_are_read_as_spark_reads_them(tables: Tables)
     by_spark = read(select(tables).toArrow().to_batches())
     assert tables.root is not None
     with open_folders(tables.root) as folders:
-        assert read(select(folders).toBatches(7)) == by_spark
+        assert read(select(folders).toArrow().to_batches(7)) == by_spark
     assert len(by_spark["id"]) == len(rows)
 
 

@@ -37,6 +37,10 @@ _CANONICAL = Limits(
 )
 
 
+# The symbol of each comparison whose sides are swapped, if it is another one.
+TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
 @dataclass(frozen=True)
 class Expression:
     """A checked expression. Unpickling compiles its `sql`.
@@ -294,8 +298,7 @@ class Comparison:
 
     def turn(self) -> Comparison:
         """Returns the same comparison with its sides swapped."""
-        turned = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-        return Comparison(turned.get(self.symbol, self.symbol), self.right, self.left)
+        return Comparison(TURNED.get(self.symbol, self.symbol), self.right, self.left)
 
 
 def find_comparisons(condition: Expression) -> Sequence[Comparison]:

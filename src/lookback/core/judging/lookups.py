@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lookback.core.expressions.compiling import TURNED
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.keys import Int64s, list_ranges
 
@@ -31,7 +32,6 @@ _MAX_ITEMS = 1024
 _LOW, _HIGH, _NOTHING = -(2**62), 2**62, 2**62 + 1
 # Each comparison as alternatives (sign, less): sign * item's rank > sign * seeker's rank - less.
 _ABOVE = {"<": [(-1, 0)], "<=": [(-1, 1)], ">": [(1, 0)], ">=": [(1, 1)], "!=": [(1, 0), (-1, 0)]}
-_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _OPERATORS = {
     "=": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
@@ -55,7 +55,7 @@ class Compared:
 
     def turn(self, at: Int64s) -> Compared:
         """Returns the comparison with swapped sides, in which the items at these places are the seekers."""
-        return Compared(_TURNED.get(self.symbol, self.symbol), self.others, self.own.take(at))
+        return Compared(TURNED.get(self.symbol, self.symbol), self.others, self.own.take(at))
 
     def is_true(self) -> Mask:
         """Compares each item with the seeker at its place; both sides have as many values."""

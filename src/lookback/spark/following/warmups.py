@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
@@ -244,7 +244,7 @@ class WarmUps:
         histories, started = self._histories, time.monotonic()
         try:
             if (pieces := histories.count_pieces(waiting.name)) is None:
-                rule = compile_rule(self._find_document(waiting), self.stream)
+                rule = compile_rule(self.rules.find_document(waiting.rule_id, waiting.version), self.stream)
                 plan = self.checkpoint.read_plan()
                 if plan is None:
                     raise LookupError("the checkpoint has no plan")
@@ -264,9 +264,6 @@ class WarmUps:
                 "stream=%s could not build the history of version %s of rule %s (attempt %s of %s): %s",
                 self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MAX_ATTEMPTS, summarize_error(error),
             )  # fmt: skip
-
-    def _find_document(self, waiting: Waiting) -> dict[str, Any]:
-        return self.rules.find_document(waiting.rule_id, waiting.version)
 
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None

@@ -80,11 +80,6 @@ class Column:
     def otherwise(self, value: Any) -> Column:
         return Column(f"{self.sql.removesuffix(' END')} ELSE {_render(value)} END")
 
-    def over(self, window: Window) -> Column:
-        """Computes a function over a window."""
-        return Column(f"({self.sql} OVER {window.sql})")
-
-    # In Spark, NULL is the smallest value.
     def asc(self) -> Column:
         return Column(f"{self.sql} ASC NULLS FIRST")
 
@@ -139,14 +134,6 @@ class Column:
 
     def __invert__(self) -> Column:
         return Column(f"(NOT {self.sql})")
-
-
-class Window:
-    """The ordered rows of each group, for `Column.over`."""
-
-    def __init__(self, group_by: Sequence[str], order: Any) -> None:
-        groups = f"PARTITION BY {', '.join(map(quote, group_by))} " if group_by else ""
-        self.sql = f"({groups}ORDER BY {order.asc().sql})"
 
 
 def quote(name: str) -> str:
@@ -270,7 +257,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "count": lambda column: Column("count(*)") if column == "*" else _call("count")(column),
     "count_distinct": _count_distinct,
     "count_if": lambda column: Column(f"count(*) FILTER (WHERE {as_column(column).sql})"),
-    "lag": _call("lag"),
     "min": _call("min"),
     "max": _call("max"),
     "max_by": _max_by,
@@ -278,5 +264,4 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bool_and": _call("bool_and"),
     "bool_or": _call("bool_or"),
     # DuckDB chooses the kind of join itself.
-    "broadcast": lambda frame: frame,
 }

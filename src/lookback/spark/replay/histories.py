@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine import warming
 from lookback.core.engine.schedule import WaitingChange
@@ -19,8 +21,6 @@ from lookback.core.values.times import DAY_US
 from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.following.warmups import Request
 from lookback.spark.platform.session import is_connect, open_own_session
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.queries.functions import make_window
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import HistoryPlace, ReplayPlan, judge
 from lookback.spark.replay.trials import Course
@@ -104,7 +104,7 @@ def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, 
     """Finds the keys without a gap from `begin` to `settled` but with later events. `rows` starts at `begin`."""
     keys, time = rule.group_by, F.unix_micros(F.col(stream.event_time))
     # The last event before `begin` is unknown, so assume that it came right at `begin`.
-    before = F.coalesce(F.lag(time).over(make_window(keys, time)), F.lit(begin))
+    before = F.coalesce(F.lag(time).over(Window.partitionBy(*keys).orderBy(time)), F.lit(begin))
     gaps = rows.where(F.col("_change_type") == "insert").select(*keys, time.alias(_TIME), before.alias(_BEFORE))
     is_gap = (F.col(_BEFORE) <= settled) & (F.col(_TIME) - F.col(_BEFORE) > gap)
     found = gaps.groupBy(*keys).agg(F.max(_TIME).alias(_TIME), F.max(is_gap).alias(_HAS_GAP))

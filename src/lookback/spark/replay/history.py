@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import parse_time
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:

@@ -83,8 +83,6 @@ if TYPE_CHECKING:
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
-# The number of rows to read at once with DuckDB.
-_FRAME_ROWS = 100_000
 # The number of events per shard. It keeps a task's state and blocks small: below 1 GB with 100 rules. Smaller shards
 # cost more, because rules with several groupings send an event to several shards.
 _SHARD_EVENTS = 12_000_000

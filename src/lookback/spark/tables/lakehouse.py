@@ -154,6 +154,10 @@ class Tables:
             )
         return str(parse_place(self.volume))
 
+    def choose_checkpoint(self, step: str, stream: Stream) -> str:
+        """Returns the default checkpoint folder of a step for a stream. Raises SetupError as `files` does."""
+        return f"{self.files}/_checkpoints/{step}_{stream.name}"
+
     def _require_reachable(self) -> None:
         if find_local_path(self.root) is not None:
             return
@@ -638,7 +642,7 @@ def quote_name(text: str) -> str:
 
 def quote_text(text: str) -> str:
     """Quotes a text for SQL, in single quotes. Raises SetupError if Spark would substitute a part of it."""
-    return "'" + refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return _quote(refuse_substitution(text, "text"))
 
 
 def _write_value(value: object) -> str:
@@ -649,7 +653,11 @@ def _write_value(value: object) -> str:
         return f"timestamp_micros({parse_time(value)})"
     assert isinstance(value, str), value
     # Spark does not substitute a variable that begins with an escaped $.
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
+    return _quote(value).replace("$", "\\u0024")
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def to_timestamp(microseconds: int) -> Column:
