@@ -134,6 +134,7 @@ def test_aggregate_is_one_that_rules_can_use(tree: Path) -> None:
     run(tree, "-c", COMPARED + AGGREGATE)
 
 
+@pytest.mark.long
 def test_window_is_one_that_rules_can_have(tree: Path) -> None:
     (diff,) = changes("Add a window")
     apply(diff, tree)

@@ -127,6 +127,7 @@ def test_there_are_examples() -> None:
     }
 
 
+@pytest.mark.long
 def test_reference_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "dev/tools/reference.py"), "--output", str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -166,6 +166,7 @@ def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place:
     assert "judged through commit 1, nothing waits" in said
 
 
+@pytest.mark.long
 def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     declared = {"name": "desk", "webhook": {"url_env": "DESK_URL"}, "rules": ["customer-*"]}
     (place / "conf/notifiers.yml").write_text(yaml.safe_dump({"receivers": [declared]}))
@@ -178,12 +179,14 @@ def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pyt
     assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said
 
 
+@pytest.mark.long
 def test_8_what_the_stream_wrote_is_proved(place: Path, run: Run):
     said = run("08_prove.ipynb")
     assert "transactions: commits 0 to 1." in said
     assert re.search(r"transactions +customer-day +\d+ +0 +0 +0", said)
 
 
+@pytest.mark.long
 def test_7_a_privacy_request_is_counted_first(place: Path, run: Run):
     said = run("07_forget.ipynb", where="customer_id = 596")
     assert "transactions where customer_id = 596: " in said

@@ -468,6 +468,7 @@ def test_pictures_are_drawn(sample: dict[str, dict[str, Any]], tmp_path: Path, m
     assert not (folder / "latency.png").exists()
 
 
+@pytest.mark.long
 def test_scale_measures_shards_and_rules_as_the_evaluation_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from lookback.spark.batches import shard
 

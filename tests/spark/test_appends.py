@@ -86,27 +86,24 @@ def feature(name: str) -> str:
     return alter(f"set tblproperties ('delta.{name}' = 'true')")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
         pytest.param(alter("add columns (team string)"), id="column"),
-        pytest.param(feature("enableDeletionVectors"), id="deletion-vectors", marks=pytest.mark.long),
-        pytest.param(feature("enableRowTracking"), id="row-tracking", marks=pytest.mark.long),
-        pytest.param(
-            alter("add constraint short check (length(alert_id) < 9)"), id="constraint", marks=pytest.mark.long
-        ),
+        pytest.param(feature("enableDeletionVectors"), id="deletion-vectors"),
+        pytest.param(feature("enableRowTracking"), id="row-tracking"),
+        pytest.param(alter("add constraint short check (length(alert_id) < 9)"), id="constraint"),
         pytest.param(
             alter(
                 "set tblproperties ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
                 "'delta.minWriterVersion' = '5')"
             ),
             id="column-mapping",
-            marks=pytest.mark.long,
         ),
         pytest.param(
             "replace table {0} using delta partitioned by (stream) as select * from {0}",
             id="partitioned",
-            marks=pytest.mark.long,
         ),
     ],
 )

@@ -189,6 +189,7 @@ def test_c10_2_a_backtest_frees_its_blocks_and_needs_no_kept_rows(
     assert find_kept() == before
 
 
+@pytest.mark.long
 def test_a_backtest_without_events(ready: Tables) -> None:
     for has_rows in (True, False):
         with backtest(ready, STREAM, [Candidate(RULES[0])], rows=has_rows) as result:

@@ -78,6 +78,7 @@ def current(desk: ReviewDesk) -> QueuedAlert:
     return desk._current
 
 
+@pytest.mark.long
 def test_a_reviewer_works_through_the_queue(judged: Tables) -> None:
     desk = sit_down(judged)
     assert desk.status.text == "6 alerts wait."
@@ -240,6 +241,7 @@ def test_an_explainer_keeps_rules_until_something_is_written_about_them(judged: 
         explainer.read_row("0" * 32, 0, first["decided_at"])
 
 
+@pytest.mark.long
 def test_many_reviews_are_checked_and_recorded_by_their_ids(judged: Tables) -> None:
     # More than are listed in a condition.
     seen = [SeenAlert(f"{at:032x}", 0, ALERT["decided_at"]) for at in range(150)]
@@ -277,6 +279,7 @@ def test_the_like_of_an_alert_have_its_key_or_its_entity(ready: Tables) -> None:
     assert found["g"] == set()
 
 
+@pytest.mark.long
 def test_the_notebook_shows_the_desk_where_somebody_is(
     judged: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

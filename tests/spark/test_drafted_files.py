@@ -94,6 +94,7 @@ def test_every_type_of_a_parquet_file_that_pandas_and_arrow_write(spark: SparkSe
 NAMES = ("a [1].csv", "b:c.csv", "2026-01-31T12:00:00.csv", "#d.csv", "e%20f.csv", "%zz.csv", "g h.csv", "{i}.csv", "j*.csv", "k?.csv", "l\\m.csv", "ü.csv")  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_file_of_any_name_is_read_alone_and_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "odd [1]: 100%41 #"
     folder.mkdir()

@@ -126,6 +126,7 @@ def test_hostile_root_file_fields_and_values_change_nothing(created: Tables, tmp
     assert not Path("ran").exists()
 
 
+@pytest.mark.long
 def test_c11_1_the_time_before_a_history_is_found_where_the_events_have_a_column_of_late_events(tables: Tables) -> None:
     tables.create(STREAM)
     others = (None, None, None, None, None, None, None, None)

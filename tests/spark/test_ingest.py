@@ -213,6 +213,7 @@ def test_c4_of_equal_time_and_id_the_first_of_the_file_stays(tables: Tables, tmp
     assert [tuple(row) for row in found] == [("x0", "0"), ("x1", "1"), ("x2", "2")]
 
 
+@pytest.mark.long
 def test_c4_looking_for_duplicates_skips_files_outside_the_window(tables: Tables, tmp_path: Path):
     declared = stream(dedupe_window="10 seconds", commit_rows=10)
     take(tables, declared, json_lines(tmp_path / "x.jsonl", events(*range(0, 400, 10))))
@@ -373,6 +374,7 @@ def test_c3_1_a_second_ingest_of_a_stream_is_refused_and_told_who_holds_it(table
             ingest(tables, stream(), file, progress=None)
 
 
+@pytest.mark.long
 def test_the_lock_of_a_killed_process_is_taken_over(tables: Tables, tmp_path: Path):
     code = (
         "import sys, time\nfrom lookback.spark.tables.locks import lock_ingest\nfrom types import SimpleNamespace as N\n"
@@ -419,6 +421,7 @@ def test_continuous_ingest_takes_files_as_they_come_and_once(tables: Tables, tmp
     ]
 
 
+@pytest.mark.long
 def test_a_file_that_grew_after_it_was_taken_is_told(tables: Tables, tmp_path: Path):
     folder, warnings = tmp_path / "in [1]", list[str]()
     file = json_lines(folder / "it's.jsonl", events(0))

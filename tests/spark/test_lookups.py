@@ -147,6 +147,7 @@ def test_c11_4_what_a_declaration_does_not_take_is_rejected_and_taken_in_when_th
     assert [id_ for id_, _ in reasons(tables)] == ["d", "f"]
 
 
+@pytest.mark.long
 def test_an_ambiguous_key_may_be_as_good_as_none(tables: Tables, tmp_path: Path):
     write(tables, [(2, "premium"), (2, "student"), (3, "adult")])
     declared = stream({**LOOKUP, "ambiguous": None})

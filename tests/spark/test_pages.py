@@ -227,6 +227,7 @@ def test_workers_share_long_runs_in_files(state: MapState, place: Path) -> None:
     assert decoded not in list_decoded()
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_workers_leave_copies_in_the_folder_that_spark_removes(ready: Tables) -> None:
     manager = ready.spark._jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager()

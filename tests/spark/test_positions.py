@@ -125,6 +125,7 @@ def test_a_login_that_fails_and_then_succeeds_in_one_second_is_seen_in_that_orde
         assert [alert.event_id for alert in replay([TAKEOVER], given, LOGINS).alerts] == successes
 
 
+@pytest.mark.long
 def test_rejected_lines_that_are_taken_in_later_keep_their_order(tables: Tables, tmp_path: Path) -> None:
     declared = Stream.from_dict(LOGINS.to_dict() | {"columns": {"at": "to_timestamp(at, 'yyyy')"}})
     tables.create(LOGINS)
@@ -135,6 +136,7 @@ def test_rejected_lines_that_are_taken_in_later_keep_their_order(tables: Tables,
     assert [each for each, _ in read_positions(tables)] == [row["id"] for row in rows]
 
 
+@pytest.mark.long
 def test_a_table_of_others_is_ordered_by_the_fields_that_it_declares(
     tables: Tables, spark: SparkSession, tmp_path: Path
 ) -> None:

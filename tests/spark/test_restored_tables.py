@@ -40,6 +40,7 @@ def restore(tables: Tables, place: Path, backup: Path) -> None:
     tables.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_an_older_table_of_events_under_a_newer_checkpoint_is_refused_and_a_fresh_evaluation_judges_it(
     ready: Tables, tmp_path: Path
 ) -> None:

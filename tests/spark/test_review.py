@@ -651,6 +651,7 @@ def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Table
     assert [int(each) for each in shown["alert_id"]] == [12, 10, 6, 4, 2]
 
 
+@pytest.mark.long
 def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longer_the_last(tables: Tables):
     name = f"{1:032d}"
     rows = [alert_row(1, message="total 300"), alert_row(1, revision=1, message="total 5000000")]

@@ -87,6 +87,7 @@ def test_after_a_bad_row_a_rule_is_switched_off_on_and_changed_by_the_document_t
     assert {row.rule_id for row in read_alerts(ready) if row.arrival == 3} == set(BAD)
 
 
+@pytest.mark.long
 def test_no_row_of_a_person_stops_a_stream_its_rebuild_or_its_proof(ready: Tables) -> None:
     events = make_events(75, seed=5)
     add_values(ready, "known", ["a"])

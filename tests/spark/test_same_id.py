@@ -50,6 +50,7 @@ def kept(tables: Tables) -> dict[str, set[Any]]:
     return found
 
 
+@pytest.mark.long
 def test_a_row_that_differs_from_the_event_of_its_id_is_kept_with_the_reason(tables: Tables, tmp_path: Path) -> None:
     nan = {"score": "NaN", "tags": [None, "a"]}
     first = [

@@ -109,6 +109,7 @@ def test_the_shards_are_the_cores_and_the_settings_of_the_session_stay(
     assert theirs.conf.getAll == before
 
 
+@pytest.mark.long
 def test_c8_a_checkpoint_whose_offset_log_names_its_sources_is_gone_on_with_only_if_the_settings_accept_it(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_stream_or_a_setting_says_the_number_of_a_new_checkpoint(tables: Tab
         Evaluation(tables, STREAM, STREAMS, tmp_path / "none", default_shards=0)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_too_many_shards_is_gone_on_with_and_told_of(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -265,6 +265,7 @@ def test_c10_8_the_schedule_refuses_the_rows_that_the_log_says_the_gate_rejected
     assert schedule.restore_decision(dataclasses.replace(gated(100), gate=APPROVAL)).gate == APPROVAL
 
 
+@pytest.mark.long
 def test_c10_8_the_time_to_read_the_log_is_in_proportion_to_the_rows_that_the_gate_rejected() -> None:
     """Each is tried with and without the gate, beside all rules in force."""
     # Compiled documents are kept, so only what is measured is left.

@@ -104,6 +104,7 @@ def test_one_stream_may_have_ten_thousand_rules() -> None:
     assert rulebook._MAX_COMPILED > 10_000
 
 
+@pytest.mark.long
 def test_rules_that_were_retired_make_no_new_rule_slower() -> None:
     insert_all = functools.cache(insert)
 
@@ -124,6 +125,7 @@ def test_rules_that_were_retired_make_no_new_rule_slower() -> None:
     assert grows_linearly(run, 500)
 
 
+@pytest.mark.long
 def test_versions_that_are_warming_make_no_other_slower() -> None:
     """11.1: several rules at once: thousands that are published together wait and come into force each in its turn."""
     insert_all = functools.cache(insert)

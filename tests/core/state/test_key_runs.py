@@ -118,7 +118,7 @@ def as_keys(listed: list[Key]) -> Keys:
     return Keys(*(np.array([key[half] for key in listed], dtype=np.int64) for half in (0, 1)))
 
 
-@settings(max_examples=max(300, settings().max_examples))
+@settings(max_examples=max(100, settings().max_examples))
 @given(
     st.lists(STEPS, max_size=60),
     st.sampled_from([0, 400, 10**9]),
@@ -187,6 +187,7 @@ def test_a_table_is_the_dict_that_it_stands_for(steps: list[tuple[Any, ...]], ca
         assert not store
 
 
+@pytest.mark.long
 @given(
     st.lists(
         st.tuples(st.lists(st.tuples(KEYS, st.integers(0, 4) | st.none()), max_size=6), COLUMNS, st.booleans()),
@@ -451,6 +452,7 @@ def _new_state() -> ShardState:
     return ShardState(RuleBook(STREAM, {"uses": STREAM}), cache=Cache())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", RULES)
 def test_a_batch_of_few_keys_writes_little_of_a_large_state(kind: str) -> None:
     rng, written = np.random.default_rng(1), []

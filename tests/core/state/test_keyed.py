@@ -58,6 +58,7 @@ def test_values_and_wakes_come_back(values: dict[tuple[int, int], tuple[int, str
     assert bool(store) == bool(left)
 
 
+@pytest.mark.long
 @given(
     st.lists(st.sets(st.tuples(st.integers(-2, 2), st.integers(0, 1)), max_size=6), max_size=12), st.integers(1, 600)
 )

@@ -120,7 +120,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
     assert shard.state.estimate_counts().rows == shard.state.state_rows() == 4
 
 
-@pytest.mark.parametrize("kind", ["runs", "sessions"])
+@pytest.mark.parametrize("kind", ["runs", pytest.param("sessions", marks=pytest.mark.long)])
 def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windowrows, "_MAX_MERGED_ROWS", 4_000)
     window: Any = HOUR if kind == "runs" else {"session": HOUR}

@@ -56,6 +56,7 @@ def test_an_array_of_times_that_python_cannot_say_is_read(name: str, number: int
     assert later.to_stored_list([0, 3]) == [True, False]
 
 
+@pytest.mark.long
 def test_values_of_expressions_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_VALUE_BYTES", 4 * 2**20)
     events, expressions = make_events(), asked(40)
