@@ -679,7 +679,7 @@ def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
-    newest = rows.orderBy(F.col("logged_at").desc(), "rule_id", "version").limit(limit)
+    newest = rows.orderBy(F.col("logged_at").desc(), F.col("position").desc()).limit(limit)
     frame = to_frame(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
     show(frame if len(frame) else text("The log is empty."))
     return frame

@@ -180,7 +180,7 @@ class _Reader:
         rows = self._query(
             "SELECT rule_id, has_failed, newest.action AS action, newest.message AS message, at_us FROM ("
             "SELECT rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us, "
-            "max_by(struct(action, message), struct(logged_at, batch_id, version)) AS newest "
+            "max_by(struct(action, message), struct(logged_at, position)) AS newest "
             f"FROM {self.tables.quote('rule_log')} WHERE stream = :stream AND rule_id IS NOT NULL "
             "GROUP BY rule_id, action = 'failed') ORDER BY rule_id",
             stream=self.tables.stream,

@@ -18,8 +18,8 @@ from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.record.evaluations import Evaluations
 from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
-from lookback.spark.stream.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import change_table, to_timestamp
 
 if TYPE_CHECKING:

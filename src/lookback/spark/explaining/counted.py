@@ -38,9 +38,8 @@ from lookback.spark.explaining.history import (
     find_advances,
     read_feed,
     read_list_history,
-    read_obeyed,
 )
-from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.record.evaluations import Evaluations
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -149,7 +148,7 @@ def _find_by_key(
         text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
         return rows.withColumn(_KEY, text)
 
-    feed, log = read_feed(tables, stream.name), read_obeyed(tables, arrival, history)
+    feed, log = read_feed(tables, stream.name), history.list_obeyed(arrival)
     lanes = Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
     columns = (
         "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
@@ -174,7 +173,7 @@ def _find_by_key(
         F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
     )  # fmt: skip
     clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))
-    lists = read_list_history(tables, stream, rule, lanes.activations, history)
+    lists = read_list_history(tables, rule, lanes.activations, history)
     count = _CountKey(rule, clock, lanes.activations, resetting, lists)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:

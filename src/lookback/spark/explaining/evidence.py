@@ -29,7 +29,6 @@ from lookback.spark.explaining.history import (
     find_advances,
     read_feed,
     read_list_history,
-    read_obeyed,
     read_or_refuse,
 )
 from lookback.spark.queries import functions as F  # noqa: N812
@@ -62,7 +61,7 @@ def read_evidence(
     inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
     order = read_counted_events(inserted, stream, declarations).in_order_of_arrival()
     own = order.take(np.flatnonzero(order.commits <= arrival))
-    log = read_obeyed(tables, arrival, history)
+    log = history.list_obeyed(arrival)
     lanes = Lanes(log, history, alert)
     return Evidence(
         rule=rule,
@@ -72,7 +71,7 @@ def read_evidence(
         resets=_read_resets(tables, stream, rule, alert, history, lanes, earliest),
         gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
         earliest=earliest,
-        lists=read_list_history(tables, stream, rule, lanes.activations, history),
+        lists=read_list_history(tables, rule, lanes.activations, history),
     )
 
 

@@ -369,7 +369,7 @@ def _count_rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, s
 def _read_failures(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
     """Reads the log messages of rules that failed within the last hour, and of rules whose last row was rejected."""
     own = (F.col("stream") == name) & F.col("rule_id").isNotNull()
-    newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "batch_id", "version")).alias("newest")
+    newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "position")).alias("newest")
     figures = (newest, F.max("logged_at").alias("at"))
     has_failed = (F.col("action") == "failed").alias("has_failed")
     failing, refused = {}, {}
