@@ -28,13 +28,14 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import (
     Schedule,
     WaitingChange,
+    find_causes,
     judge_batch,
     pack_waiting,
     restore_changes,
     unpack_waiting,
 )
 from lookback.core.rules.gate import APPROVAL, REFUSAL, write_evidence
-from lookback.core.rules.rulebook import ROW_DELETED, LogRow, RuleChange
+from lookback.core.rules.rulebook import RETIRE_ALL, ROW_DELETED, LogRow, RuleChange
 from lookback.core.rules.versions import WARM, WITH_HISTORY, Piece
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
@@ -186,6 +187,42 @@ def test_c11_2_a_version_came_into_force_with_the_piece_that_the_log_tells(
     assert not schedule.unexplained
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows", "causes"),
+    {
+        "versions by the stream": (
+            [change(1, "a", None), change(1, "a", None)], [log("a", 1, "activated", 5), log("a", 2, "activated", 5)], [0, 1],
+        ),
+        "one of them rejected": (
+            [change(1, "a", None), change(1, "a", None)], [log("a", None, "rejected", 5), log("a", 1, "activated", 5)], [0, 1],
+        ),
+        "beside one by its author": (
+            [change(1, "a", 3), change(1, "a", None)], [log("a", 3, "activated", 5), log("a", 4, "activated", 5)], [0, 1],
+        ),
+        "one that the log does not name": (
+            [change(1, "a", None, "draft"), change(1, "a", None, "paused"), change(1, "a", None)],
+            [log("a", 1, "drafted", 5), log("a", 2, "warming", 5), log("a", 2, "activated", 5)], [0, 1, 2],
+        ),
+        "a version that is paused while it warms up": (
+            [change(1, "a", None, "paused"), change(1, "a", None, "paused")],
+            [log("a", 1, "warming", 5), log("a", 1, "paused", 5), log("a", 2, "paused", 5)], [0, 0, 1],
+        ),
+        "a command": (
+            [change(1, "*", None, "retire_all")],
+            [log("a", 1, "retired", 5, 1, RETIRE_ALL), log("b", 1, "retired", 5, 1, RETIRE_ALL),
+             log("*", None, "retire_all", 5)], [0, 0, 0],
+        ),
+        "what is gone": ([change(1, "a", 1, "draft")], [log("a", 1, "activated", 5), log("b", 1, "activated", 5)], [None, None]),
+    }.values(),
+)  # fmt: skip
+def test_c10_6_each_row_of_the_log_has_its_row_of_the_rules_table(
+    changes: list[RuleChange], rows: list[LogRow], causes: list[int | None]
+) -> None:
+    numbered = [dataclasses.replace(each, evidence=str(at)) for at, each in enumerate(changes)]
+    found = [None if cause is None else int(str(cause.evidence)) for _, cause in find_causes(rows, numbered)]
+    assert found == causes
+
+
 def row(rule_id: str, version: int | None = 1, status: str = "active") -> RuleChange:
     return dataclasses.replace(change(0, rule_id, version, status), change="")
 
@@ -221,6 +258,10 @@ def row(rule_id: str, version: int | None = 1, status: str = "active") -> RuleCh
             [row("a", 2)], [log("a", 3, "activated", 2), log("a", 2, "rejected", 4, 2)], [("a", 2, 4)], {"a"},
         ),
         "a command": ([row("a")], [log("a", 1, "activated", 2), log("*", None, "clear_state", 5, 2)], [("a", 1, 2)], {"*"}),
+        "a command beside one to another stream": (
+            [row("*", None, "clear_state"), dataclasses.replace(row("*", None, "clear_state"), document='{"stream": "other"}')],
+            [log("*", None, "clear_state", 3), log("*", None, "clear_state", 5, 2)], [("*", None, 3)], {"*"},
+        ),
         "a version whose history is named": (
             [row("a"), dataclasses.replace(piece(0, number=2), change="")],
             [log("a", 1, "warming", 1), log("a", 1, "activated", 5, 3, WITH_HISTORY)], [("a", 1, 1), ("*", None, 5)], set(),
@@ -255,6 +296,10 @@ PROOF = write_evidence(rule("a"), [], "then")
         "refused, then mended": (
             [gated(1), gated(2, PROOF, "update")],
             [log("a", 1, "rejected", 5, 1, REFUSAL), log("a", 1, "activated", 9, 2)], {1},
+        ),
+        "the same with no event between": (
+            [gated(1), gated(2, PROOF, "update")],
+            [log("a", 1, "rejected", 5, 1, REFUSAL), log("a", 1, "activated", 5, 2)], {1},
         ),
         "refused, and obeyed once the gate was open": (
             [gated(1), gated(2, None, "update")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -28,7 +28,7 @@ from lookback.core.rules.rulebook import (
     RuleChange,
     order_changes,
 )
-from lookback.core.rules.versions import WARM, WITH_HISTORY, WITHOUT_HISTORY, Piece, describe_start
+from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
 from lookback.core.state.shard import FeatureState, ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -207,8 +207,7 @@ class Schedule:
                 arrivals[change.commit] = reached[change.commit]
             elif arrivals:
                 arrivals.setdefault(change.commit, next(reversed(arrivals.values())))
-        by_slot = group_by_slot(ordered)
-        causes = [(row, find_cause(row, by_slot)) for row in rows]
+        causes = list(find_causes(rows, ordered))
         begun, warmed = dict[tuple[str | None, int | None], RuleChange](), list[Warmed]()
         for row, cause in sorted(causes, key=lambda each: each[0].rules_commit or 0):
             version = (row.rule_id, row.version)
@@ -243,31 +242,52 @@ def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:
         state.book.open_warming(each.rule_id, each.version, each.status, each.document)
 
 
-def group_by_slot(changes: Iterable[RuleChange]) -> dict[_Slot, list[RuleChange]]:
-    """Groups changes by their slot, and commands also by a slot without a version."""
+def find_causes(rows: Iterable[LogRow], changes: Iterable[RuleChange]) -> Iterator[tuple[LogRow, RuleChange | None]]:
+    """Yields each row of rule_log that names a commit, with the change that caused it; None if the change is not there.
+
+    Args:
+        rows: Rows of rule_log; those of one commit in the order in which they took effect.
+        changes: The changes of the rules table, in that order too. One without a version got one from the stream.
+    """
     groups = dict[_Slot, list[RuleChange]]()
     for change in changes:
         groups.setdefault(change.slot, []).append(change)
         if change.rule_id == "*" and change.version is not None:
             groups.setdefault((change.commit, "*", None), []).append(change)
-    return groups
+    # By slot, the last row that a change of it caused, and how many of its changes come up to that one.
+    reached = dict[_Slot, tuple[LogRow, int]]()
+    for row in rows:
+        if row.rules_commit is None:
+            continue
+        is_by_command = row.decision in _STATUS_OF_COMMAND
+        rule_id, version = ("*", None) if is_by_command else (row.rule_id, row.version)
+        cause = None
+        for slot in dict.fromkeys(((row.rules_commit, rule_id, version), (row.rules_commit, rule_id, None))):
+            fitting = [each for each in enumerate(groups.get(slot, ()), 1) if _fits(each[1], row)]
+            last, used = reached.get(slot, (row, 0))
+            # A change may cause two rows about its version: that it goes on to warm up, and its new status.
+            is_same = last.version == row.version and "rejected" not in (last.action, row.action)
+            left = [each for each in fitting if each[0] > used or (each[0] == used and is_same)]
+            if left:
+                at, cause = left[0]
+                reached[slot] = row, at
+                break
+            cause = fitting[-1][1] if fitting else cause
+        yield row, cause
 
 
-def find_cause(row: LogRow, changes: Mapping[_Slot, Sequence[RuleChange]]) -> RuleChange | None:
-    """Finds the change that caused a row of rule_log, among those of `group_by_slot`; None if it is not there.
-
-    A row without a version got one from the stream.
-    """
-    if row.rules_commit is None:
-        return None
-    is_by_command = row.decision in _STATUS_OF_COMMAND
-    rule_id, version = ("*", None) if is_by_command else (row.rule_id, row.version)
-    slots = ((row.rules_commit, rule_id, version), (row.rules_commit, rule_id, None))
-    is_deletion = row.decision == ROW_DELETED
-    listed = [each for slot in slots for each in changes.get(slot, ()) if (each.change == "delete") == is_deletion]
+def _fits(change: RuleChange, row: LogRow) -> bool:
+    """Returns whether a change of the slot that a row of rule_log names may have caused the row."""
+    if row.decision == ROW_DELETED or change.change == "delete":
+        return row.decision == ROW_DELETED and change.change == "delete"
+    if row.action == WARMING:
+        return change.status in WITH_STATE
+    if row.action == LIST_CHANGED:
+        return change.status == LISTS
+    if row.action == "rejected" or row.decision == MOVED:
+        return True
     wanted = _STATUS_OF_COMMAND.get(str(row.decision), row.action)
-    fitting = [each for each in listed if wanted in (each.status, ACTIONS.get(str(each.status)))]
-    return next(iter(fitting[::-1] or listed), None)
+    return wanted in (change.status, ACTIONS.get(str(change.status)))
 
 
 def restore_changes(rows: Iterable[RuleChange], logged: Sequence[LogRow], start: int) -> list[RuleChange]:
@@ -309,6 +329,8 @@ def _is_command_of(row: RuleChange, logged: LogRow) -> bool:
     # A person may have written any text here.
     with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
         document = json.loads(row.document or "{}")
+        if document.get("stream") not in (None, logged.stream):
+            return False
         if row.status == WARM:
             piece = Piece.from_document(document)
             is_own = (piece.rule_id, piece.version) == (logged.rule_id, logged.version)

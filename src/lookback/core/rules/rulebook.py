@@ -133,7 +133,7 @@ class Rejected(Exception):
     decision: str | None = None
 
 
-class Refused(Rejected):
+class GateRejected(Rejected):
     """Raised for a row that the gate rejects."""
 
     decision = REFUSAL
@@ -761,7 +761,7 @@ def _check_gate(change: RuleChange, roles: list[Entry], version: int) -> None:
         return
     document = read_document(change.document, WIDEST_LIMITS)
     if objection := find_objection(document, change.author, change.approved_by, change.evidence, required=change.gate):
-        raise Refused(
+        raise GateRejected(
             f"the gate is enforced: version {version} is not active, since {objection}; publish it as a draft, then run "
             f"`lookback rules activate {change.rule_id}`"
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lookback.core.engine.schedule import STATUS_BY_ACTION, find_cause, group_by_slot
+from lookback.core.engine.schedule import STATUS_BY_ACTION, find_causes
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.explaining.evidence import Activation, ListHistory
 from lookback.core.rules.compiled import CompiledRule, compile_rule
@@ -235,19 +235,18 @@ class RuleHistory:
 
     def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
         changes = [each for each in self._changes.get(rule_id, []) if each.change != "delete"]
-        by_slot = group_by_slot(changes)
         obeyed, never_obeyed = dict[int, list[_Document]](), dict[int, list[_Document]]()
         for change in changes:
             number = max([0, *never_obeyed]) + 1 if change.version is None else change.version
             never_obeyed[number] = [_Document(change, _NOT_JUDGED)]
         # By version, the row with which it began to wait for its history.
         begun = dict[int, RuleChange]()
-        for row in self._logged.get(rule_id, []):
-            cause, version = find_cause(row, by_slot), int(row.version or 0)
+        for row, cause in find_causes(self._logged.get(rule_id, []), changes):
+            version = int(row.version or 0)
             if row.action == WARMING and cause is not None:
                 begun[version] = cause
             if row.decision in (WITH_HISTORY, WITHOUT_HISTORY):
-                cause = begun.get(version)
+                cause = begun.get(version)  # noqa: PLW2901 - the command's own row has no document
             if cause is not None and STATUS_BY_ACTION.get(row.action, "draft") != "draft":
                 self._causes[row] = cause
                 obeyed.setdefault(version, []).append(_Document(cause, row.arrival))
