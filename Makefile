@@ -46,7 +46,7 @@ test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in Jupyter
 	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser$(if $(AGAIN), --last-failed)
 
 test-objectstore: setup $(OBJECTSTORE) ## tables and checkpoints on an S3 server of this machine, some minutes
-	@$(BIN)/python -m pytest -m objectstore tests/test_objectstore.py
+	@$(BIN)/python -m pytest -m objectstore tests/spark/test_objectstore.py
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
@@ -90,7 +90,7 @@ check: $(INSTALLED) ## format, lint, types, import order, links, repository; cha
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python dev/tools/links.py
-	@$(BIN)/python -m pytest -q tests/test_repository.py
+	@$(BIN)/python -m pytest -q tests/project/test_repository.py
 
 fix: $(INSTALLED) ## format, mend what can be mended, strip the outputs of notebooks
 	@$(BIN)/ruff check --fix-only .
@@ -139,12 +139,12 @@ $(PREFETCHED): $(LOCKED) | java $(INSTALLED)
 
 # Kafka, for the tests alone: 60 MB. Without them the tests that need them say so.
 $(BROKER): $(PREFETCHED)
-	@PYTHONPATH=tests $(BIN)/python -m broker && touch $@ || true
+	@PYTHONPATH=tests/support $(BIN)/python -m broker && touch $@ || true
 
 # An S3 server by itself, as what it needs does not go with what is locked, and what Spark needs to reach it: 100 MB.
 $(OBJECTSTORE): $(PREFETCHED)
 	@echo "installing an S3 server for tests into $(OBJECTSTORE) (once) ..."
-	@PYTHONPATH=tests $(BIN)/python -m objectstore
+	@PYTHONPATH=tests/support $(BIN)/python -m objectstore
 	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5 || { rm -rf $@; exit 1; }
 
 # The other engines, for comparison alone: large, and on no path of the product.

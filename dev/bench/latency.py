@@ -275,7 +275,7 @@ def running(live: Live, events: EventSet, rules: Rules, name: str, after: int = 
     after: the tables are there, so many commits of the set in them, which the evaluation has judged.
     """
     from lookback.spark.platform.session import get_spark  # noqa: PLC0415
-    from lookback.spark.replay.histories import HistoryMaker  # noqa: PLC0415
+    from lookback.spark.replay.histories import make_history  # noqa: PLC0415
     from lookback.spark.stream.pipeline import Evaluation  # noqa: PLC0415 - Spark is started after the sets are made
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
@@ -292,7 +292,7 @@ def running(live: Live, events: EventSet, rules: Rules, name: str, after: int = 
     watch = Watch(spark, every=5.0)
     evaluation = Evaluation(
         tables, TRANSACTIONS, STREAMS, root / CHECKPOINT, every=live.settings.every, admission=live.settings.admission,
-        on_batch=watch, historian=HistoryMaker(),
+        on_batch=watch, historian=make_history,
     )  # fmt: skip
     producer = Producer(root / TRANSACTIONS.name, events, live.rate, after)
     say(f"{name}: {live.rate:,} events/s in {COMMITS_PER_SECOND} commits a second")

@@ -46,7 +46,7 @@ def in_force(spark: SparkSession, checkpoint: Path, stream: Stream) -> dict[str,
         state.load(each)
         state.begin(each)
         retained += state.state_rows()
-        stored += sum(run.rows for run in state.list_runs())
+        stored += sum(run.rows for run in state.windows.list_runs())
     used = sum(len(name) + len(page) for each in shards.values() for name, page in each.items())
     return {
         "pages": len(pages),

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookback.commands import alerts, backtests, labels, lists, rules, streams, upkeep
-from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, make_adder
+from lookback.commands import alerts, backtests, lists, rules, streams, upkeep
+from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, Commands, option
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 from lookback.spark.platform.faults import explain_full_disk
@@ -33,48 +33,43 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (RuleError, StreamError) as error:
         print(error, file=sys.stderr)
         return FOUND_PROBLEMS
-    except LookbackError as error:
-        print(f"lookback: {error}", file=sys.stderr)
-        return WRONG_USE
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _SPARK:
-            raise
-        print(f"lookback: {_NO_SPARK}", file=sys.stderr)
-        return WRONG_USE
     except Exception as error:
-        if (full := explain_full_disk(error)) is None:
+        if (text := _describe_failure(error)) is None:
             raise
-        print(f"lookback: {full}", file=sys.stderr)
+        print(f"lookback: {text}", file=sys.stderr)
         return WRONG_USE
+
+
+def _describe_failure(error: Exception) -> str | None:
+    """Says what a user can do about an error; None if only a developer can."""
+    if isinstance(error, LookbackError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return _NO_SPARK if (error.name or "").partition(".")[0] in _SPARK else None
+    full = explain_full_disk(error)
+    return None if full is None else str(full)
 
 
 def _make_parser() -> argparse.ArgumentParser:
     places = argparse.ArgumentParser(add_help=False)
     # These may stand before or after the command; SUPPRESS keeps one from overwriting the other.
-    places.add_argument(
-        "--root", default=argparse.SUPPRESS,
-        help="folder of the tables (LOOKBACK_ROOT; ./lakehouse); with --catalog that of checkpoints (the schema's volume checkpoints)",
-    )  # fmt: skip
-    places.add_argument(
-        "--catalog", default=argparse.SUPPRESS, help="catalog of the tables, if they are not folders; with --schema"
-    )
-    places.add_argument("--schema", default=argparse.SUPPRESS, help="schema of the tables in the catalog")
-    places.add_argument("--conf", default=argparse.SUPPRESS, help="folder of streams/ and rules/ (./conf)")
-    places.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object a line for what is listed"
-    )
+    texts = {
+        "--root": "folder of the tables (LOOKBACK_ROOT; ./lakehouse); with --catalog that of checkpoints "
+        "(the schema's volume checkpoints)",
+        "--catalog": "catalog of the tables, if they are not folders; with --schema",
+        "--schema": "schema of the tables in the catalog",
+        "--conf": "folder of streams/ and rules/ (./conf)",
+    }
+    for name, text in texts.items():
+        option(places, name, text, default=argparse.SUPPRESS)
+    text = "one JSON object a line for what is listed"
+    option(places, "--json", text, action="store_true", default=argparse.SUPPRESS)
     parser = argparse.ArgumentParser(prog="lookback", description=__doc__, parents=[places])
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    command = make_adder(commands, places)
-    upkeep.add_commands(command)
-    rules.add_commands(command, places)
-    streams.add_commands(command, places)
-    alerts.add_commands(command)
-    labels.add_commands(command, places)
-    lists.add_commands(command, places)
-    backtests.add_commands(command)
-    demo = command("demo", _demo, "the main job on real transactions, in a folder of its own")
-    demo.add_argument("--events", help="Parquet file of transactions (default: the sample in conf/samples)")
+    commands = Commands(parser, places)
+    for subject in (upkeep, rules, streams, alerts, lists, backtests):
+        subject.add_commands(commands)
+    demo = commands.add("demo", _demo, "the main job on real transactions, in a folder of its own")
+    option(demo, "--events", "Parquet file of transactions (default: the sample in conf/samples)")
     return parser
 
 

@@ -144,7 +144,7 @@ class Settings:
 def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
     """Reads the receivers of alerts from CONF/notifiers.yml. Raises SetupError with all problems, or if it is empty."""
     file = Path(conf_dir) / "notifiers.yml"
-    receivers = read_receivers(load_yaml(file), str(file))
+    receivers = read_receivers(_read(file)[1], str(file))
     if not receivers:
         raise SetupError(f"{file} names no receiver; docs/operations.md shows how")
     return receivers
@@ -330,11 +330,6 @@ def parse_rule_text(text: str, name: str) -> ParsedRule:
     if not isinstance(document, dict):
         raise SetupError(f"{name} is not a rule; a rule is a mapping with the keys rule_id, stream, window, ...")
     return ParsedRule(document, node, lines)
-
-
-def load_yaml(path: str | Path) -> Any:
-    """Reads a YAML file. Raises SetupError, with the line if known, if it cannot be read."""
-    return _read(Path(path))[1]
 
 
 def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:

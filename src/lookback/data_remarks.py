@@ -14,7 +14,7 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.document import quote_value
+from lookback.core.rules.problems import quote_value
 from lookback.core.rules.remarks import Remark
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, read_events

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import SetupError
 from lookback.spark.ingest.files import ingest
-from lookback.spark.platform.session import get_spark
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.stream.pipeline import Evaluation
+from lookback.verbs import Workspace
 from lookback.views.terminal import describe_change
 from lookback.views.timeline import plot_key_timeline
 from lookback.views.whatif import plot_alerts_by_value
@@ -35,7 +34,6 @@ from lookback.views.whatif import plot_alerts_by_value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lookback.core.streams.declaration import Stream
     from lookback.spark.batches.sink import BatchReport
 
 _SAMPLE = Path("samples/transactions.parquet")
@@ -60,13 +58,12 @@ class Change:
     arrival: int | None
 
 
-def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str], None] = print) -> Path:
+def run_demo(settings: Settings, events: Path | None = None) -> Path:
     """Runs the demo in the folder settings.root, which it empties first if an earlier demo made it.
 
     Args:
         settings: Settings of the run; their root is the demo's folder.
         events: Parquet file of transactions; default: the sample in the configuration folder.
-        say: Receives each line of output.
 
     Returns:
         The path of the picture.
@@ -77,11 +74,10 @@ def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str]
     started = time.monotonic()
     source = events or settings.conf / _SAMPLE
     root = _make_fresh_folder(Path(settings.root))
-    stream = settings.stream("transactions")
-    say(f"Starting Spark; tables go to {root}")
-    tables = Tables.local(get_spark("lookback demo", settings=settings.spark), root)
-    tables.create(stream)
-    demo = _Demo(tables, stream, settings, say)
+    place = Workspace(replace(settings, root=str(root)), "transactions")
+    print(f"Starting Spark; tables go to {root}")
+    place.tables.create(place.stream)
+    demo = _Demo(place)
     try:
         return demo.run(source, started)
     finally:
@@ -89,42 +85,39 @@ def run_demo(settings: Settings, events: Path | None = None, say: Callable[[str]
 
 
 class _Demo:
-    def __init__(self, tables: Tables, stream: Stream, settings: Settings, say: Callable[[str], None]) -> None:
-        self.tables, self.stream, self.settings, self.say = tables, stream, settings, say
-        streams = settings.streams()
-        self.rules = RulesTable(tables, streams)
-        self.streams = streams
-        self.evaluation = Evaluation(
-            tables, stream, streams, checkpoint_folder(tables, stream), on_batch=self._show_batch
-        )
+    def __init__(self, place: Workspace) -> None:
+        self.tables, self.stream, self.streams = place.tables, place.stream, place.streams
+        self.settings, self.rules = place.settings, RulesTable(place.tables, place.streams)
+        folder = place.checkpoint("evaluate")
+        self.evaluation = Evaluation(place.tables, place.stream, place.streams, folder, on_batch=self._show_batch)
         self.changes: list[Change] = []
 
     def run(self, source: Path, started: float) -> Path:
         parts = _write_parts(source, Path(str(self.tables.root)) / "_incoming")
-        self.say(f"\n1. Ingest: {source.name}, the first {_FIRST_PART:.0%} now, the rest while the stream runs")
+        print(f"\n1. Ingest: {source.name}, the first {_FIRST_PART:.0%} now, the rest while the stream runs")
         self._ingest(next(parts))
-        self.say("\n2. Rules: checked with their own tests, then published")
+        print("\n2. Rules: checked with their own tests, then published")
         for name in _RULES:
             self._publish(load_rule_document(self.settings.conf / "rules" / f"{name}.yml"))
-        self.say("\n3. Evaluate: the stream runs; rules change under it")
+        print("\n3. Evaluate: the stream runs; rules change under it")
         self.evaluation.start()
         self._change_rules(parts)
         seconds, events = self._finish()
-        self.say("\n4. Review")
+        print("\n4. Review")
         picture = self._review()
-        self.say(f"\n5. What if? {_CHANGED} with other limits, over all events")
+        print(f"\n5. What if? {_CHANGED} with other limits, over all events")
         what_if = self._try_limits()
-        self.say("\n6. Prove: replay all events and compare every row of alerts and late_events")
+        print("\n6. Prove: replay all events and compare every row of alerts and late_events")
         self._prove()
         self._print_summary(events, seconds, (picture, what_if), time.monotonic() - started)
         return picture
 
     def _ingest(self, file: Path) -> None:
-        self.say(f"   {ingest(self.tables, self.stream, file, progress=None)}")
+        print(f"   {ingest(self.tables, self.stream, file, progress=None)}")
 
     def _publish(self, document: dict[str, Any], status: str = "active") -> int:
         version = self.rules.push(document, status=status, author="demo")
-        self.say(f"   {document['rule_id']} v{version} {status}: {document['when']}")
+        print(f"   {document['rule_id']} v{version} {status}: {document['when']}")
         return version
 
     def _change_rules(self, parts: Iterator[Path]) -> None:
@@ -170,10 +163,10 @@ class _Demo:
         seconds = (report.run_ms + report.write_ms) / 1_000
         alerts = ", ".join(f"{rule} {count}" for rule, count in sorted(report.alerts.items()))
         text = f"{report.events:>9,} events in {seconds:4.1f} s   {alerts}" if report.events else "no events"
-        self.say(f"   batch {report.batch_id:>3}: {text}")
+        print(f"   batch {report.batch_id:>3}: {text}")
         for row in report.log:
             where = "before the first commit" if row["arrival"] is None else f"after commit {row['arrival']}"
-            self.say(f"              {describe_change(row)} {where} {row['message']}")
+            print(f"              {describe_change(row)} {where} {row['message']}")
 
     def _finish(self) -> tuple[float, int]:
         """Waits for the last commit, then stops the stream. Returns its seconds of work and its number of events."""
@@ -199,10 +192,10 @@ class _Demo:
         if row is None:
             raise SetupError("no alert was raised; the demo expects the sample transactions")
         explanation = explain(self.tables, self.streams, row["alert_id"])
-        self.say(f"   first of the queue: {row['severity']}, {row['message']}")
-        self.say(f"   {explanation.sentence}")
+        print(f"   first of the queue: {row['severity']}, {row['message']}")
+        print(f"   {explanation.sentence}")
         record_review(self.tables, row["alert_id"], "confirmed", "demo", "by make demo")
-        self.say(f"   recorded as confirmed; {open_queue(self.tables).count():,} alerts are left in the queue")
+        print(f"   recorded as confirmed; {open_queue(self.tables).count():,} alerts are left in the queue")
         picture = Path(str(self.tables.root)) / "alert.png"
         plot_key_timeline(explanation).savefig(picture, dpi=120)
         return picture
@@ -213,7 +206,7 @@ class _Demo:
         with backtest(self.tables, self.stream, [Candidate(document)], vary={"limit": _LIMITS}, rows=False) as result:
             figures = result.figures
         for each in figures:
-            self.say(
+            print(
                 f"   limit {each.parameters['limit']!s:>5}: {each.alerts:>7,} alerts, {each.alerts_per_day or 0:8.1f} a day, "
                 f"{each.keys:,} customers"
             )
@@ -228,26 +221,26 @@ class _Demo:
         alike = sum(row.alike for row in rows)
         if differing := sum(row.only_recorded + row.only_replayed + row.unjudged for row in rows):
             raise SetupError(f"{differing:,} rows of the demo's outputs differ from a replay, {alike:,} match")
-        self.say(f"   {alike:,} rows match, none differs")
+        print(f"   {alike:,} rows match, none differs")
 
     def _print_summary(self, events: int, seconds: float, pictures: tuple[Path, Path], total: float) -> None:
-        self.say("\nRule changes while the stream ran")
-        self.say(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event it applied to")
+        print("\nRule changes while the stream ran")
+        print(f"   {'change':<32}{'rule':<22}{'seconds':>8}   first event it applied to")
         for change in self.changes:
             event = self._find_first_event(change)
-            self.say(f"   {change.what:<32}{change.rule_id:<22}{change.seconds:>8.1f}   {event}")
-        self.say("\nAlerts")
+            print(f"   {change.what:<32}{change.rule_id:<22}{change.seconds:>8.1f}   {event}")
+        print("\nAlerts")
         counts = self.tables.read("alerts").groupBy("rule_id", "rule_version", "verdict").count()
         for row in counts.orderBy("rule_id", "rule_version", "verdict").collect():
-            self.say(f"   {row['rule_id']:<24} v{row['rule_version']}  {row['verdict']:<11}{row['count']:>8,}")
-        self.say(
+            print(f"   {row['rule_id']:<24} v{row['rule_version']}  {row['verdict']:<11}{row['count']:>8,}")
+        print(
             f"\n{events:,} events judged, {events / max(seconds, 1e-9):,.0f} events/s while batches ran, first ones included"
         )
-        self.say(
+        print(
             f"The whole demo took {total:.0f} s. Charts of the first alert and of other limits: {pictures[0]}, {pictures[1]}"
         )
         root = self.tables.root
-        self.say(
+        print(
             "Next steps:\n"
             f"   .venv/bin/lookback --root {root} alerts --queue\n"
             f"   .venv/bin/lookback --root {root} rules list\n"

@@ -6,7 +6,6 @@ The same notebooks run in Jupyter and on Databricks. All results are ordinary di
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,25 +13,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import pandas as pd
 import yaml
 
+from lookback import verbs
 from lookback.config import Settings, load_rule_document
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.events import EventExplanation
 from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.operations.health import Finding, check_health, describe_health, describe_warm_up
-from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.parameters import read_parameter
 from lookback.core.rules.remarks import Remark, find_remarks
-from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_calendar_time, to_utc
-from lookback.data_remarks import find_data_remarks
 from lookback.parameters import check_mode
 from lookback.parameters import parameters as parameters  # noqa: PLC0414 - notebooks find it here
 from lookback.places import find_local_path
-from lookback.testing.trial import Trial, run_trial
+from lookback.testing.trial import DocumentTrial
+from lookback.verbs import Workspace as Workspace  # noqa: PLC0414 - notebooks find it here
 from lookback.views import pictures, whatif
 from lookback.views.display import code, has_person, show, text, to_frame
 from lookback.views.explanations import describe_alert, describe_event
@@ -43,17 +41,14 @@ from lookback.views.timeline import plot_key_timeline
 if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.rules.gate import Condition
-    from lookback.core.streams.declaration import Stream
     from lookback.desk.authoring import Authoring
     from lookback.desk.review import ReviewDesk
     from lookback.desk.streams import StreamDesk
     from lookback.spark.batches.sink import BatchReport
     from lookback.spark.figures import RuleFigures
     from lookback.spark.ingest.files import IngestReport
-    from lookback.spark.rules import RulesTable
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
-    from lookback.spark.tables.lakehouse import Tables
 
 _MAX_LISTED_EVENTS = 50
 _MAX_READ_ALERTS = 1_000
@@ -68,32 +63,6 @@ class _HasWidget(Protocol):
 _Desk = TypeVar("_Desk", bound=_HasWidget)
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """The tables, the declared streams by name, the chosen stream and the settings of a notebook."""
-
-    tables: Tables
-    streams: Mapping[str, Stream]
-    stream: Stream
-    settings: Settings
-
-    @property
-    def conf(self) -> Path:
-        """The configuration folder."""
-        return self.settings.conf
-
-    @property
-    def rules(self) -> RulesTable:
-        """The rules table."""
-        from lookback.spark.rules import RulesTable
-
-        return RulesTable(self.tables, self.streams, self.settings.gate is not None)
-
-    def checkpoint(self, step: str) -> str:
-        """Returns the checkpoint folder of a step for the chosen stream. The command line shares that of `evaluate`."""
-        return f"{self.tables.files}/_checkpoints/{step}_{self.stream.name}"
-
-
 def open_workspace(
     root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", profile: str = ""
 ) -> Workspace:
@@ -104,16 +73,12 @@ def open_workspace(
     the one in conf/settings.yml). Raises SetupError.
     """
     from lookback.spark.ingest.fields import reads_kafka
-    from lookback.spark.platform.session import get_spark
-    from lookback.spark.tables.lakehouse import Tables
 
-    settings = Settings.local(root, conf, profile, catalog, schema)
-    streams, chosen = settings.streams(), settings.stream(stream)
-    spark = get_spark("lookback notebook", settings=settings.spark, kafka=reads_kafka(chosen))
-    tables = Tables.of(spark, settings).holding(*streams.values())
-    tables.require(chosen)
-    show(text(f"Stream {stream} in {tables.place}; {len(streams)} streams declared in {settings.conf}."))
-    return Workspace(tables, streams, chosen, settings)
+    place = Workspace(Settings.local(root, conf, profile, catalog, schema), stream)
+    place.kafka = reads_kafka(place.stream)
+    place.tables.require(place.stream)
+    _say(f"Stream {stream} in {place.tables.place}; {len(place.streams)} streams declared in {place.conf}.")
+    return place
 
 
 def ingest_files(
@@ -139,22 +104,17 @@ def ingest_files(
     if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(workspace.stream) and not path:
         return _ingest_topic(workspace, every if mode == "continuous" else None, minutes)
     source = _find_source(workspace, path)
-    if mode in ("once", "retry"):
-        report = (
-            retry_rejected(workspace.tables, workspace.stream, progress=None)
-            if mode == "retry"
-            else ingest(
-                workspace.tables, workspace.stream, source, format=_find_format(workspace, path, format), progress=None
-            )
-        )
-        _show_account(report)
-        return report
-    if Path(source).is_file():
+    kind = _find_format(workspace, path, format)
+    if mode in ("new", "continuous") and Path(source).is_file():
         raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
+    tables, stream = workspace.tables, workspace.stream
+    if mode == "retry":
+        return _show_account(retry_rejected(tables, stream, progress=None))
+    if mode == "once":
+        return _show_account(ingest(tables, stream, source, format=kind, progress=None))
     query = ingest_continuously(
-        workspace.tables, workspace.stream, source, checkpoint=workspace.checkpoint("ingest"),
-        every=every if mode == "continuous" else None,
-        format=_find_format(workspace, path, format), progress=lambda report: show(text(str(report))), warn=lambda sentence: show(text(sentence)),
+        tables, stream, source, checkpoint=workspace.checkpoint("ingest"), format=kind,
+        every=every if mode == "continuous" else None, progress=lambda report: _say(str(report)), warn=_say,
     )  # fmt: skip
     try:
         query.awaitTermination(round(minutes * 60) or None)
@@ -170,34 +130,30 @@ def _ingest_topic(workspace: Workspace, every: str | None, minutes: float) -> In
 
     from lookback.spark.ingest.topics import TopicIngest
 
-    run = TopicIngest(
-        workspace.tables,
-        workspace.stream,
-        workspace.checkpoint("kafka"),
-        every=every,
-        progress=lambda line: show(text(line)),
-    )
+    checkpoint = workspace.checkpoint("kafka")
+    run = TopicIngest(workspace.tables, workspace.stream, checkpoint, every=every, progress=_say)
     timer = Timer(minutes * 60, run.request_stop)
     if every is not None and minutes:
         timer.start()
     try:
-        report = run.run()
+        return _show_account(run.run())
     finally:
         timer.cancel()
-    _show_account(report)
-    return report
 
 
-def _show_account(report: IngestReport) -> None:
+def _say(line: str) -> None:
+    show(text(line))
+
+
+def _show_account(report: IngestReport) -> IngestReport:
     """Shows the counts, the assumptions, and the rejected rows by reason, each with an example."""
     counts = {name: getattr(report, name) for name in ("offered", "ingested", "duplicates", "rejected", "commits")}
     account = pd.DataFrame([{**counts, "adds_up": report.balanced, "seconds": round(report.seconds, 1)}])
     show(account, text(str(report)), *([text(report.assumptions)] if report.assumptions else []))
     if report.rejections:
         show(pd.DataFrame([vars(each) for each in report.rejections]))
-        show(
-            text(f"All rejected rows are in the table rejected_events; `lookback rejected {report.stream}` lists them.")
-        )
+        _say(f"All rejected rows are in the table rejected_events; `lookback rejected {report.stream}` lists them.")
+    return report
 
 
 def _find_source(workspace: Workspace, path: str) -> str:
@@ -212,14 +168,24 @@ def _find_format(workspace: Workspace, path: str, format_: str) -> str | None:
     return format_ or (None if declared is None else str(declared))
 
 
+def _show_frame(frame: pd.DataFrame, empty: str, *before: Any) -> pd.DataFrame:
+    """Shows `before`, and the frame, or a sentence if it is empty. Returns the frame."""
+    show(*before, frame if len(frame) else text(empty))
+    return frame
+
+
 def show_rejected(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     """Shows the newest rejected rows, unchanged, with all reasons."""
+    newest = _read_newest(workspace, "rejected_events", limit, "ingested_at", "raw")
+    return _show_frame(to_frame(newest), "No row was rejected.")
+
+
+def _read_newest(workspace: Workspace, table: str, limit: int, time: str, *ties: str) -> Any:
+    """Returns the newest rows of a table about the chosen stream, as a Spark frame."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    rows = workspace.tables.read("rejected_events").where(F.col("stream") == workspace.stream.name)
-    frame = to_frame(rows.orderBy(F.col("ingested_at").desc(), "raw").limit(limit))
-    show(frame if len(frame) else text("No row was rejected."))
-    return frame
+    rows = workspace.tables.read(table).where(F.col("stream") == workspace.stream.name)
+    return rows.orderBy(F.col(time).desc(), *ties).limit(limit)
 
 
 def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
@@ -230,7 +196,7 @@ def show_events(workspace: Workspace, limit: int = 5) -> pd.DataFrame:
     newest = workspace.tables.read_events(workspace.stream.name).orderBy(F.col(time).desc())
     frame = to_frame(newest.limit(limit))
     if not len(frame):
-        show(text("The table has no events yet."))
+        _say("The table has no events yet.")
         return frame
     times = to_frame(newest.select(time).limit(_MAX_DRAWN_ROWS))[time]
     title = "Events over time" if len(times) < _MAX_DRAWN_ROWS else "The newest events over time"
@@ -297,14 +263,14 @@ def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool =
 def _show_desk(make: Callable[[], _Desk], wanted: bool) -> _Desk | None:
     """Shows a desk in an interactive notebook, else a sentence. `make` imports ipywidgets and makes the desk."""
     if not (wanted and has_person()):
-        show(text("No desk: the notebook runs non-interactively, or the parameter desk is false."))
+        _say("No desk: the notebook runs non-interactively, or the parameter desk is false.")
         return None
     try:
         desk = make()
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("ipywidgets"):
             raise
-        show(text("The desk needs the package ipywidgets, which is not installed; the cells below work without it."))
+        _say("The desk needs the package ipywidgets, which is not installed; the cells below work without it.")
         return None
     show(desk.widget)
     return desk
@@ -322,7 +288,7 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
         show(pd.DataFrame([{"place": p.place or "the document", "what to do": p.message} for p in error.problems]))
         raise
     tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
-    show(text(f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"))
+    _say(f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}")
     _show_remarks(find_remarks(rule))
     return rule
 
@@ -333,7 +299,7 @@ def _show_remarks(remarks: Sequence[Remark]) -> None:
         show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
 
 
-def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> Trial:
+def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> DocumentTrial:
     """Runs a rule over the newest `events` events of its stream, and plots what it would have flagged.
 
     Nothing is published. The evaluator is the stream's own and takes the events in the order they were ingested. A
@@ -341,13 +307,8 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
     at the last event have no result yet. The plot leaves out retracted alerts. Remarks name conditions that no event
     satisfies, such as a text that was never seen in its field.
     """
-    from lookback.spark.following.listfeed import read_contents
-    from lookback.spark.tables.history import read_recent_events
-
     stream = workspace.streams[str(document.get("stream"))]
-    rule = compile_rule(document, stream)
-    recent, lists = read_recent_events(workspace.tables, stream, events), read_contents(workspace.tables, rule.lists)
-    trial = run_trial(document, recent, stream, lists)
+    trial, remarks = verbs.try_rule(workspace.tables, document, stream, events)
     title = f"{document.get('rule_id')}: what it would have flagged"
     measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
     show(pictures.plot_flagged(trial.events, trial.final_alerts, stream.event_time, title, **measured))
@@ -356,7 +317,7 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
         show(trial.alerts[columns].tail(10).iloc[::-1])
     if len(trial.errors):
         show(trial.errors)
-    _show_remarks(find_data_remarks(rule, stream, recent, lists))
+    _show_remarks(remarks)
     return trial
 
 
@@ -385,24 +346,14 @@ def backtest_rule(
         SetupError: If a value is invalid.
         RuleError: If the rule is invalid.
     """
-    from lookback.spark.replay.backtest import Candidate, Range, backtest
-
     if not run:
-        show(text("Skipped: set the parameter backtest to true to run the rule over all events."))
+        _say("Skipped: set the parameter backtest to true to run the rule over all events.")
         return None
-    candidate = Candidate(document, workspace.rules.next_version(str(document["rule_id"])))
     try:
-        varied: dict[str, Any] = {**read_varied(part for part in vary.split(";") if part.strip())}
-        within = Range(parse_calendar_time(since) if since else None)
+        varied, within = verbs.read_what_if(document, vary, since)
     except ValueError as error:
         raise SetupError(f"vary or since: {error}") from None
-    varied = varied or suggest_values(document)
-    other = workspace.rules.find_version(against) if against else None
-    compared = None if other is None else Candidate(dict(other.document or {}), other.version)
-    stream = workspace.streams[str(document.get("stream"))]
-    with backtest(
-        workspace.tables, stream, [candidate], within, vary=varied, rows=False, against=compared, streams=workspace.streams
-    ) as result:  # fmt: skip
+    with verbs.run_what_if(workspace.rules, document, varied, within, against) as result:
         frame = pd.DataFrame([{**vars(each), **each.parameters} for each in result.figures]).drop(columns="parameters")
         shown = [*varied, "alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall"]
         show(frame[shown])
@@ -411,7 +362,7 @@ def backtest_rule(
             show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
             show(whatif.plot_precision_by_value(result.figures, name, today=today))
         show(*(text(f"Against {each.rule_id} version {each.version}: {each.sentence}.") for each in result.comparisons))
-    show(text(f"{document['rule_id']} over {result.events:,} events; nothing was published."))
+    _say(f"{document['rule_id']} over {result.events:,} events; nothing was published.")
     return frame
 
 
@@ -446,8 +397,7 @@ def edit_list(
             workspace.tables, name, added, until=read_until(until) if until else None, reason=reason or None,
             kind=kind or None, author=author or None,
         ))))  # fmt: skip
-    rows = show_lists(workspace.tables)
-    show(pd.DataFrame(rows) if rows else text("No lists yet."))
+    _show_frame(pd.DataFrame(show_lists(workspace.tables)), "No lists yet.")
 
 
 def publish_rule(
@@ -456,11 +406,11 @@ def publish_rule(
 ) -> int | None:  # fmt: skip
     """Publishes the rule's next version with a status, if `publish` is true. A running stream applies it in seconds."""
     if not publish:
-        show(text("Not published: set the parameter publish to true."))
+        _say("Not published: set the parameter publish to true.")
         return None
     version = workspace.rules.push(document, status=status, author=author, comment=comment)
     status = workspace.rules.choose_status(status)
-    show(text(f"{document['rule_id']} is published as version {version}, {status}."))
+    _say(f"{document['rule_id']} is published as version {version}, {status}.")
     return version
 
 
@@ -492,15 +442,15 @@ def check_gate(
 
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
     if not (run or activate):
-        show(text("Not checked: set the parameter gate to true."))
+        _say("Not checked: set the parameter gate to true.")
         return None
     if gate is None:
-        show(text("conf/settings.yml has no gate: a version is active as soon as it is published as active."))
+        _say("conf/settings.yml has no gate: a version is active as soon as it is published as active.")
         if not activate:
             return None
     if not activate:
         _show_conditions(check_document(rules, document, gate or Gate(), author=author))
-        show(text(f"Only checked {rule_id}; to activate it, set the parameter activate to true."))
+        _say(f"Only checked {rule_id}; to activate it, set the parameter activate to true.")
         return None
     candidate = find_candidate(rules, rule_id)
     if hash_document(candidate.document or {}) != hash_document(document):
@@ -510,12 +460,7 @@ def check_gate(
         )
     found = make_active(rules, rule_id, gate or Gate(), approver=author, comment=comment)
     _show_conditions(found.conditions)
-    done = (
-        "is not active: not all conditions are met"
-        if found.version is None
-        else f"is active as version {found.version}"
-    )
-    show(text(f"Version {found.candidate} of {rule_id} {done}."))
+    _say(f"Version {found.candidate} of {rule_id} {found.outcome}.")
     return found.version
 
 
@@ -541,9 +486,7 @@ def list_rules(workspace: Workspace) -> pd.DataFrame:
         }
         for row in workspace.rules.rows()
     ]  # fmt: skip
-    frame = pd.DataFrame(rows)
-    show(frame if rows else text("No rule is published yet."))
-    return frame
+    return _show_frame(pd.DataFrame(rows), "No rule is published yet.")
 
 
 def evaluate_stream(
@@ -573,24 +516,12 @@ def evaluate_stream(
     Returns:
         The reports of the batches.
     """
-    from lookback.spark.checkpoints.checkpoint import Checkpoint
-    from lookback.spark.replay.histories import HistoryMaker
-    from lookback.spark.stream.metrics import Metrics
-    from lookback.spark.stream.pipeline import Evaluation
-
     once = check_mode(mode, "once", "rebuild", "continuous") != "continuous"
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
-        show(text("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`."))
-    folder = workspace.checkpoint("evaluate")
-    metrics = Metrics(
-        workspace.tables, workspace.stream, Checkpoint(workspace.tables.find_place(folder)), workspace.settings.metrics
-    )
-    evaluation = Evaluation(
-        workspace.tables, workspace.stream, workspace.streams, folder, once=once,
-        every=every or workspace.settings.every, admission=workspace.settings.admission, on_batch=metrics.add,
-        idle_after=parse_duration(idle_after) if idle_after and not once else None, rebuild=mode == "rebuild",
-        default_shards=shards or workspace.stream.shards or workspace.settings.shards,
-        accept_unknown=workspace.settings.accept_unknown_checkpoint, gate=workspace.settings.gate, historian=HistoryMaker(),
+        _say("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`.")
+    evaluation, metrics = verbs.prepare_evaluation(
+        workspace, every=every, default_shards=shards, once=once, rebuild=mode == "rebuild",
+        idle_after=parse_duration(idle_after) if idle_after and not once else None,
     )  # fmt: skip
     if view == "desk" and desk is not None and not once:
         _run_beside(evaluation, metrics, minutes)
@@ -646,12 +577,12 @@ def show_health(workspace: Workspace) -> list[Finding]:
     checkpoint = Checkpoint(tables.find_place(workspace.checkpoint("evaluate")))
     figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
-    show(text(describe_health(figures, findings)))
+    _say(describe_health(figures, findings))
     if findings:
         rows = [{"level": each.level, "what": each.what, "what to do": each.remedy} for each in findings]
         show(pd.DataFrame(rows))
     for each in figures.warming:
-        show(text(f"Warming up: {describe_warm_up(each)}."))
+        _say(f"Warming up: {describe_warm_up(each)}.")
     return findings
 
 
@@ -670,19 +601,14 @@ def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd
     kinds = ["rule_id", "mode", "verdict", "severity"]
     newest = to_frame(alerts.orderBy(F.col("event_time").desc()).limit(_MAX_DRAWN_ROWS).select("event_time", *kinds))
     counts = newest.groupby(kinds).size().rename("alerts").reset_index().sort_values("alerts", ascending=False)
-    show(pictures.plot_alerts_over_time(newest), counts if len(counts) else text("No alerts yet."))
-    return counts
+    return _show_frame(counts, "No alerts yet.", pictures.plot_alerts_over_time(newest))
 
 
 def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     """Shows the newest rows of rule_log: activated, paused and rejected rules, and failures."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rows = workspace.tables.read("rule_log").where(F.col("stream") == workspace.stream.name)
-    newest = rows.orderBy(F.col("logged_at").desc(), F.col("position").desc()).limit(limit)
-    frame = to_frame(newest.select("logged_at", "rule_id", "version", "action", "arrival", "message"))
-    show(frame if len(frame) else text("The log is empty."))
-    return frame
+    newest = _read_newest(workspace, "rule_log", limit, "logged_at", "position")
+    columns = ("logged_at", "rule_id", "version", "action", "arrival", "message")
+    return _show_frame(to_frame(newest.select(*columns)), "The log is empty.")
 
 
 def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: float = 90) -> pd.DataFrame:
@@ -696,7 +622,7 @@ def show_queue(workspace: Workspace, rule_id: str = "", limit: int = 20, days: f
     # If few alerts wait, one pass over the tables is enough.
     frame = to_frame(queue.limit(_MAX_READ_ALERTS))
     waiting = len(frame) if len(frame) < _MAX_READ_ALERTS else queue.count()
-    show(text(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else ".")))
+    _say(f"{waiting:,} alerts wait for review" + (f"; the first {limit}:" if waiting > limit else "."))
     for note in (note_on_snoozed(workspace.tables, days), note_on_older(workspace.tables, days)):
         show(*([text(note)] if note else []))
     if len(frame):
@@ -719,9 +645,8 @@ def show_reports(workspace: Workspace, rule_id: str = "", limit: int = 20, days:
 
     reports = open_queue(workspace.tables, rule_id or None, workspace.stream.name, days, reports=True)
     newest = reports.orderBy(F.col("event_time").desc(), "rule_id", "alert_id").limit(limit)
-    frame = to_frame(newest.select("event_time", "rule_id", "key", "measures", "message", "alert_id", "revision"))
-    show(frame if len(frame) else text("No rule has written a report."))
-    return frame
+    columns = ("event_time", "rule_id", "key", "measures", "message", "alert_id", "revision")
+    return _show_frame(to_frame(newest.select(*columns)), "No rule has written a report.")
 
 
 def open_desk(
@@ -759,7 +684,7 @@ def explain_alert(
 
     chosen = alert_id or (str(queue["alert_id"].iloc[0]) if queue is not None and len(queue) else "")
     if not chosen:
-        show(text("Nothing to explain: the queue is empty."))
+        _say("Nothing to explain: the queue is empty.")
         return None
     number = _parse_revision(revision) if alert_id else None
     explanation = explain(workspace.tables, workspace.streams, chosen, revision=number)
@@ -776,7 +701,7 @@ def explain_event(workspace: Workspace, rule_id: str = "", event_id: str = "") -
     from lookback.spark.review import explain_event as explain
 
     if not event_id:
-        show(text("No event to explain: set event_id and rule_id to see how a rule judged an event."))
+        _say("No event to explain: set event_id and rule_id to see how a rule judged an event.")
         return None
     if not rule_id:
         raise SetupError("event_id needs a rule: set rule_id too")
@@ -804,7 +729,7 @@ def show_explanation(explanation: Explanation) -> None:
             shown = measure.events.tail(_MAX_LISTED_EVENTS).iloc[::-1]
             show(text(f"Events that counted for {measure.name}: {len(measure.events):,}"), shown)
     for step in explanation.steps:
-        show(text(f"Step {step.name}, {step.words}: {_describe_taken(step)}"))
+        _say(f"Step {step.name}, {step.words}: {_describe_taken(step)}")
         if len(step.events):
             show(step.events.head(_MAX_LISTED_EVENTS))
 
@@ -843,12 +768,12 @@ def review_alert(
     from lookback.spark.review import record_review
 
     if explanation is None or not disposition:
-        show(text("Nothing is recorded: set disposition to confirmed, false_positive, benign or unclear."))
+        _say("Nothing is recorded: set disposition to confirmed, false_positive, benign or unclear.")
         return
     shown = explanation.alert
     if alert_id != shown["alert_id"]:
         name = f"alert_id {shown['alert_id']} and revision {shown['revision']}"
-        show(text(f"Nothing is recorded: say which alert you decide on. For the one above, set {name}."))
+        _say(f"Nothing is recorded: say which alert you decide on. For the one above, set {name}.")
         return
     show(text(str(record_review(
         workspace.tables, alert_id, disposition, reviewer or None, note, revision=shown["revision"]
@@ -883,7 +808,7 @@ def snooze_alerts(
             author=author or None,
         ))))  # fmt: skip
     rows = [row for row in show_snoozes(workspace.tables) if row["state"] != EXPIRED]
-    show(pd.DataFrame(rows) if rows else text("Nothing is snoozed."))
+    _show_frame(pd.DataFrame(rows), "Nothing is snoozed.")
 
 
 def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
@@ -897,8 +822,7 @@ def show_precision(workspace: Workspace, rule_id: str = "") -> pd.DataFrame:
 
     rows = decisions(workspace.tables).where(F.col("stream") == workspace.stream.name)
     frame = to_frame((rows.where(F.col("rule_id") == rule_id) if rule_id else rows).drop("stream"))
-    show(pictures.plot_precision(frame), frame if len(frame) else text("No alert has been reviewed yet."))
-    return frame
+    return _show_frame(frame, "No alert has been reviewed yet.", pictures.plot_precision(frame))
 
 
 def import_labels(workspace: Workspace, path: str = "", positive: str = "", event_id: str = "", at: str = "") -> None:
@@ -911,7 +835,7 @@ def import_labels(workspace: Workspace, path: str = "", positive: str = "", even
     from lookback.spark import labels
 
     if not path:
-        show(text("No labels imported: set the parameter labels to a file."))
+        _say("No labels imported: set the parameter labels to a file.")
         return
     report = labels.import_labels(
         workspace.tables, workspace.stream, path, event_id=event_id or None, positive=positive or None, at=at or None

@@ -78,12 +78,12 @@ class ObjectPath:
         """Returns whether it is an existing folder."""
         return bool(self._find().type.name == "Directory")
 
-    def stat(self) -> Status:
+    def stat(self) -> FileStatus:
         """Returns when the file was written. Raises FileNotFoundError."""
         found = self._find()
         if found.type.name == _NOT_FOUND:
             raise FileNotFoundError(f"{self} is not there")
-        return Status((found.mtime_ns or 0) / 1e9)
+        return FileStatus((found.mtime_ns or 0) / 1e9)
 
     def read_bytes(self) -> bytes:
         """Reads the file. Raises OSError."""
@@ -148,7 +148,7 @@ class ObjectPath:
 Place = Path | ObjectPath
 
 
-class Status(NamedTuple):
+class FileStatus(NamedTuple):
     """When a file was last written, in seconds since 1970, as in os.stat_result."""
 
     st_mtime: float

@@ -33,7 +33,7 @@ def table_pages(table: KeyedTable) -> set[str]:
 
 def state_pages(state: ShardState) -> set[str]:
     """The names of the pages that a saved state has."""
-    names = {MANIFEST, "rules"} | {stored.run_id for stored in state.list_runs()}
+    names = {MANIFEST, "rules"} | {stored.run_id for stored in state.windows.list_runs()}
     names = names.union(*(table_pages(table) for table in state.tables.values()))
-    names = names.union(*(state.deferred.list_pages(name) for name in state.deferred.records))
+    names = names.union(*(state.deferred.list_pages(name) for name in state.deferred.counts))
     return names | {f"{name}/{at}" for name, count in state._pieces.items() for at in range(count)}

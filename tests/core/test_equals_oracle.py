@@ -18,10 +18,10 @@ from state_layout import small_runs, state_pages
 
 from lookback.core.engine import evaluation
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.judging import beginnings, lookbacks, matching, sequences, tiled
+from lookback.core.judging import candidates, keyjudge, lookbacks, lookups, matches, taken, tiled
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
-from lookback.core.state import keyruns, pieces
+from lookback.core.state import keyruns, pieces, storedruns
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -158,18 +158,19 @@ def small_pages() -> Iterator[None]:
         patch.setattr(state_module, "_MAX_ROW_CHARACTERS", 20)
         patch.setattr(pages_module, "_MAX_BYTES", 150)
         patch.setattr(pages_module, "_MAX_ROWS", 18)
-        patch.setattr(matching, "_FIRST_ROWS", 2)
-        patch.setattr(matching, "_MAX_SEARCHED", 1)
-        patch.setattr(beginnings, "_FIRST_ROWS", 1)
-        patch.setattr(beginnings, "_MAX_ROWS", 2)
-        patch.setattr(beginnings, "_MAX_SEARCHED", 0)
-        patch.setattr(beginnings, "_MAX_PAIRS", 5)
-        patch.setattr(beginnings, "_MIN_ROWS_PER_STRETCH", 0)
-        patch.setattr(sequences, "_MIN_SETTLED", 2)
+        patch.setattr(taken, "_MAX_SEARCHED", 1)
+        patch.setattr(matches, "_FIRST_ROWS", 1)
+        patch.setattr(matches, "_MIN_LOOKED_UP", 0)
+        patch.setattr(matches, "_MAX_LISTED", 10)
+        patch.setattr(matches, "_MATCHES_AT_ONCE", 2)
+        patch.setattr(lookups, "MAX_PAIRS", 5)
+        patch.setattr(lookups, "_MAX_ITEMS", 2)
+        patch.setattr(candidates, "_MAX_ROWS", 20)
+        patch.setattr(keyjudge, "_MIN_ASKED", 1)
         patch.setattr(evaluation, "_MAX_EVENTS", 3)
-        patch.setattr(state_module, "_MAX_UNSAVED_BYTES", 0)
-        patch.setattr(state_module, "_SAMPLE_ROWS", 2)
-        patch.setattr(state_module, "_MIN_FILED_ROWS", 0)
+        patch.setattr(storedruns, "_MAX_UNSAVED_BYTES", 0)
+        patch.setattr(storedruns, "_SAMPLE_ROWS", 2)
+        patch.setattr(storedruns, "_MIN_FILED_ROWS", 0)
         patch.setattr(tiled, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MAX_CANDIDATES", 2)
         yield

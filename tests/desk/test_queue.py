@@ -19,7 +19,7 @@ from lookback.desk.queue import (
     QueuedAlert,
     QueueFilter,
     ReviewQueue,
-    Session,
+    ReviewSession,
     SessionStep,
 )
 
@@ -166,7 +166,7 @@ def test_a_snooze_hides_what_it_covers():
 
 
 def test_a_session_forgets_what_is_undone():
-    session = Session()
+    session = ReviewSession()
     assert session.last is None
     one = SessionStep((alert(0),), "benign", "", "kim", NOW)
     both = SessionStep((alert(0), alert(1)), "unclear", "", "kim", NOW)

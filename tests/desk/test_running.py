@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lookback.core.errors import SetupError
-from lookback.desk.running import Run
+from lookback.desk.running import RunningEvaluation
 
 
 class Seen:
@@ -17,8 +17,8 @@ class Seen:
         self.lines = list[str]()
         self.ends = list[Any]()
 
-    def run(self, work: Callable[[Callable[[str], None]], Any], is_lasting: bool = False) -> Run:
-        return Run(
+    def run(self, work: Callable[[Callable[[str], None]], Any], is_lasting: bool = False) -> RunningEvaluation:
+        return RunningEvaluation(
             None,
             work,
             on_line=self.lines.append,

@@ -158,6 +158,7 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run:
     assert re.search(r"customer-day +confirmed +1\b", said)
 
 
+@pytest.mark.long
 def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place: Path, run: Run):
     said = run("05_maintain.ipynb")
     assert "compacted" in said

@@ -80,7 +80,8 @@ def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it
 ) -> None:
     append(ready, make_events(50, seed=3))
     settings = Settings(str(ready.root), tmp_path, gate=Gate(backtest_days=1, max_alerts_per_day=1e9, approval=True))
-    workspace = notebook.Workspace(ready, STREAMS, STREAM, settings)
+    workspace = notebook.Workspace(settings)
+    vars(workspace).update(tables=ready, streams=STREAMS, stream=STREAM)
     document = rule("tried", when="n >= 2", message="")
     before = ready.version("rules")
     assert notebook.check_gate(workspace, document, author="ann") is None

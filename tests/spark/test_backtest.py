@@ -29,13 +29,11 @@ from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import make_variants
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.times import to_utc
 from lookback.spark.figures import RuleFigures
 from lookback.spark.replay import backtest as backtests
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.replay.flagging import _pair_by_span
-from lookback.spark.replay.history import History
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import MORE_RULES, RULES, START, STREAM, STREAMS, append, make_events, publish, sequence, window
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from lookback.spark.replay.counting import Counts
+    from lookback.spark.replay.counting import LabelCounts
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -152,61 +150,6 @@ def test_c10_2_deleted_events_count_nowhere_and_commands_come_as_they_came(ready
     ready.append_rows([dict(zip(names, row, strict=True)) for row in later], "rule_log")
     with backtest(ready, STREAM, [Candidate(each) for each in rules]) as result:
         assert alerts_of(result) == replayed(rules, left)
-
-
-@pytest.mark.long
-def test_c10_2_events_are_counted_by_the_log_as_by_reading_them(
-    ready: Tables, spans: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The statistics of Delta have milliseconds: the first and the last time come from the commits that may have them."""
-    scanned = list[list[tuple[int, int]]]()
-    count_changes, may_log = history._count_changes, [True]
-
-    def count(tables: Tables, stream: Stream, ranges: list[tuple[int, int]]) -> Any:
-        scanned.append(ranges)
-        return count_changes(tables, stream, ranges)
-
-    list_inserted_rows = history.list_inserted_rows
-    monkeypatch.setattr(history, "_count_changes", count)
-    monkeypatch.setattr(history, "list_inserted_rows", lambda *of: list_inserted_rows(*of) if may_log[0] else None)
-
-    def read(ranges: list[tuple[int, int]] | None = None) -> History:
-        """Reads the history twice, by the log and by reading all. ranges: those that the first reads; None for all."""
-        scanned.clear()
-        may_log[0] = True
-        by_log = History.read_whole(ready, STREAM)
-        whole = [(by_log.first, by_log.last)]
-        assert scanned == [whole if ranges is None else ranges]
-        may_log[0] = False
-        assert by_log == History.read_whole(ready, STREAM)
-        assert scanned[1:] == [whole]
-        return by_log
-
-    place = ready.identifier(STREAM.name)
-    columns = "(id, at, customer, shop, amount, ingested_at)"
-
-    def insert(*events: tuple[str, str]) -> None:
-        rows = ", ".join(
-            f"('{name}', timestamp'2024-03-04 {at}Z', 1, 's', 1, current_timestamp())" for name, at in events
-        )
-        ready.spark.sql(f"INSERT INTO {place} BY NAME SELECT /*+ COALESCE(1) */ * FROM VALUES {rows} AS t{columns}")
-
-    ready.spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    try:
-        insert(("a", "10:00:00.000000"), ("b", "10:00:00.000900"))
-        insert(*((f"c{number}", f"10:00:01.{number:06d}") for number in range(70)))
-        insert(("d", "10:00:00.000100"), ("e", "10:00:02.000700"))
-        insert(("f", "09:59:59.999999"), ("g", "10:00:01.999800"))
-        found = read([(1, 1), (3, 3), (4, 4)])
-        assert (found.events, found.deletes, found.spans) == (76, 0, [2, 4])
-        assert [to_utc(each or 0).microsecond for each in (found.first_time, found.last_time)] == [999_999, 700]
-    finally:
-        ready.spark.conf.unset("spark.sql.session.timeZone")
-    ready.spark.sql(f"OPTIMIZE {place}")
-    assert read([(1, 1), (3, 3), (4, 4)]).events == 76
-    ready.spark.sql(f"DELETE FROM {place} WHERE id IN ('f', 'c1')")
-    found = read()
-    assert (found.events, found.deletes) == (76, 1)
 
 
 @pytest.mark.long
@@ -462,7 +405,7 @@ def test_c10_4_windows_and_long_sequences_flag_in_a_backtest_what_the_stream_say
     counted: list[DataFrame] = []
     count = backtests.count_trials
 
-    def keep(trials: int, last: DataFrame, events: DataFrame, *others: Any) -> Counts:
+    def keep(trials: int, last: DataFrame, events: DataFrame, *others: Any) -> LabelCounts:
         counted.append(events)
         return count(trials, last, events, *others)
 

@@ -17,7 +17,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.operations import maintenance
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
-from lookback.spark.operations.grants import Roles
+from lookback.spark.operations.grants import Grantees
 from lookback.spark.operations.maintenance import maintain
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import Tables
@@ -100,7 +100,7 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
 
     place = f"spark_catalog.{catalog.schema_name}"
     volume = f"/Volumes/spark_catalog/{catalog.schema_name}/checkpoints"
-    steps = set_up(catalog, STREAMS, checkpoints=volume, roles=Roles(service="svc"), unity=unity)
+    steps = set_up(catalog, STREAMS, checkpoints=volume, roles=Grantees(service="svc"), unity=unity)
 
     assert [step.done for step in steps if step.thing.startswith(("schema", "volume"))] == ["created"] * 2
     made = [line for line in recorded if not line.startswith(("SHOW", "SELECT"))]

@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def run(script: str, *arguments: object) -> dict[str, Any]:
     """Runs a script beside this file in a process of its own. Returns the line of JSON that it prints."""
     # Workers of Spark import the tests' modules too.
-    paths = [str(ROOT / "tests"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT / "tests"), str(ROOT / "tests/support"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     paths.append(str(ROOT / "tests" / "spark"))
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg"}
     command = [sys.executable, Path(__file__).with_name(script), *map(str, arguments)]

@@ -16,6 +16,7 @@ import pytest
 import sqlglot
 from pyspark.sql.types import DateType, NumericType, StringType, TimestampType
 from sqlglot import exp
+from test_dashboard import DASHBOARD, QUERIES, encodings, layouts, widget_queries
 
 from lookback.core.operations.health import Figures, Sample, check_health
 from lookback.core.streams import metrics
@@ -25,7 +26,6 @@ from lookback.spark.snoozes import TABLE as SNOOZES_TABLE
 from lookback.spark.tables.schemas import ALERTS, LABELS, METRICS, PRODUCT_TABLES, REVIEWS, RULE_LOG, SNOOZES
 from payins import STREAM, append, publish, rule
 from sample_alert import ALERT
-from test_dashboard import DASHBOARD, QUERIES, encodings, layouts, widget_queries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

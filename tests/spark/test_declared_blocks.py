@@ -76,13 +76,13 @@ def judge_as_stream() -> dict[str, list[bytes]]:
 
 
 def judge_as_replay(declarations: Declarations) -> dict[str, list[bytes]]:
-    plan = tasks.Plan(COMPILED, CHANGES, [], {STREAM.name: STREAM}, erases=True, declarations=declarations)
+    plan = tasks.ReplayPlan(COMPILED, CHANGES, [], {STREAM.name: STREAM}, erases=True, declarations=declarations)
     dispatch = tasks._SpanDispatch(BlockBuilder(declarations, LABELS), COVERAGE, (5, 12), erases=True)
     rows = [row for block in dispatch([make_chunk(EVENTS)]) for row in block.to_pylist()]
     rows.sort(key=lambda row: (row["shard"], row["span"]))
     answers = defaultdict[str, list[bytes]](list)
     blocks = pa.RecordBatch.from_pylist(rows, schema=tasks._ARROW_BLOCKS)
-    for batch in tasks._Judge(LAX, LABELS, plan)([blocks]):
+    for batch in tasks._ShardJudge(LAX, LABELS, plan)([blocks]):
         for row in batch.to_pylist():
             answers[row["kind"]].append(row["payload"])
     return answers

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lookback import notebook
+from lookback.config import Settings
 from lookback.core.errors import ReviewError
 from lookback.desk.queue import ONLY_SNOOZED, QueuedAlert, QueueFilter
 from lookback.desk.records import AlertRecords
@@ -277,9 +278,10 @@ def test_the_like_of_an_alert_have_its_key_or_its_entity(ready: Tables) -> None:
 
 
 def test_the_notebook_shows_the_desk_where_somebody_is(
-    judged: Tables, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    judged: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = notebook.Workspace(judged, STREAMS, STREAM, None)  # type: ignore[arg-type]
+    place = notebook.Workspace(Settings(str(judged.root), tmp_path))
+    vars(place).update(tables=judged, streams=STREAMS, stream=STREAM)
     assert notebook.open_desk(place) is None
     assert "No desk: the notebook runs non-interactively" in capsys.readouterr().out
     monkeypatch.setattr("lookback.notebook.has_person", lambda: True)

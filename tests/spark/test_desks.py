@@ -17,9 +17,9 @@ from lookback import notebook
 from lookback.config import Settings, load_rule_document
 from lookback.core.rules.gate import Gate
 from lookback.desk.authoring import Authoring
-from lookback.desk.rule import trying
-from lookback.desk.running import Run
+from lookback.desk.running import RunningEvaluation
 from lookback.desk.streams import StreamDesk
+from lookback.spark.replay.backtest import backtest
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS
@@ -128,7 +128,7 @@ def test_a_cancelled_run_leaves_no_job_behind(spark: SparkSession) -> None:
     def work(_: Callable[[str], None]) -> None:
         spark.range(1).mapInPandas(_sleep, "id long").collect()
 
-    run = Run(
+    run = RunningEvaluation(
         spark,
         work,
         on_line=seen.append,
@@ -154,7 +154,7 @@ def test_a_cancelled_backtest_leaves_nothing_running_and_nothing_kept(
     desk = open_desk(ready, tmp_path)
     fill_in(desk)
     begun: list[Any] = []
-    counted = trying.backtest.__globals__["find_events_behind"]
+    counted = backtest.__globals__["find_events_behind"]
 
     def cancel_between(*given: Any) -> Any:
         # The events are judged, and what Spark keeps of them is there.
@@ -162,7 +162,7 @@ def test_a_cancelled_backtest_leaves_nothing_running_and_nothing_kept(
         find(desk, "cancel").click()
         return counted(*given)
 
-    monkeypatch.setitem(trying.backtest.__globals__, "find_events_behind", cancel_between)
+    monkeypatch.setitem(backtest.__globals__, "find_events_behind", cancel_between)
     find(desk, "backtest").click()
     assert find(desk, "look").disabled
     assert not find(desk, "cancel").disabled
@@ -218,7 +218,8 @@ def test_a_continuous_evaluation_runs_beside_the_desk_until_stop(ready: Tables, 
     append(ready, make_events(50, seed=3))
     rules = RulesTable(ready, STREAMS)
     rules.push(rule("often", when="n >= 2", message=""))
-    workspace = notebook.Workspace(ready, STREAMS, STREAM, Settings(str(ready.root), tmp_path))
+    workspace = notebook.Workspace(Settings(str(ready.root), tmp_path))
+    vars(workspace).update(tables=ready, streams=STREAMS, stream=STREAM)
     desk = StreamDesk(rules, STREAM, seconds=0.2)
     assert notebook.evaluate_stream(workspace, "continuous", view="desk", desk=desk) == []
     try:

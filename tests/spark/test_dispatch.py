@@ -193,9 +193,9 @@ ACCOUNT = Account.of([compile_rule(BURST, STREAM)], [])
 
 def answer_in_replay() -> list[dict[str, Any]]:
     """What the shards of a replay answer about the same events."""
-    plan = tasks.Plan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True, account=ACCOUNT)
+    plan = tasks.ReplayPlan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True, account=ACCOUNT)
     blocks = tasks._SpanDispatch.of(STREAM, plan, SHARDS, [1])([cash_after_another()])
-    return [row for batch in tasks._Judge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
+    return [row for batch in tasks._ShardJudge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
 
 
 def judge_in_replay(folder: Path) -> list[str]:
@@ -208,7 +208,7 @@ def count_missing() -> dict[tuple[str, int], int]:
     """The events that a replay does not judge though a version wants them."""
     answers = answer_in_replay()
     facts: Any = SimpleNamespace(list_payloads=lambda kind: [row["payload"] for row in answers if row["kind"] == kind])
-    return dict(tasks.Answers.find_missing(facts, ACCOUNT))
+    return dict(tasks.ShardAnswers.find_missing(facts, ACCOUNT))
 
 
 @pytest.mark.parametrize("judge", [judge_in_stream, judge_in_replay])

@@ -16,9 +16,7 @@ from alert_rows import AlertRow, collect_alerts, list_alerts
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.explaining.explanations import explain, explain_event
-from lookback.spark.following import listfeed
-from lookback.spark.following.listfeed import read_commit_files
-from lookback.spark.lists import add_values, read_list_changes, remove_values
+from lookback.spark.lists import add_values, remove_values
 from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
@@ -219,43 +217,6 @@ def test_c11_3_a_backtest_obeys_what_one_batch_obeyed_in_its_order(
         assert sorted(collect_alerts(result.alerts)) == alerts
     with prove(ready, STREAM, STREAMS) as proofs:
         assert all(row.holds for row in proofs.rows), proofs.rows
-
-
-@pytest.mark.long
-def test_files_of_a_commit_say_what_its_change_feed_says(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    far = "timestamp'9999-12-31 00:00:00'"
-    statements = [
-        f"INSERT INTO {{}} (list, value, expires_at) VALUES ('a', 'x', {far}), ('a', 'y', timestamp_micros(-1)), ('b', 'ü', NULL)",
-        "UPDATE {} SET reason = 'because', kind = 'cidr' WHERE value = 'x'",
-        "DELETE FROM {} WHERE value = 'y'",
-        "DELETE FROM {} WHERE list = 'b'",  # a whole file goes
-        "ALTER TABLE {} SET TBLPROPERTIES (a = 'b')",
-        "INSERT OVERWRITE {} SELECT 'c', 'z', NULL, NULL, NULL, NULL, NULL",
-        "OPTIMIZE {}",
-    ]
-    for statement in statements:
-        sql(ready, statement)
-    add_values(ready, "c", ["z", "new"])  # a MERGE
-    read = 0
-    for commit in range(ready.version("lists") + 1):
-        table = read_commit_files(Path(ready.path_or_name("lists")), commit)
-        if table is not None:
-            rows = read_list_changes(ready, commit, commit).toArrow()
-            assert sorted(table.to_pylist(), key=repr) == sorted(rows.to_pylist(), key=repr), commit
-            read += 1
-    assert read >= len(statements) - 2
-    last = ready.version("lists")
-    for first in range(last + 2):
-        by_files = listfeed._read_changes(ready, first, last, None)
-        with monkeypatch.context() as patch:
-            patch.setattr(listfeed, "_MAX_DIRECT_COMMITS", 0)
-            by_spark = listfeed._read_changes(ready, first, last, None)
-        # The rows that a commit changed have no order: a sum gives them as its threads come.
-        assert by_files[0].schema.equals(by_spark[0].schema)
-        assert sorted(by_files[0].to_pylist(), key=repr) == sorted(by_spark[0].to_pylist(), key=repr)
-        assert sorted(by_files[1]) == sorted(by_spark[1])
-    sql(ready, "INSERT INTO {} (list, value) VALUES ('d', cast(X'ff' as string))")
-    assert read_commit_files(Path(ready.path_or_name("lists")), ready.version("lists")) is None
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ def values(tables: Tables, name: str) -> dict[str, tuple[Any, ...]]:
 
 
 def counts(report: ListReport) -> tuple[int, ...]:
-    assert report.balanced
+    assert report.offered == report.added + report.changed + report.duplicates + report.rejected
     return report.offered, report.added, report.changed, report.duplicates, report.rejected, report.values
 
 

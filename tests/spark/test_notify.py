@@ -15,7 +15,7 @@ import pytest
 from lookback.cli import main
 from lookback.core.operations.notifications import BEGAN, FAILED, GIVEN_UP, SENT, Attempt
 from lookback.core.operations.receivers import Receiver, Webhook
-from lookback.spark.operations.notify import Counts, Notifier
+from lookback.spark.operations.notify import DeliveryCounts, Notifier
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS
 from sample_alert import ALERT, AT
@@ -63,7 +63,7 @@ def notes(tables: Tables, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in found.select(*columns).collect()]
 
 
-def passes(notifier: Notifier) -> Counts:
+def passes(notifier: Notifier) -> DeliveryCounts:
     return notifier.run(once=True, every=0.0, stop=Event(), report=lambda _: None)
 
 
@@ -83,7 +83,7 @@ def test_each_alert_is_sent_once_to_each_receiver_also_over_restarts_and_a_kill(
 
     raise_alerts(tables, "before", decided_at=AT - dt.timedelta(seconds=1))
     # A new receiver hears of what comes.
-    assert passes(notifier()) == Counts()
+    assert passes(notifier()) == DeliveryCounts()
     raise_alerts(tables, "a1", "a2")
     raise_alerts(tables, "low", severity="low")
     raise_alerts(tables, "shadow", mode="shadow")
@@ -100,11 +100,11 @@ def test_each_alert_is_sent_once_to_each_receiver_also_over_restarts_and_a_kill(
     # The same ids and revisions again, by which the receiver drops them.
     assert calls.came == [("a1", 0), ("a2", 0)] * 2
     assert desk.came == [("a1", 0), ("a2", 0), ("low", 0)] * 2
-    assert passes(notifier()) == Counts()
+    assert passes(notifier()) == DeliveryCounts()
     clock.now += 1
     raise_alerts(tables, "a1", revision=1, verdict="retracted")
     assert passes(notifier()).sent == 2
-    assert passes(notifier()) == Counts()
+    assert passes(notifier()) == DeliveryCounts()
     assert calls.came[4:] == [("a1", 1)]
     columns = ("alert_id", "revision", "receiver", "status", "attempts", "error")
     assert notes(tables, *columns)[:2] == [("a1", 0, "calls", SENT, 1, None), ("a1", 0, "desk", SENT, 1, None)]
@@ -128,7 +128,7 @@ def test_receiver_that_is_down_stops_no_other_and_gets_what_it_missed(
     assert calls.came == [("a1", 0)]
     # Not before its pause is over.
     clock.now += 9
-    assert passes(notifier) == Counts()
+    assert passes(notifier) == DeliveryCounts()
     clock.now += 1
     # Another is tried first, so that no message holds up the others.
     assert passes(notifier).failed == 1
@@ -167,11 +167,11 @@ def test_message_that_is_refused_is_given_up_and_one_that_fails_holds_up_no_othe
     raise_alerts(tables, "a-bad", rule_id="bad")
     raise_alerts(tables, "b-odd", rule_id="odd")
     raise_alerts(tables, "c-fine")
-    assert passes(notifier) == Counts(0, 1, 1, 2)
+    assert passes(notifier) == DeliveryCounts(0, 1, 1, 2)
     clock.now += 10
     counts = passes(notifier)
     assert (counts.sent, calls.came[-2:]) == (1, [("c-fine", 0), ("b-odd", 0)])
-    assert passes(notifier) == Counts()
+    assert passes(notifier) == DeliveryCounts()
     # Its own first failure counts, as the receiver is well.
     clock.now += HOUR
     assert passes(notifier).given_up == 1
@@ -201,7 +201,7 @@ def test_command_sends_by_the_file_and_goes_on_until_it_is_stopped(
         monkeypatch.setattr("lookback.commands.options.signal.signal", lambda _, stop: stopped.append(stop))
         real = Notifier.send
 
-        def send(self: Notifier) -> Counts:
+        def send(self: Notifier) -> DeliveryCounts:
             self.clock = lambda: time.time() + 3_600
             counts = real(self)
             stopped[0]()

@@ -217,7 +217,7 @@ def test_workers_share_long_runs_in_files(state: MapState, place: Path) -> None:
     judge(10, 3)
     (decoded,) = list_decoded()
     state.read.clear()
-    runs = [stored for stored in judge(10, 4).list_runs() if stored.rows >= 140_000]
+    runs = [stored for stored in judge(10, 4).windows.list_runs() if stored.rows >= 140_000]
     assert [stored.run is not None and stored.run.memory_bytes for stored in runs] == [0]
     assert not [name for name in state.read if name.startswith("run:") and name == runs[0].run_id]
     assert list_decoded() == [decoded]

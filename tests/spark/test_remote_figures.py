@@ -14,7 +14,7 @@ import pytest
 from lookback.core.rules.quarantine import Quarantine
 from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Query, Row, StreamTables, read_figures
-from lookback.spark.operations.status import read_stream_figures
+from lookback.spark.operations.status import read_stream_figures, stream_status
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.lakehouse import quote_text
 from lookback.spark.tables.schemas import METRICS
@@ -65,8 +65,12 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
         assert rules.quarantine(Quarantine(rule_id, 2, "it failed"))
     rules.push({**RULE, "rule_id": "twice"}, status="shadow")
     payments, log = (tables.identifier(name) for name in ("payments", "rule_log"))
-    spark.sql(f"INSERT INTO {payments} VALUES (1, current_timestamp(), 'ann', current_timestamp())")
-    spark.sql(f"INSERT INTO {payments} VALUES (2, current_timestamp(), 'bob', current_timestamp())")
+    spark.sql(
+        f"INSERT INTO {payments} (id, at, payer, ingested_at) VALUES (1, current_timestamp(), 'ann', current_timestamp())"
+    )
+    spark.sql(
+        f"INSERT INTO {payments} (id, at, payer, ingested_at) VALUES (2, current_timestamp(), 'bob', current_timestamp())"
+    )
     spark.sql(f"OPTIMIZE {payments}")
     before = dt.datetime.now(dt.timezone.utc)
     counts = {"evaluated": 9, "matched": 3, "suppressed": 1, "failed": 2}
@@ -91,13 +95,14 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
         "('payments', 'mended', 2, 'activated', '', 4, 1, current_timestamp())"
     )
     spark.sql(
-        f"INSERT INTO {tables.identifier('rejected_events')} VALUES "
+        f"INSERT INTO {tables.identifier('rejected_events')} (stream, raw, reason, source, ingested_at, read_as) VALUES "
         "('payments', 'x', 'id is NULL', 'a.csv', current_timestamp(), NULL)"
     )
 
     def execute(query: Query) -> Sequence[Row]:
         # Delta's parser hands markers on without their values (Delta 4.4 on Spark 4.2).
-        text = re.sub(r":(\w+)", lambda marker: quote_text(query.values[marker[1]]), query.text)
+        values = {name: "NULL" if value is None else quote_text(value) for name, value in query.values.items()}
+        text = re.sub(r":(\w+)", lambda marker: values.get(marker[1], marker[0]), query.text)
         frame = spark.sql(text)
         return [{name: as_text(value) for name, value in row.asDict(recursive=True).items()} for row in frame.collect()]
 
@@ -116,3 +121,5 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
     )
     assert (len(found.samples), found.failing, found.refused) == (1, {"often": "division by 0"}, {"worse": "no window"})
     assert (found.rejected, found.reason, found.ingested) == (1, "id is NULL", 2)
+    status = stream_status(tables, STREAM)
+    assert [status[name] for name in ("events", "alerts", "open", "late", "rejected")] == [2, 0, 0, 0, 1]

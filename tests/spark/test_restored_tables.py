@@ -94,6 +94,7 @@ def test_an_older_checkpoint_under_newer_tables_is_refused_and_a_rebuild_writes_
     assert not before["twice"]
 
 
+@pytest.mark.long
 def test_a_table_of_lists_that_was_deleted_and_created_again_is_refused_and_a_fresh_evaluation_obeys_it(
     ready: Tables,
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_table_of_lists_that_was_deleted_and_created_again_is_refused_and_a_fr
     assert len(stored_alerts(ready)) - before == len(expected.alerts) > 0
 
 
+@pytest.mark.long
 def test_a_restore_of_events_judges_only_what_it_changes(ready: Tables) -> None:
     name = ready.identifier(STREAM.name)
     publish(ready, [COUNTED])

@@ -59,6 +59,7 @@ BAD: dict[str, tuple[int | None, str | None, str | None]] = {
 }
 
 
+@pytest.mark.long
 def test_after_a_bad_row_a_rule_is_switched_off_on_and_changed_by_the_document_that_is_in_force(ready: Tables) -> None:
     rules, events = RulesTable(ready, STREAMS), make_events(75, seed=5)
     documents = {name: rule(name, when="n >= :least", parameters={"least": 1}, message="") for name in BAD}

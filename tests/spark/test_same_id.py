@@ -77,6 +77,7 @@ def test_a_row_that_differs_from_the_event_of_its_id_is_kept_with_the_reason(tab
     assert tables.read("rejected_events").count() == before == 6
 
 
+@pytest.mark.long
 def test_a_retry_takes_the_row_in_once_the_other_event_is_gone(tables: Tables, tmp_path: Path) -> None:
     assert take(tables, tmp_path / "a.jsonl", [row("a"), row("a", "9"), row("b"), row("b", "8")]) == (2, 0, 2)
     # Nothing has changed, and nothing is written.
@@ -96,6 +97,7 @@ def test_a_retry_takes_the_row_in_once_the_other_event_is_gone(tables: Tables, t
     assert kept(tables) == {}
 
 
+@pytest.mark.long
 def test_an_event_that_is_older_than_a_column_does_not_differ_by_it(tables: Tables, tmp_path: Path) -> None:
     assert take(tables, tmp_path / "a.jsonl", [row("a"), row("b")]) == (2, 0, 0)
     tables.spark.sql(f"ALTER TABLE {tables.identifier('events')} ADD COLUMNS (shop string)")

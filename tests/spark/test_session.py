@@ -230,10 +230,3 @@ def test_keys_of_storage_are_not_on_the_command_line_of_the_jvm(monkeypatch: pyt
     assert seen["spark.driver.memory"] == "1g"
     assert "spark.jars" in seen
     assert "s3cret" not in str(seen)
-
-
-def test_files_of_this_machine_are_opened_without_a_process_for_each(spark: SparkSession) -> None:
-    """Hadoop keeps the first file system that it opens, and Hive brings one of its own, which hides names that are no UTF-8."""
-    folder = spark._jvm.org.apache.hadoop.fs.Path("file:/")
-    opened = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-    assert opened.getClass().getSimpleName() == "BareLocalFileSystem"

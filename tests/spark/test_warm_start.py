@@ -6,12 +6,10 @@ import datetime as dt
 import json
 import re
 import shutil
-import signal
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,10 +22,8 @@ from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.following.warmups import Request
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
-from lookback.spark.queries.frames import Session
-from lookback.spark.queries.functions import without_spark
 from lookback.spark.replay import histories
-from lookback.spark.replay.histories import HistoryMaker, leave_out_settled, make_without_spark
+from lookback.spark.replay.histories import leave_out_settled, make_history
 from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
@@ -35,8 +31,6 @@ from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from alert_rows import AlertRow
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -52,7 +46,7 @@ ORDERED = [each for each in MORE_RULES if each["rule_id"] in ("sessions", "fixed
 
 
 def evaluate(tables: Tables, **options: Any) -> Evaluation:
-    options = {"once": True, "historian": HistoryMaker(), **options}
+    options = {"once": True, "historian": make_history, **options}
     evaluation = Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), **options)
     evaluation.run()
     return evaluation
@@ -124,34 +118,26 @@ def test_c11_1_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tabl
     assert not list(Path(checkpoint_folder(tables, STREAM)).glob("lookback-histories/*"))
 
 
-def test_c11_1_the_stream_goes_on_while_a_version_is_warming(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("documents", [[LONG], pytest.param(ORDERED, marks=pytest.mark.long)], ids=["long", "ordered"])
+def test_c11_1_the_stream_goes_on_while_a_version_is_warming(documents: list[dict[str, Any]], tables: Tables) -> None:
     """11.1: pieces come between the batches; alerts after A are those of a version that stood in silence from the start."""
-    monkeypatch.setattr(histories, "_READY_SECONDS", 0.0)
-    may_read, documents, processes = threading.Event(), (LONG, *ORDERED), list[Any]()
+    may_read = threading.Event()
     ids = [document["rule_id"] for document in documents]
 
     def activated() -> set[str]:
         logged = [row for report in evaluation.reports for row in report.log]
         return {row["rule_id"] for row in logged if row["action"] == "activated"}
 
-    class LateMaker(HistoryMaker):
-        def get_ready(self, tables: Tables, stream: Stream) -> None:
-            super().get_ready(tables, stream)
-            processes.append(self._process)
-
-        def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
-            may_read.wait(120)
-            if request.rule.spec.rule_id == LONG["rule_id"]:
-                return super().__call__(tables, stream, request)
-            # By what that has a process of its own do, which starts slowly where others are busy.
-            return make_without_spark(str(tables.root), stream, request)
+    def make_late(tables: Tables, stream: Stream, request: Request) -> int:
+        may_read.wait(120)
+        return make_history(tables, stream, request)
 
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
     rules.push(RULES[1])
     append(tables, part(1, 4))
     evaluation = Evaluation(
-        tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), every="0 seconds", historian=LateMaker()
+        tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), every="0 seconds", historian=make_late
     ).start()
     try:
         evaluation.wait_until(lambda report: report.arrival == 4, timeout=60)
@@ -177,10 +163,6 @@ def test_c11_1_the_stream_goes_on_while_a_version_is_warming(tables: Tables, mon
     finally:
         may_read.set()
         evaluation.stop()
-    # One has made a history, and the one that waited for the next is ended.
-    ended = {process.poll() for process in processes}
-    assert None not in ended
-    assert -signal.SIGKILL in ended
     assert not read_warm_ups(tables, STREAM)
     assert evaluation.reports[-1].warming == ()
     for document in documents:
@@ -197,9 +179,8 @@ def test_c11_1_the_stream_goes_on_while_a_version_is_warming(tables: Tables, mon
 def test_c11_1_a_history_that_cannot_be_made_lets_the_version_start_cold(tables: Tables) -> None:
     """11.1: after three failures it starts cold, logged."""
 
-    class FailingMaker(HistoryMaker):
-        def __call__(self, *_: object) -> int:
-            raise OSError("no such volume")
+    def fail(*_: object) -> int:
+        raise OSError("no such volume")
 
     tables.create(STREAM)
     rules = RulesTable(tables, STREAMS)
@@ -208,7 +189,7 @@ def test_c11_1_a_history_that_cannot_be_made_lets_the_version_start_cold(tables:
     evaluate(tables)
     rules.push(LONG)
     append(tables, part(7, 12))
-    evaluate(tables, historian=FailingMaker())
+    evaluate(tables, historian=fail)
     assert [row[1:] for row in log_of(tables, "long")] == [("warming", 6), ("activated", 6)]
     message = tables.read("rule_log").where("rule_id = 'long' and action = 'activated'").collect()[0]["message"]
     assert message == "without history: it could not be made"
@@ -283,6 +264,3 @@ def test_events_are_left_out_before_a_gap_of_every_key(
     begin = settled - _DAY
     kept = sum(2 for at in listed if at >= begin) if is_left_out else 2 * len(rows)
     assert leave_out_settled(frame, STREAM, request, history).count() == kept
-    with closing(Session()) as session, without_spark():
-        here = cast("DataFrame", session.read(frame.toArrow()))
-        assert leave_out_settled(here, STREAM, request, history).count() == kept

@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from growth import grows_in_proportion
-from lookback.core.engine.warming import History
-from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.rulebook import RuleChange
 from lookback.core.rules.versions import Piece
 from lookback.spark.checkpoints import checkpoint as checkpoints
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting, merge_waiting, name_part
-from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.following import warmups
 from lookback.spark.following.warmups import Request, WarmUps
-from lookback.spark.queries.frames import Session
-from lookback.spark.queries.functions import without_spark
-from lookback.spark.replay import histories
-from lookback.spark.replay.tasks import HistoryPlace, Plan, give_way, judge_in_turn
-from lookback.spark.tables.lakehouse import Tables
-from payins import START, STREAM, rule
+from lookback.spark.replay.tasks import give_way
+from payins import STREAM, rule
 
-START_PROCESS = histories._START
 WAITING = Waiting("long", 2, begun=6, earliest=100)
 
 
@@ -67,7 +50,6 @@ class Historian:
 
     def __init__(self, failures: int = 0) -> None:
         self.requests: list[Request] = []
-        self.prepared = 0
         self._failures = failures
 
     def __call__(self, tables: Any, stream: Any, request: Request) -> int:
@@ -77,12 +59,6 @@ class Historian:
         for part in range(2 * request.shards):
             request.parcels.write(name_part(request.name, part), b"rows")
         return 2
-
-    def get_ready(self, tables: Any, stream: Any) -> None:
-        self.prepared += 1
-
-    def close(self) -> None:
-        self.prepared = 0
 
 
 @pytest.fixture
@@ -114,11 +90,10 @@ def test_the_next_piece_is_named_when_the_stream_has_the_one_before(checkpoint: 
     rules, historian = Rules(), Historian()
     warm_ups = start(checkpoint, rules, historian)
     follow(warm_ups)
-    assert (historian.requests, historian.prepared) == ([], 4)
+    assert not historian.requests
     warm_ups.note(report(1, WAITING))
     follow(warm_ups)
     (request,) = historian.requests
-    assert historian.prepared == 4
     assert (request.through, request.shards, request.earliest, request.rule.spec.rule_id) == (6, 2, 100, "long")
     assert [(piece.piece, piece.pieces, piece.through, piece.version) for piece in rules.pieces] == [(1, 2, 6, 2)]
     # The batches in between bring nothing of it.
@@ -232,130 +207,3 @@ def test_a_version_that_goes_on_with_loaded_pieces_has_its_keys_divided_alike(ch
     (request,) = historian.requests
     assert request.pieces == 2
     assert [(piece.piece, piece.pieces) for piece in rules.pieces] == [(2, 2)]
-
-
-def test_a_history_is_read_without_spark_in_a_time_that_grows_with_its_events(tmp_path: Path) -> None:
-    compiled = compile_rule({**rule("long"), "window": "30 days"}, STREAM)
-    change = RuleChange("insert", -1, "long", 1, "paused", json.dumps(compiled.spec.document))
-
-    def seconds_for(events: int) -> float:
-        place = HistoryPlace(Parcels(tmp_path / str(events)), "long", gives_way=False)
-        plan = Plan([compiled], [change], [], {STREAM.name: STREAM}, erases=True, history=place)
-        commits = np.arange(events) // 1_000 + 1
-        times = pa.array(START + np.arange(events) * 1_000_000).cast(pa.timestamp("us", tz="UTC"))
-        changes = pa.table({
-            "id": [f"e{number}" for number in range(events)], "at": times, "position": np.arange(events),
-            "customer": pa.array(np.arange(events) % 700, pa.int32()), "shop": ["a"] * events,
-            "amount": pa.array([Decimal("1.00")] * events, pa.decimal128(18, 2)), "_change_type": ["insert"] * events,
-            "_commit_version": commits, "_commit_timestamp": times,
-        })  # fmt: skip
-        with closing(Session()) as session, without_spark():
-            before = time.process_time()
-            judge_in_turn(
-                cast(Any, session.read(changes)), STREAM, plan, [events // 2_000, events // 1_000], events // 5_000
-            )
-            seconds = time.process_time() - before
-        parts = [History.decode(place.parcels.read(part), part) for part in place.parcels.list()]
-        assert sum(len(part.runs[0]) for part in parts if part.runs[0] is not None) == events
-        return seconds
-
-    assert grows_in_proportion(seconds_for, 40_000)
-
-
-REQUEST = Request(compile_rule(rule("long"), STREAM), 6, 2, Parcels(Path("none")), "long-1-6")
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Tables:
-    """Tables in folders, of which one has events."""
-    (tmp_path / STREAM.name).mkdir()
-    return Tables.local(cast(Any, None), tmp_path)
-
-
-@pytest.fixture
-def apart(folders: Tables, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
-    """Has a history made in a process of its own, by something else in place of `make_without_spark`."""
-
-    def make(instead: str) -> int:
-        monkeypatch.setattr(histories, "_START", start_with(instead))
-        return histories.make_history(folders, STREAM, REQUEST)
-
-    return make
-
-
-def start_with(instead: str) -> str:
-    """The text that a process runs to make a history, with something else in place of `make_without_spark`."""
-    made = f"histories.make_without_spark = lambda root, stream, request: {instead}"
-    return START_PROCESS.replace(
-        "\nserve()", f"\nimport time\nfrom lookback.spark.replay import histories\n{made}\nserve()"
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can only be nice")
-def test_what_makes_a_history_beside_a_stream_comes_last(apart: Callable[[str], int]) -> None:
-    # What packages print is no answer. One process, since such a one starts slowly where others are busy.
-    policy, cores = divmod(
-        apart("print('100 %') or os.sched_getscheduler(0) * 10_000 + len(os.sched_getaffinity(0))"), 10_000
-    )
-    assert policy == os.SCHED_IDLE
-    assert cores == max(1, len(os.sched_getaffinity(0)) - 1)
-
-
-def test_a_history_that_fails_in_its_process_is_an_error_that_names_the_cause(apart: Callable[[str], int]) -> None:
-    with pytest.raises(RuntimeError, match="division or modulo by zero"):
-        apart("1 // 0")
-    with pytest.raises(RuntimeError, match="the process that reads the history has ended with code 3"):
-        apart("os._exit(3)")
-
-
-def test_what_makes_a_history_ends_with_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = tmp_path / "begun"
-    monkeypatch.setattr(histories, "_START", start_with(f"open({str(begun)!r}, 'w').close() or time.sleep(600)"))
-    with histories._start_process() as waiting, histories._start_process() as process:
-        assert process.stdin is not None
-        assert waiting.stdin is not None
-        process.stdin.write(histories._write_order(str(tmp_path), STREAM, REQUEST))
-        process.stdin.flush()
-        deadline = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        # Their parent is gone.
-        process.stdin.close()
-        waiting.stdin.close()
-        assert (process.wait(60), waiting.wait(60)) == (1, 0)
-    assert begun.exists()
-
-
-def test_c11_1_a_process_waits_for_the_next_history(folders: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    """11.1: so a rule on a new grouping key is in force a second sooner."""
-    # The number of pieces says which process made them.
-    monkeypatch.setattr(
-        histories, "_START", "import os, sys; sys.stdin.readline() and print(f'{{\"pieces\": {os.getpid()}}}')"
-    )
-    maker = histories.HistoryMaker()
-    maker.get_ready(folders, STREAM)
-    assert maker._process is None, "a stream that has just begun may end at once"
-    monkeypatch.setattr(histories, "_READY_SECONDS", 0.0)
-    maker = histories.HistoryMaker()
-
-    def get_ready() -> Any:
-        maker.get_ready(folders, STREAM)
-        assert maker._process is not None
-        return maker._process
-
-    process = get_ready()
-    assert get_ready() is process
-    assert maker(folders, STREAM, REQUEST) == process.pid
-    assert maker(folders, STREAM, REQUEST) != process.pid
-    ended = get_ready()
-    ended.kill()
-    ended.wait()
-    assert maker(folders, STREAM, REQUEST) not in (process.pid, ended.pid)
-    last = get_ready()
-    maker.close()
-    assert (last.returncode, maker._process) == (-signal.SIGKILL, None)
-    maker.close()
-
-    monkeypatch.setattr(histories, "has_reader", lambda: False)
-    maker.get_ready(folders, STREAM)
-    assert maker._process is None

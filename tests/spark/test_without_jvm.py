@@ -15,18 +15,12 @@ import pytest
 import yaml
 
 from lookback.cli import main
-from lookback.commands import options
-from lookback.core.engine.warming import History
-from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.values.columns import from_arrow, to_text
 from lookback.spark.batches.dispatch import select_changes
-from lookback.spark.checkpoints.parcels import Parcels
-from lookback.spark.following.warmups import Request
 from lookback.spark.lists import add_values, remove_values
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.replay import histories
 from lookback.spark.review import record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.snoozes import snooze
@@ -35,7 +29,8 @@ from lookback.spark.tables import answers
 from lookback.spark.tables.folders import open_folders
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS, make_events_schema
-from payins import MORE_RULES, RULES, STREAM, STREAMS, append, copy_of, make_events, publish, window
+from lookback.verbs import Workspace
+from payins import MORE_RULES, RULES, STREAM, STREAMS, append, copy_of, make_events, publish
 from sample_alert import ALERT
 
 if TYPE_CHECKING:
@@ -139,7 +134,7 @@ def test_commands_say_the_same_without_a_jvm(
     differing = []
     for words in [*IN_WORDS, *([*words, "--json"] for words in [*COMMANDS, *explaining])]:
         with monkeypatch.context() as patch:
-            patch.setattr(options, "open_tables", _refuse)
+            patch.setattr(Workspace, "open_tables", _refuse)
             without = say(desk, words, capsys)
         with monkeypatch.context() as patch:
             patch.setattr(answers, "_READER", ("there_is_no_such_package",))
@@ -193,35 +188,6 @@ def test_change_feed_and_history_are_read_as_spark_reads_them(desk: Tables) -> N
             assert read(folders, name) == by_spark[name], name
 
 
-@pytest.mark.long
-def test_c11_1_a_history_is_the_same_without_spark(desk: Tables, tmp_path: Path) -> None:
-    """11.1: with deletes, lists and late events, by Spark, in this process and in one of its own; rules of every kind."""
-    assert desk.root is not None
-    through, differing, empty = desk.version(STREAM.name), [], []
-    in_order = window("in-order", {"session": "1 hour"}, where="not in_list(customer, 'vips')")
-    for document in (*RULES, *MORE_RULES, WATCHED, in_order):
-        rule = compile_rule(document, STREAM)
-
-        def ask(folder: str, rule: CompiledRule = rule, *, is_beside: bool = True) -> Request:
-            parcels = Parcels(tmp_path / rule.spec.rule_id / folder)
-            return Request(rule, through, 2, parcels, "history", pieces=2, is_beside=is_beside)
-
-        requests = [ask("spark", is_beside=False), ask("here")]
-        assert histories.make_history(desk, STREAM, requests[0]) == 2
-        assert histories.make_without_spark(desk.root, STREAM, requests[1]) == 2
-        if document == WATCHED:
-            requests.append(ask("apart"))
-            assert histories.make_history(desk, STREAM, requests[2]) == 2
-        by_spark, *others = ({name: each.parcels.read(name) for name in each.parcels.list()} for each in requests)
-        assert len(by_spark) == 4
-        if any(other != by_spark for other in others):
-            differing.append(rule.spec.rule_id)
-        parts = [History.decode(part, name) for name, part in by_spark.items()]
-        if not any(any(part.runs) or part.rows or part.open_keys for part in parts):
-            empty.append(rule.spec.rule_id)
-    assert (differing, empty) == ([], [])
-
-
 TYPED = Stream.from_dict({
     "stream": "typed", "event_id": "id", "event_time": "at", "fields": {
         "id": "string", "at": "timestamp", "n": "int", "b": "bigint", "d": "double", "f": "float", "ok": "boolean", "day": "date",
@@ -265,27 +231,8 @@ def test_c11_1_values_of_every_type_are_read_as_spark_reads_them(tables: Tables)
     by_spark = read(select(tables).toArrow().to_batches())
     assert tables.root is not None
     with open_folders(tables.root) as folders:
-        assert read(select(folders).toBatches(7)) == by_spark
+        assert read(select(folders).toArrow().to_batches(7)) == by_spark
     assert len(by_spark["id"]) == len(rows)
-
-
-@pytest.mark.long
-def test_c11_1_a_history_is_read_with_spark_where_only_spark_reads_the_events(ready: Tables, tmp_path: Path) -> None:
-    """11.1: deletion vectors are nothing that another reader is trusted with."""
-    append(ready, make_events(60, 3))
-    name = ready.identifier(STREAM.name)
-    ready.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    ready.spark.sql(f"DELETE FROM {name} WHERE id = 'e7'")
-    found = []
-    for is_beside in (False, True):
-        parcels = Parcels(tmp_path / str(is_beside))
-        request = Request(
-            compile_rule(RULES[0], STREAM), ready.version(STREAM.name), 2, parcels, "history", is_beside=is_beside
-        )
-        assert histories.make_history(ready, STREAM, request) == 1
-        found.append([parcels.read(part) for part in parcels.list()])
-    assert found[0] == found[1]
-    assert any(any(History.decode(part, "").runs) for part in found[0])
 
 
 @pytest.mark.parametrize(
@@ -305,13 +252,13 @@ def test_spark_answers_where_a_table_has_what_only_spark_reads(
     publish(ready, RULES[:1])
     add_values(ready, "vips", ["1"], author="ann")
     _write_odd_alerts(ready)
-    asked, open_tables = [], options.open_tables
+    asked, open_tables = [], Workspace.open_tables
 
     def ask(*arguments: Any) -> Tables:
         asked.append(arguments)
         return open_tables(*arguments)
 
-    monkeypatch.setattr(options, "open_tables", ask)
+    monkeypatch.setattr(Workspace, "open_tables", ask)
     before = settle(say(ready, words, capsys))
     assert not asked
     ready.spark.sql(f"ALTER TABLE {ready.identifier(name)} SET TBLPROPERTIES ({feature})")

@@ -199,6 +199,7 @@ def test_columns_that_nobody_declared_may_be_renamed_and_dropped_while_the_strea
     assert stored == replayed_alerts(replay_of_tables(tables.holding(stream), stream))
 
 
+@pytest.mark.long
 def test_columns_that_nobody_declared_may_be_renamed_and_dropped_and_a_declared_one_is_named_with_what_to_do(
     tables: Tables, spark: SparkSession, tmp_path: Path
 ) -> None:

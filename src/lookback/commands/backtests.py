@@ -3,79 +3,68 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lookback.commands.options import (
     FOUND_PROBLEMS,
-    AddCommand,
-    load_settings,
-    open_tables,
+    Commands,
+    flag,
+    open_workspace,
+    option,
     print_line,
     read_time,
+    show_rows,
     wants_json,
+    warn,
 )
 from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import read_varied
 from lookback.core.values.columns import to_text
-from lookback.core.values.texts import count_noun, escape_unprintable
+from lookback.core.values.texts import count_noun
 from lookback.core.values.times import to_utc
-from lookback.views.terminal import print_json, print_table
+from lookback.views.terminal import print_json
 
 if TYPE_CHECKING:
-    from lookback.spark.replay.backtest import Backtest, Candidate, Figures
-    from lookback.spark.replay.comparison import Comparison
+    from lookback.spark.replay.backtest import Backtest, BacktestFigures, Candidate
+    from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
 
 # The number of differences that `prove` prints.
 _MAX_SHOWN = 20
 
 
-def add_commands(command: AddCommand) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds these commands."""
-    tried = command("backtest", _backtest, "find the alerts that rules would have raised over all events of a stream")
-    tried.add_argument("rules", nargs="+", metavar="FILE|ID", help="files of rules, or ids of rules in the table")
-    tried.add_argument("--since", metavar="TIME", help="the event time from which alerts count (default: the first)")
-    tried.add_argument("--until", metavar="TIME", help="the event time before which alerts count (default: no end)")
-    tried.add_argument("--since-commit", type=int, metavar="N", help="the first commit whose events may raise alerts")
-    tried.add_argument(
-        "--vary", action="append", default=[], metavar="NAME=V1,V2",
-        help="try the rules with each of these values of a parameter; repeat it to try all combinations",
-    )  # fmt: skip
-    tried.add_argument("--against", metavar="ID|FILE", help="compare with this version: alerts gained, lost and kept")
-    tried.add_argument("--as-of", metavar="TIME", help="use the labels known at that time (default: now)")
-    tried.add_argument(
-        "--lists", choices=["then", "now"], default="then",
-        help="use the lists at the time of each event (then), or the current ones for all events, as a what-if (now)",
-    )  # fmt: skip
-    tried.add_argument("--out", metavar="DIR", help="a new or empty folder for a Delta table of the alerts")
-    proven = command(
-        "prove", _prove, "replay a stream's events, and compare with its alerts and late events row by row"
-    )
-    proven.add_argument("stream")
-    proven.add_argument("--from-commit", type=int, metavar="N", help="the first commit to compare (default: the first)")
-    proven.add_argument(
-        "--nightly", action="store_true",
-        help="continue from the saved state of the last such proof, after its last commit",
-    )  # fmt: skip
-    proven.add_argument(
-        "--accept", action="store_true",
-        help="with --nightly: continue after these commits next time even if rows differ",
-    )  # fmt: skip
-    proven.add_argument(
-        "--until-commit", type=int, metavar="N", help="the last one (default: the last that was judged)"
-    )
+    text = "find the alerts that rules would have raised over all events of a stream"
+    tried = commands.add("backtest", _backtest, text)
+    option(tried, "rules", "files of rules, or ids of rules in the table", "FILE|ID", nargs="+")
+    option(tried, "--since", "the event time from which alerts count (default: the first)", "TIME")
+    option(tried, "--until", "the event time before which alerts count (default: no end)", "TIME")
+    option(tried, "--since-commit", "the first commit whose events may raise alerts", "N", type=int)
+    text = "try the rules with each of these values of a parameter; repeat it to try all combinations"
+    option(tried, "--vary", text, "NAME=V1,V2", action="append", default=[])
+    option(tried, "--against", "compare with this version: alerts gained, lost and kept", "ID|FILE")
+    option(tried, "--as-of", "use the labels known at that time (default: now)", "TIME")
+    text = "use the lists at the time of each event (then), or the current ones for all events, as a what-if (now)"
+    option(tried, "--lists", text, choices=["then", "now"], default="then")
+    option(tried, "--out", "a new or empty folder for a Delta table of the alerts", "DIR")
+    text = "replay a stream's events, and compare with its alerts and late events row by row"
+    proven = commands.add("prove", _prove, text, "stream")
+    option(proven, "--from-commit", "the first commit to compare (default: the first)", "N", type=int)
+    flag(proven, "--nightly", "continue from the saved state of the last such proof, after its last commit")
+    flag(proven, "--accept", "with --nightly: continue after these commits next time even if rows differ")
+    option(proven, "--until-commit", "the last one (default: the last that was judged)", "N", type=int)
 
 
 def _backtest(options: argparse.Namespace) -> None:
     from lookback.spark.replay.backtest import Range, backtest
     from lookback.spark.rules import RulesTable
 
-    settings = load_settings(options)
-    streams = settings.streams()
+    place = open_workspace(options)
+    streams = place.streams
     try:
         varied = read_varied(options.vary)
     except ValueError as error:
@@ -83,8 +72,7 @@ def _backtest(options: argparse.Namespace) -> None:
     moment = read_time(options, "as_of")
     as_of = None if moment is None else to_utc(moment)
     within = Range(read_time(options, "since"), read_time(options, "until"), options.since_commit)
-    tables = open_tables(settings, *streams.values())
-    rules = RulesTable(tables, streams, settings.gate is not None)
+    rules = RulesTable(place.tables, streams, place.settings.gate is not None)
     candidates = [_load_candidate(each, rules) for each in options.rules]
     against = None if options.against is None else _load_candidate(options.against, rules)
     if against is not None and len(candidates) > 1:
@@ -94,11 +82,11 @@ def _backtest(options: argparse.Namespace) -> None:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
     show = None if wants_json(options) else print_line
     with backtest(
-        tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against, as_of=as_of,
-        lists_now=options.lists == "now", streams=streams, progress=show,
+        place.tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against,
+        as_of=as_of, lists_now=options.lists == "now", streams=streams, progress=show,
     ) as result:  # fmt: skip
         for warning in result.warnings:
-            print(escape_unprintable(f"warning: {warning}"), file=sys.stderr)
+            warn(f"warning: {warning}")
         if options.out:
             result.write(options.out)
         rows = [_make_row(each) for each in result.figures]
@@ -108,13 +96,12 @@ def _backtest(options: argparse.Namespace) -> None:
             print_json(rows)
             return
         columns = ("alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall", "failures")
-        values = ((row, {name: row["parameters"].get(name) for name in varied}) for row in rows)
-        print_table([{**own, **row} for row, own in values], ("rule_id", "version", *varied, *columns))
-        for row, each in zip(rows, result.comparisons, strict=False):
-            print(_describe_comparison(each, {name: row["parameters"].get(name) for name in varied}))
-        print(_describe(result))
-        for logged in result.errors:
-            print(escape_unprintable(f"{logged.rule_id}: {logged.action}: {logged.message}"))
+        values = [{name: row["parameters"].get(name) for name in varied} for row in rows]
+        drawn = [{**own, **row} for row, own in zip(rows, values, strict=True)]
+        compared = map(_describe_comparison, result.comparisons, values)
+        errors = (f"{logged.rule_id}: {logged.action}: {logged.message}" for logged in result.errors)
+        names = ["rule_id", "version", *varied, *columns]
+        show_rows(options, drawn, names, *compared, _describe(result), *errors)
 
 
 def _prove(options: argparse.Namespace) -> int:
@@ -122,35 +109,24 @@ def _prove(options: argparse.Namespace) -> int:
 
     if options.accept and not options.nightly:
         raise SetupError("--accept is for --nightly: add --nightly")
-    settings = load_settings(options)
-    streams, stream = settings.streams(), settings.stream(options.stream)
-    tables = open_tables(settings, *streams.values())
+    place = open_workspace(options)
+    stream, tables = place.stream, place.tables
     show = None if wants_json(options) else print_line
     with prove(
-        tables, stream, streams, first=options.from_commit, last=options.until_commit, progress=show,
+        tables, stream, place.streams, first=options.from_commit, last=options.until_commit, progress=show,
         saved=proof_folder(tables, stream) if options.nightly else None, accept=options.accept,
     ) as proofs:  # fmt: skip
         differs = any(not row.holds for row in proofs.rows)
-        rows = [vars(row) for row in proofs.rows]
-        if wants_json(options):
-            print_json(rows)
-            return FOUND_PROBLEMS if differs else 0
-        print_table(
-            [{**row, "rule_id": row["rule_id"] or "(late events)"} for row in rows],
-            ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"),
-        )
-        for row in proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect():
-            print(
-                escape_unprintable(
-                    f"only {row['side']}: {row['verdict']} {row['alert_id']} of {row['rule_id']}, commit {row['arrival']}: {row['message']}"
-                )
-            )
-        if proofs.gone:
-            print(escape_unprintable(proofs.gone))
-        first, last = proofs.commits
-        print(
-            f"commits {first} to {last}: {'the tables differ from a replay' if differs else 'all rows match a replay'}"
-        )
+        rows, lines = [vars(row) for row in proofs.rows], []
+        if not wants_json(options):
+            rows = [{**row, "rule_id": row["rule_id"] or "(late events)"} for row in rows]
+            found = proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect()
+            text = "only {side}: {verdict} {alert_id} of {rule_id}, commit {arrival}: {message}"
+            lines = [*(text.format(**row.asDict()) for row in found), *filter(None, [proofs.gone])]
+            (first, last), outcome = proofs.commits, "the tables differ from a replay"
+            lines.append(f"commits {first} to {last}: {outcome if differs else 'all rows match a replay'}")
+        names = ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged")
+        show_rows(options, rows, names, *lines)
     return FOUND_PROBLEMS if differs else 0
 
 
@@ -166,13 +142,13 @@ def _load_candidate(text: str, rules: RulesTable) -> Candidate:
     return Candidate(dict(rules.check(row.document or {}).spec.document), row.version)
 
 
-def _make_row(figures: Figures) -> dict[str, Any]:
+def _make_row(figures: BacktestFigures) -> dict[str, Any]:
     ratios = ("alerts_per_day", "precision", "recall")
     rounded = {name: None if (value := getattr(figures, name)) is None else round(value, 6) for name in ratios}
     return {**vars(figures), **rounded}
 
 
-def _describe_comparison(comparison: Comparison, values: Mapping[str, Any]) -> str:
+def _describe_comparison(comparison: RunComparison, values: Mapping[str, Any]) -> str:
     named = ", ".join(f"{name} = {value}" for name, value in values.items())
     lost, gained = (count_noun(keys, "key") for keys in (comparison.keys_lost, comparison.keys_gained))
     counts = (
@@ -180,7 +156,7 @@ def _describe_comparison(comparison: Comparison, values: Mapping[str, Any]) -> s
         f"{gained} gained, {lost} lost"
     )
     version = f"against {comparison.rule_id} version {comparison.version}"
-    return escape_unprintable(f"{version}{f' with {named}' if named else ''}: {comparison.sentence} ({counts})")
+    return f"{version}{f' with {named}' if named else ''}: {comparison.sentence} ({counts})"
 
 
 def _describe(result: Backtest) -> str:

@@ -1,71 +1,78 @@
-"""Commands on lists: add, remove, show, import."""
+"""Commands on lists (add, remove, show, import) and labels (import)."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import AddCommand, answer, load_settings, make_adder, open_tables, wants_json
-from lookback.core.values.texts import escape_unprintable
-from lookback.views.terminal import format_json, print_json, print_table
+from lookback.commands.options import Commands, add_format, open_workspace, option, show_report, show_rows, wants_json
 
 if TYPE_CHECKING:
-    from lookback.spark.lists import ListReport
     from lookback.spark.tables.lakehouse import Tables
 
-# The number of kinds of rejected rows to print.
-_MAX_REASONS = 5
 
-
-def add_commands(command: AddCommand, places: argparse.ArgumentParser) -> None:
-    """Adds `lists` with its sub-commands. `places` has the options of all commands."""
-    parser = command("lists", _show, "values that rules look up with in_list(field, 'name')")
-    add = make_adder(parser.add_subparsers(title="commands", required=True, metavar="COMMAND"), places)
-    added = add("add", _add, "add values to a list, which the first value creates")
-    added.add_argument("name", metavar="NAME")
-    added.add_argument("values", metavar="VALUE", nargs="+", help="the text of cast(field as string), or a CIDR range")
+def add_commands(commands: Commands) -> None:
+    """Adds `labels` and `lists` with their sub-commands."""
+    group = commands.add_group("labels", "which events were what rules look for")
+    imported = group.add("import", _import_labels, "append the labels in a file to the table labels", "stream")
+    option(imported, "file", "a file, a folder or a pattern: CSV, JSON lines or Parquet", "FILE")
+    option(imported, "--event-id", "the column of the event's id (event_id, or the stream's own)", "COL")
+    option(imported, "--positive", "the column that is true or false (positive)", "COL")
+    option(imported, "--at", "the column of the time when it became known (labelled_at, or now)", "COL")
+    add_format(imported)
+    option(imported, "--author", "who labelled the events (default: the current user)")
+    group = commands.add_group("lists", "values that rules look up with in_list(field, 'name')")
+    added = group.add("add", _add, "add values to a list, which the first value creates")
+    option(added, "name", metavar="NAME")
+    option(added, "values", "the text of cast(field as string), or a CIDR range", "VALUE", nargs="+")
     _add_options(added)
-    removed = add("remove", _remove, "remove values from a list")
-    removed.add_argument("name", metavar="NAME")
-    removed.add_argument("values", metavar="VALUE", nargs="+")
-    shown = add("show", _show, "show all lists, or the values of one")
-    shown.add_argument("name", metavar="NAME", nargs="?")
-    imported = add("import", _import, "add the values in a file to a list")
-    imported.add_argument("name", metavar="NAME")
-    imported.add_argument("file", metavar="FILE", help="a file, a folder or a pattern: CSV, JSON lines or Parquet")
-    imported.add_argument("--value", metavar="COL", help="the column of the values (value, or the only one)")
-    imported.add_argument(
-        "--format", choices=["parquet", "csv", "json"], help="format of the file (default: from its name)"
-    )
+    removed = group.add("remove", _remove, "remove values from a list")
+    option(removed, "name", metavar="NAME")
+    option(removed, "values", metavar="VALUE", nargs="+")
+    shown = group.add("show", _show, "show all lists, or the values of one")
+    option(shown, "name", metavar="NAME", nargs="?")
+    imported = group.add("import", _import, "add the values in a file to a list")
+    option(imported, "name", metavar="NAME")
+    option(imported, "file", "a file, a folder or a pattern: CSV, JSON lines or Parquet", "FILE")
+    option(imported, "--value", "the column of the values (value, or the only one)", "COL")
+    add_format(imported)
     _add_options(imported)
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--until", metavar="TIME", help="when the values expire: a time, or a duration such as '30 days'"
-    )
-    command.add_argument("--reason", help="why the values are on the list")
-    command.add_argument("--kind", choices=["cidr"], help="cidr: the values are ranges of addresses")
-    command.add_argument("--author", help="who adds the values (default: the current user)")
+    option(command, "--until", "when the values expire: a time, or a duration such as '30 days'", "TIME")
+    option(command, "--reason", "why the values are on the list")
+    option(command, "--kind", "cidr: the values are ranges of addresses", choices=["cidr"])
+    option(command, "--author", "who adds the values (default: the current user)")
+
+
+def _read_options(options: argparse.Namespace) -> dict[str, Any]:
+    from lookback.spark.lists import read_until
+
+    until = None if options.until is None else read_until(options.until)
+    return {"until": until, "reason": options.reason, "kind": options.kind, "author": options.author}
 
 
 def _add(options: argparse.Namespace) -> None:
-    from lookback.spark.lists import add_values, read_until
+    from lookback.spark.lists import add_values
 
-    until = None if options.until is None else read_until(options.until)
-    report = add_values(
-        open_tables(load_settings(options)), options.name, options.values, until=until, reason=options.reason,
-        kind=options.kind, author=options.author,
-    )  # fmt: skip
-    _print_report(options, report)
+    given, tables = _read_options(options), open_workspace(options).open_tables()
+    report = add_values(tables, options.name, options.values, **given)
+    show_report(options, report, rejections=report.rejections)
 
 
 def _remove(options: argparse.Namespace) -> None:
     from lookback.spark.lists import remove_values
 
-    removal = remove_values(open_tables(load_settings(options)), options.name, options.values)
-    print(format_json(asdict(removal)) if wants_json(options) else escape_unprintable(str(removal)))
+    show_report(options, remove_values(open_workspace(options).open_tables(), options.name, options.values))
+
+
+def _import(options: argparse.Namespace) -> None:
+    from lookback.spark.lists import import_values
+
+    given, tables = _read_options(options), open_workspace(options).open_tables()
+    report = import_values(tables, options.name, options.file, value=options.value, format=options.format, **given)
+    show_report(options, report, rejections=report.rejections)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -76,33 +83,21 @@ def _show(options: argparse.Namespace) -> None:
             return show_lists(tables)
         return [row.asDict() for row in read_list(tables, options.name).toLocalIterator()]
 
-    rows = answer(load_settings(options), compute)
-    names: tuple[str, ...] = ("value", "state", "expires_at", "added_at", "author", "reason")
-    if options.name is None:
-        names = ("list", "kind", "values", "expired", "last_added_at")
-    if wants_json(options):
-        print_json(rows)
-    elif rows:
-        print_table(rows, names)
-    else:
+    rows = open_workspace(options).answer(compute)
+    if not rows and not wants_json(options):
         print("No lists yet; `lookback lists add NAME VALUE` makes one.")
-
-
-def _import(options: argparse.Namespace) -> None:
-    from lookback.spark.lists import import_values, read_until
-
-    until = None if options.until is None else read_until(options.until)
-    report = import_values(
-        open_tables(load_settings(options)), options.name, options.file, value=options.value, until=until,
-        reason=options.reason, kind=options.kind, format=options.format, author=options.author,
-    )  # fmt: skip
-    _print_report(options, report)
-
-
-def _print_report(options: argparse.Namespace, report: ListReport) -> None:
-    if wants_json(options):
-        print(format_json(asdict(report)))
         return
-    print(escape_unprintable(str(report)))
-    for rejection in report.rejections[:_MAX_REASONS]:
-        print(escape_unprintable(f"  {rejection}"))
+    all_lists = ("list", "kind", "values", "expired", "last_added_at")
+    one_list = ("value", "state", "expires_at", "added_at", "author", "reason")
+    show_rows(options, rows, all_lists if options.name is None else one_list)
+
+
+def _import_labels(options: argparse.Namespace) -> None:
+    from lookback.spark.labels import import_labels
+
+    place = open_workspace(options)
+    report = import_labels(
+        place.tables, place.stream, options.file, event_id=options.event_id, positive=options.positive,
+        at=options.at, format=options.format, author=options.author,
+    )  # fmt: skip
+    show_report(options, report, rejections=report.rejections)

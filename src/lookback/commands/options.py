@@ -1,43 +1,80 @@
-"""Reads the shared options of all commands, opens the place they refer to, and ends a command on a signal."""
+"""What all commands share: how they declare options, open their place, print results, and end on a signal."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
+from lookback.core.values.texts import escape_unprintable
 from lookback.core.values.times import parse_calendar_time
-
-if TYPE_CHECKING:
-    from lookback.core.streams.declaration import Stream
-    from lookback.spark.tables.lakehouse import Tables
+from lookback.verbs import Workspace
+from lookback.views.terminal import print_json, print_table
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
-_Answer = TypeVar("_Answer")
+FORMATS = ["parquet", "csv", "json"]
+# The number of kinds of rejected rows to print.
+_MAX_REASONS = 5
 # Returns the exit code; None means 0.
 RunCommand = Callable[[argparse.Namespace], "int | None"]
 
 
-class AddCommand(Protocol):
-    """Adds a command that calls `run`, and returns its parser."""
+class Commands:
+    """Adds commands to a parser, each with the options of `places`."""
 
-    def __call__(self, name: str, run: RunCommand, text: str) -> Any:
-        """Adds the command, with `text` as its description for --help."""
+    def __init__(self, parser: argparse.ArgumentParser, places: argparse.ArgumentParser) -> None:
+        self._parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        self._places = places
+
+    def add(
+        self, name: str, run: RunCommand | None, text: str, *arguments: str, **values: object
+    ) -> argparse.ArgumentParser:
+        """Adds a command that calls `run`, with `text` for --help. Returns its parser.
+
+        `arguments` are required and need no further text; `values` are options that the user cannot choose.
+        """
+        parser: argparse.ArgumentParser = self._parsers.add_parser(
+            name, help=text, description=text, parents=[self._places]
+        )
+        parser.set_defaults(run=run, **values)
+        for argument in arguments:
+            parser.add_argument(argument)
+        return parser
+
+    def add_group(self, name: str, text: str) -> Commands:
+        """Adds a command that has commands of its own. Returns their place."""
+        return Commands(self.add(name, None, text), self._places)
 
 
-def make_adder(commands: Any, places: argparse.ArgumentParser) -> AddCommand:
-    """Returns a function that adds commands to the sub-parsers `commands`, with the shared options `places`."""
+def option(to: Any, name: str, text: str | None = None, metavar: str | None = None, **how: Any) -> None:
+    """Adds an argument or option to a parser or to a group of options, with `text` for --help."""
+    to.add_argument(name, help=text, **({} if metavar is None else {"metavar": metavar}), **how)
 
-    def command(name: str, run: RunCommand, text: str) -> Any:
-        sub = commands.add_parser(name, help=text, description=text, parents=[places])
-        sub.set_defaults(run=run)
-        return sub
 
-    return command
+def flag(to: Any, name: str, text: str) -> None:
+    """Adds an option without a value."""
+    to.add_argument(name, help=text, action="store_true")
+
+
+def add_author(to: Any, text: str | None = None) -> None:
+    """Adds the author and comment of a version."""
+    option(to, "--author", text, default="")
+    option(to, "--comment", default="")
+
+
+def add_format(to: Any, text: str | None = "format of the file (default: from its name)", **how: Any) -> None:
+    """Adds the format of files."""
+    option(to, "--format", text, choices=FORMATS, **how)
+
+
+def add_checkpoint(to: Any, text: str = "folder of the checkpoint (default: below the root)") -> None:
+    """Adds the folder of a checkpoint."""
+    option(to, "--checkpoint", text)
 
 
 def wants_json(options: argparse.Namespace) -> bool:
@@ -45,34 +82,10 @@ def wants_json(options: argparse.Namespace) -> bool:
     return bool(getattr(options, "json", False))
 
 
-def load_settings(options: argparse.Namespace) -> Settings:
-    """Loads the settings of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
+def open_workspace(options: argparse.Namespace) -> Workspace:
+    """Returns the place of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
     given = (getattr(options, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
-    return Settings.local(*given)
-
-
-def open_tables(settings: Settings, *streams: Stream, kafka: bool = False) -> Tables:
-    """Starts or finds Spark. Returns the tables of the place. With `kafka` it also loads the library for topics."""
-    from lookback.spark.platform.session import get_spark, has_session
-    from lookback.spark.tables.lakehouse import Tables
-
-    if not has_session():
-        announce("starting Spark")
-    return Tables.of(get_spark(settings=settings.spark, kafka=kafka), settings).holding(*streams)
-
-
-def answer(settings: Settings, compute: Callable[[Tables], _Answer], *streams: Stream) -> _Answer:
-    """Computes a command's result from the tables of the place, without starting Spark if possible.
-
-    `compute` only reads, returns rows instead of frames, and may run twice: if the tables are not folders, or have
-    features that only Spark reads reliably, Spark runs it again. For `streams` see `Tables.holding`.
-    """
-    from lookback.spark.tables.answers import compute_at_once
-
-    root = None if settings.catalog else settings.root
-    return compute_at_once(
-        lambda tables: compute(tables.holding(*streams)), root, lambda: open_tables(settings, *streams)
-    )
+    return Workspace(Settings.local(*given), getattr(options, "stream", None) or "", announce)
 
 
 def announce(text: str) -> None:
@@ -88,6 +101,36 @@ def read_time(options: argparse.Namespace, name: str) -> int | None:
     except ValueError:
         option = name.replace("_", "-")
         raise SetupError(f"--{option} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
+
+
+def show_rows(
+    options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], names: Sequence[str], *lines: object
+) -> None:
+    """Prints rows as JSON if wanted, else the named columns as a table, and then the lines."""
+    if wants_json(options):
+        print_json(rows)
+    else:
+        print_table(rows, names)
+        print_lines(*lines)
+
+
+def show_report(options: argparse.Namespace, report: Any, *lines: object, rejections: Sequence[object] = ()) -> None:
+    """Prints a report as JSON if wanted, else the lines, or the report itself, and the first kinds of rejected rows."""
+    if wants_json(options):
+        print_json([asdict(report)])
+    else:
+        print_lines(*lines or [report], *(f"  {each}" for each in rejections[:_MAX_REASONS]))
+
+
+def print_lines(*lines: object) -> None:
+    """Prints each line with its control characters escaped."""
+    for line in lines:
+        print(escape_unprintable(str(line)))
+
+
+def warn(text: str) -> None:
+    """Prints a line to stderr, with its control characters escaped."""
+    print(escape_unprintable(text), file=sys.stderr)
 
 
 def print_line(line: str) -> None:

@@ -29,7 +29,7 @@ from lookback.desk.parts import (
     make_text,
 )
 from lookback.desk.rule.checking import Checked, check_text
-from lookback.desk.rule.form import Place, RuleForm, make_area
+from lookback.desk.rule.form import FormPlace, RuleForm, make_area
 from lookback.desk.rule.publishing import PublishingPanel
 from lookback.desk.rule.text import RuleText
 from lookback.desk.rule.trying import TryingPanel
@@ -38,7 +38,7 @@ from lookback.desk.work import Work
 if TYPE_CHECKING:
     from lookback.config import Settings
     from lookback.core.streams.declaration import Stream
-    from lookback.desk.running import Run
+    from lookback.desk.running import RunningEvaluation
     from lookback.spark.rules import RulesTable
 
 _NEW = "a new rule"
@@ -76,7 +76,7 @@ class Authoring:
         self._trying = TryingPanel(rules, self._work, self._require_fine, self._take_values)
         self._publishing = PublishingPanel(rules, settings.gate, self._work, self._require_fine)
         self._form = RuleForm(rules.streams, self._change)
-        self._yaml = Place(
+        self._yaml = FormPlace(
             "yaml",
             make_area("YAML", "The rule as its file; write parts without a form field here", 44),
             self._read_yaml,
@@ -93,7 +93,7 @@ class Authoring:
         return self._work.status.text
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> RunningEvaluation | None:
         """The last piece of work that was started, if any."""
         return self._work.run
 
@@ -155,7 +155,7 @@ class Authoring:
     def _name(self, text: str) -> RuleText:
         return RuleText(text) if self._file is None else RuleText(text, str(self._file))
 
-    def _change(self, changed_by: Place | None, make: Callable[[RuleText], RuleText]) -> None:
+    def _change(self, changed_by: FormPlace | None, make: Callable[[RuleText], RuleText]) -> None:
         """Changes the text as the form says, or shows at the field why that fails."""
         try:
             self._accept(make(self.text), changed_by, self._file)
@@ -165,7 +165,7 @@ class Authoring:
             else:
                 changed_by.tell([str(error)])
 
-    def _read_yaml(self, place: Place) -> None:
+    def _read_yaml(self, place: FormPlace) -> None:
         try:
             text = self._name(place.value)
         except SetupError as error:
@@ -175,7 +175,7 @@ class Authoring:
             return
         self._accept(text, place, self._file)
 
-    def _accept(self, text: RuleText, changed_by: Place | None, file: Path | None) -> None:
+    def _accept(self, text: RuleText, changed_by: FormPlace | None, file: Path | None) -> None:
         if text.text != self.text.text:
             # One Undo reverts everything typed into one field.
             if changed_by is None or changed_by is not self._changed_by:
@@ -184,7 +184,7 @@ class Authoring:
         self._changed_by, self._file = changed_by, file
         self._show(changed_by)
 
-    def _show(self, changed_by: Place | None) -> None:
+    def _show(self, changed_by: FormPlace | None) -> None:
         """Shows the text in all fields except the one that changed it, and the result of a check."""
         self._form.show(self.text, changed_by)
         if changed_by is not self._yaml:

@@ -213,7 +213,7 @@ class SessionStep:
     reviewed_at: dt.datetime
 
 
-class Session:
+class ReviewSession:
     """The decisions of a session. The last one is undone first."""
 
     def __init__(self) -> None:

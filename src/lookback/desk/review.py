@@ -39,7 +39,7 @@ from lookback.desk.queue import (
     QueuedAlert,
     QueueFilter,
     ReviewQueue,
-    Session,
+    ReviewSession,
     SessionStep,
 )
 from lookback.desk.records import AlertRecords, ListedEvent, OpenedAlert, describe_decisions
@@ -70,7 +70,7 @@ class ReviewDesk:
     def __init__(self, records: AlertRecords, *, in_background: bool = True) -> None:
         """Reads the queue and opens its first alert. With `in_background` it explains the next alert ahead of time."""
         self.records = records
-        self.queue, self.session = ReviewQueue(), Session()
+        self.queue, self.session = ReviewQueue(), ReviewSession()
         self.status = Status()
         self._is_cut = False
         self._opened: OpenedAlert | None = None

@@ -20,7 +20,7 @@ _CANCEL_SECONDS = 0.2
 _LOG = logging.getLogger("lookback")
 
 
-class Run:
+class RunningEvaluation:
     """One piece of work in a separate thread.
 
     `work` gets a function that shows a line of progress; its Spark jobs can be cancelled. In the same thread, `on_done`
@@ -38,7 +38,7 @@ class Run:
         self._is_lasting, self._is_cancelled = is_lasting, threading.Event()
         self._thread = threading.Thread(target=self._run, name="lookback-desk", daemon=True)
 
-    def start(self) -> Run:
+    def start(self) -> RunningEvaluation:
         """Starts the work."""
         self._thread.start()
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
 from lookback.desk.parts import Status, make_button
-from lookback.desk.running import Run
+from lookback.desk.running import RunningEvaluation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,7 @@ class Work:
 
     def __init__(self, spark: SparkSession | None) -> None:
         self.status = Status()
-        self.run: Run | None = None
+        self.run: RunningEvaluation | None = None
         self.cancel_button = make_button("Cancel", self.cancel, "Cancel what is running", "lookback-cancel")
         self.cancel_button.disabled = True
         self._spark, self._buttons = spark, list[Any]()
@@ -35,7 +35,7 @@ class Work:
     def start(
         self, title: str, work: Callable[[Callable[[str], None]], Any], show: Callable[[Any], None], *, is_lasting: bool = False
     ) -> None:  # fmt: skip
-        """Starts work in a separate thread. `show` gets its result. For `is_lasting` see `Run`."""
+        """Starts work in a separate thread. `show` gets its result. For `is_lasting` see `RunningEvaluation`."""
         if self.run is not None and self.run.is_running:
             self.status.show("Something is still running; cancel it first.", "problem")
             return
@@ -49,7 +49,7 @@ class Work:
         then = "`lookback rules list` shows whether it was published" if is_lasting else "nothing is running"
         self._set_running(True)
         self.status.show(f"{title} ...")
-        self.run = Run(
+        self.run = RunningEvaluation(
             self._spark, work, is_lasting=is_lasting,
             on_line=lambda line: self.status.show(f"{title}: {line}"),
             on_done=lambda result: finish(lambda: show(result)),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Activation:
+class Approval:
     """The result of an attempt: the checked version (candidate), its conditions, and the published version.
 
     `version` is None if a condition is not met.
@@ -39,11 +39,18 @@ class Activation:
     conditions: list[Condition]
     version: int | None
 
+    @property
+    def outcome(self) -> str:
+        """Says of the candidate whether it is active."""
+        if self.version is None:
+            return "is not active: not all conditions are met"
+        return f"is active as version {self.version}"
+
 
 def activate(
     rules: RulesTable, rule_id: str, gate: Gate, *, approver: str = "", comment: str = "",
     progress: Callable[[str], None] | None = None,
-) -> Activation:  # fmt: skip
+) -> Approval:  # fmt: skip
     """Checks a rule's candidate against the gate, and publishes it as active if it meets all conditions.
 
     The candidate is the last draft, else the version in shadow, else the paused, active or quarantined one.
@@ -63,14 +70,14 @@ def activate(
     row = find_candidate(rules, rule_id)
     conditions = find_conditions(rules, row, gate, approver=approver, progress=progress)
     if not all(each.met for each in conditions):
-        return Activation(row.version, conditions, None)
+        return Approval(row.version, conditions, None)
     document = row.document or {}
     author, _ = _find_author(rules, row, hash_document(document))
     evidence = write_evidence(document, conditions, dt.datetime.now(dt.timezone.utc).isoformat())
     # Authors cannot approve their own rule; without `approval` in the gate nobody else has to.
     second = "" if is_same_person(approver, author) else approver
     version = rules.publish_approved(row, author=author, approver=second, evidence=evidence, comment=comment)
-    return Activation(row.version, conditions, version)
+    return Approval(row.version, conditions, version)
 
 
 def find_conditions(

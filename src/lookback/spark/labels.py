@@ -154,11 +154,6 @@ class LabelReport:
     seconds: float
     rejections: tuple[Rejection, ...] = ()
 
-    @property
-    def balanced(self) -> bool:
-        """Whether the outcomes add up to the offered rows."""
-        return self.offered == self.stored + self.unknown_events + self.duplicates + self.rejected
-
     def __str__(self) -> str:
         return (
             f"labels of {self.stream}: {self.offered:,} offered = {self.stored:,} stored + {self.unknown_events:,} of unknown "

@@ -70,11 +70,6 @@ class ListReport:
     seconds: float
     rejections: tuple[Rejection, ...] = ()
 
-    @property
-    def balanced(self) -> bool:
-        """Whether the outcomes add up to the offered values."""
-        return self.offered == self.added + self.changed + self.duplicates + self.rejected
-
     def __str__(self) -> str:
         return (
             f"list {self.list}: {self.offered:,} offered = {self.added:,} added + {self.changed:,} changed + "
@@ -233,7 +228,7 @@ def import_values(
     because = F.col(_REASON) if _REASON in taken else F.lit(None).cast("string")
     wrong = F.when(text == "", F.lit(f"{column} is empty"))
     if kind == CIDR:
-        wrong = F.coalesce(wrong, F.when(text.isNotNull(), F.udf(explain_no_range, "string", useArrow=False)(text)))
+        wrong = F.coalesce(wrong, F.udf(_explain_no_range, "string", useArrow=False)(text))
     rows = checked.select(
         text.alias(_VALUE), F.coalesce(expires, given).alias(_EXPIRES),
         F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON), F.lit(kind).cast("string").alias(_KIND),
@@ -388,6 +383,11 @@ def _make_file_stream(column: str, more: Iterable[str]) -> Stream:
     return Stream(
         name=TABLE, event_id=column, event_time=column, fields={column: STRING, **{each: types[each] for each in more}}
     )
+
+
+def _explain_no_range(text: str | None) -> str | None:
+    # Spark calls this for NULL too, whatever a condition around the call says.
+    return None if text is None else explain_no_range(text)
 
 
 def _choose_column(source: Source, existing: set[str], given: str | None) -> str:

@@ -11,7 +11,7 @@ from lookback.core.errors import LookbackError, RuleError
 from lookback.core.rules.gate import Gate, Knowledge, check_gate
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.values.durations import MICROSECONDS
-from lookback.spark.replay.backtest import Candidate, Figures, Range, backtest, find_last_days
+from lookback.spark.replay.backtest import BacktestFigures, Candidate, Range, backtest, find_last_days
 from lookback.testing.rule_tests import check_rule
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RuleReport:
     file: str
     rule_id: str = ""
     tests: int = 0
-    figures: Figures | None = None
+    figures: BacktestFigures | None = None
     days: float = 0.0
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -115,7 +115,7 @@ def _check_file(file: str, rules: RulesTable) -> tuple[RuleReport, CompiledRule 
 class _Tried:
     """The result of a backtest of one rule: its figures and the days they cover, or the problem."""
 
-    figures: Figures | None = None
+    figures: BacktestFigures | None = None
     days: float = 0.0
     problem: str = ""
 

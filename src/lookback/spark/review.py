@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
-from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.record.evaluations import Evaluations
-from lookback.spark.snoozes import ACTIVE, leave_out_snoozed, list_snoozes
+from lookback.spark.snoozes import ACTIVE, list_snoozes
 from lookback.spark.tables.lakehouse import change_table, to_timestamp
 
 if TYPE_CHECKING:
@@ -46,14 +44,7 @@ def __getattr__(name: str) -> Any:
 
 # How far back the queue goes. It does not read older files of alerts.
 QUEUE_DAYS = 90.0
-_QUEUE_COLUMNS = (
-    "severity", "event_time", "rule_id", "rule_version", "stream", "key", "message", "measures", "alert_id", "revision",
-    "event_id", "window_start", "window_end", "window_complete", "arrival", "decided_at",
-)  # fmt: skip
-# The last revision of an alert that needs a person.
-_NEEDS_REVIEW = "verdict = 'raised' AND mode = 'active'"
-# Larger than any revision number.
-_REVISIONS = 2**32
+_ANY_TIME = dt.datetime(1, 1, 2, tzinfo=dt.timezone.utc)
 # Keeps the queue's begin within the dates that Python can represent.
 _MAX_DAYS = 36_500
 # In a condition each id is a call to the JVM, so more ids than this are joined as a table.
@@ -64,10 +55,7 @@ _MAX_LIKE = 200
 
 def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
     """Reads all rows of alerts in order of arrival, optionally of one rule or stream, with the columns of the table."""
-    order = ("arrival", "event_time", "event_id", "rule_id", "alert_id", "revision", "decided_at")
-    rows = tables.read("alerts").orderBy(*order)
-    rows = rows if rule_id is None else rows.where(F.col("rule_id") == F.lit(rule_id))
-    return rows if stream is None else rows.where(F.col("stream") == F.lit(stream))
+    return tables.ask("listed_alerts", rule_id=rule_id, stream=stream)
 
 
 def open_queue(
@@ -100,43 +88,11 @@ def open_queue(
     Raises:
         ReviewError: If `days` is out of range.
     """
-    begins = queue_begins(days)
-    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
-    if rule_id is not None:
-        alerts = alerts.where(F.col("rule_id") == F.lit(rule_id))
-    if stream is not None:
-        alerts = alerts.where(F.col("stream") == F.lit(stream))
-    open_ = _find_open(tables, alerts, begins, reports=reports)
-    open_ = open_ if with_snoozed else leave_out_snoozed(tables, open_)
-    rank = F.array_position(F.array(*[F.lit(name) for name in SEVERITIES]), F.col("severity"))
-    return open_.orderBy(rank.desc(), F.col("event_time").desc(), "rule_id", "alert_id").select(*_QUEUE_COLUMNS)
-
-
-def _find_open(
-    tables: Tables, alerts: DataFrame, since: dt.datetime | None = None, *, reports: bool = False
-) -> DataFrame:
-    """Returns the rows of `alerts` that wait for review: last revisions that are raised, not in shadow, not reviewed.
-
-    Each evaluation numbers the revisions of an alert from 0; the last evaluation that wrote the alert counts.
-
-    Args:
-        tables: The tables of the place.
-        alerts: Rows of the table `alerts`.
-        since: Time before which no row of `alerts` was decided; older revisions are not read.
-        reports: Whether to return only reports, or only alerts for the queue.
-    """
-    evaluation = Evaluations.read(tables).number()
-    # A single number to compare lets Spark use a hash join.
-    order = evaluation.cast("bigint") * F.lit(_REVISIONS) + F.col("revision")
-    revised = tables.read("alerts").where((F.col("revision") > 0) | (evaluation > 0))
-    if since is not None:
-        revised = revised.where(F.col("decided_at") >= F.lit(since))
-    # Revisions are few and narrow. Finding the last one with a window function would sort all wide rows.
-    revised = revised.select(F.col("alert_id").alias("same"), order.alias("later"))
-    is_superseded = (F.col("alert_id") == F.col("same")) & (order < F.col("later"))
-    wanted = alerts.where(_NEEDS_REVIEW).where(~F.col("queue") if reports else F.col("queue"))
-    last = wanted.join(revised, is_superseded, "left_anti")
-    return last.join(tables.read("reviews").select("alert_id"), "alert_id", "left_anti")
+    rows = tables.ask(
+        "open_queue", since=queue_begins(days), until=None, ended_after=None, rule_id=rule_id, stream=stream,
+        with_snoozed=with_snoozed, reports=reports,
+    )  # fmt: skip
+    return rows.drop("entity", "entity_id")
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
@@ -152,7 +108,7 @@ def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
     It stops at the first older alert, so it does not know how many are open; `count_older` does.
     """
     begins = queue_begins(days)
-    if tables.read("alerts").where(F.col("decided_at") < F.lit(begins)).select("decided_at").isEmpty():
+    if tables.ask("older_alerts", until=begins).isEmpty():
         return ""
     return (
         f"The queue begins with alerts decided at {begins:%Y-%m-%dT%H:%MZ}, {days:g} days ago. There are older ones; "
@@ -163,9 +119,7 @@ def note_on_older(tables: Tables, days: float = QUEUE_DAYS) -> str:
 
 def show_snoozes(tables: Tables, days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
     """Lists all snoozes, and how many alerts each keeps out of a queue of `days`; see `lookback.spark.snoozes`."""
-    begins = queue_begins(days)
-    alerts = tables.read("alerts").where(F.col("decided_at") >= F.lit(begins))
-    return list_snoozes(tables, _find_open(tables, alerts, begins).select("alert_id", "rule_id", "key"))
+    return list_snoozes(tables, queue_begins(days))
 
 
 def note_on_snoozed(tables: Tables, days: float = QUEUE_DAYS) -> str:
@@ -201,8 +155,8 @@ class OlderAlerts:
 def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
     """Counts the open alerts decided before the aware time `begins` (default: of the queue). Reads all alerts."""
     begins = begins or queue_begins()
-    alerts = tables.read("alerts").where(F.col("decided_at") < F.lit(begins))
-    row = _find_open(tables, alerts).agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
+    rows = tables.ask("open_alerts", since=_ANY_TIME, until=begins, ended_after=None)
+    row = rows.agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
     return OlderAlerts(int(row[0]), begins, None if row[1] is None else to_utc(row[1]))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import Row
 
 from lookback.core.errors import LookbackError, Problem, RuleError, SetupError
@@ -32,8 +31,6 @@ from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 from lookback.spark.lists import list_names
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.answers import compute_at_once
-from lookback.spark.tables.appends import TableChanged, append_directly
 from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict
 from lookback.spark.tables.schemas import RULES
 
@@ -45,8 +42,6 @@ if TYPE_CHECKING:
 
 _DAY_US = MICROSECONDS["day"]
 _MAX_ATTEMPTS = 20
-_ARROW_TYPES = {"version": pa.int64(), "changed_at": pa.timestamp("us", "UTC")}
-_ARROW_RULES = pa.schema([(name, _ARROW_TYPES.get(name, pa.string())) for name in RULES.names])
 # Estimates how long a warm-up takes. Making a history of two sums took 10 microseconds of processor time per event, one
 # of sessions, or of matches with fixed expiry, another 8 to 14.
 _MIN_SECONDS, _EVENTS_PER_SECOND, _ORDERED_PER_SECOND = 5, 150_000, 80_000
@@ -218,13 +213,13 @@ class RulesTable:
         """
         rule_id, evidence = quarantine.rule_id, write_quarantined(quarantine.version)
         for _ in self._attempt(rule_id, 3):
-            read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
+            rows = self._read_rows(rule_id)
             document = self._find_failing_document(quarantine, rows)
             if document is None:
                 return False
             version = max(_count_next_version(rows), quarantine.version + 1)
             new = _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment, evidence)
-            if self._insert(rows, new, read_at):
+            if self._insert(rows, new):
                 return True
         raise AssertionError  # the attempts end with an error
 
@@ -257,12 +252,12 @@ class RulesTable:
             _NewRow("*", commit, LISTS, json.dumps({"stream": stream, "commit": commit, "message": text}), AUTHOR, "")
             for commit, text in sorted(commits.items())
         ]
-        self._append_as_stream(rows, f"{stream}:{max(commits)}")
+        self._append(*rows)
 
     def publish_piece(self, stream: str, piece: Piece) -> None:
         """Publishes a row that refers to a piece of history, for a version that is warming up."""
         row = _NewRow("*", None, WARM, piece.to_document(stream), AUTHOR, "")
-        self._append_as_stream([row], f"{stream}:{piece.piece}")
+        self._append(row)
 
     def cold_measures(self, document: Mapping[str, Any] | Rule) -> list[str]:
         """Returns the measures that will start empty and take over a day to fill, as no rule keeps their rows yet.
@@ -403,7 +398,7 @@ class RulesTable:
         `make_row` gets all rows of the rule and returns the new status and document; `approve` returns the approval.
         """
         for _ in self._attempt(rule_id):
-            read_at, rows = self._find_read_commit(), self._read_rows(rule_id)
+            rows = self._read_rows(rule_id)
             version = _count_next_version(rows)
             if version >= MAX_VERSION:
                 raise RuleError(
@@ -418,7 +413,7 @@ class RulesTable:
             if approval.author:
                 resumed = f"resumed by {author or self.tables.current_user}"
                 new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
-            if self._insert(rows, new, read_at):
+            if self._insert(rows, new):
                 return version
         raise AssertionError  # the attempts end with an error
 
@@ -435,16 +430,10 @@ class RulesTable:
             f"of {attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
-    def _find_read_commit(self) -> int | None:
-        """Finds the last commit of the table, before reading its rows; None if that would need a Spark job."""
-        return None if self.tables.log_folder("rules") is None else self.tables.version("rules")
-
     def _read_rows(self, rule_id: str) -> list[Row]:
-        def read(tables: Tables) -> list[Row]:
-            rows = tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id))
-            return replace(self, tables=tables)._show_refused_as_drafts(rows)
-
-        return compute_at_once(read, self.tables.root, lambda: self.tables)
+        return self._show_refused_as_drafts(
+            self.tables.query("rules", lambda rows: rows.where(F.col("rule_id") == rule_id))
+        )
 
     def _show_refused_as_drafts(self, rows: list[Row]) -> list[Row]:
         """Changes the status of active rows that the stream rejected because of the gate to draft."""
@@ -461,16 +450,10 @@ class RulesTable:
             for row in rows
         ]  # fmt: skip
 
-    def _insert(self, rows: list[Row], new: _NewRow, read_at: int | None) -> bool:
-        """Appends a version if the rule still has these rows, read at the commit `read_at` of `_find_read_commit`.
-
-        Returns False if another process has written in the meantime.
-        """
+    def _insert(self, rows: list[Row], new: _NewRow) -> bool:
+        """Appends a version if the rule still has these rows. Returns False if another process has written since."""
         try:
-            if read_at is None or not append_directly(self.tables, self._to_arrow([new]), "rules", read_at=read_at):
-                self._insert_by_query(rows, new)
-        except TableChanged:
-            return False
+            self._insert_by_query(rows, new)
         except SPARK_ERRORS as error:
             if _CONFLICT not in str(error) and not is_conflict(error):
                 raise
@@ -510,14 +493,6 @@ class RulesTable:
         frame = self.tables.spark.createDataFrame([self._complete(row) for row in rows], RULES).coalesce(1)
         existing = self.tables.read("rules").columns
         self.tables.append(frame.select(*(name for name in RULES.names if name in existing)), "rules")
-
-    def _append_as_stream(self, rows: Sequence[_NewRow], mark: str) -> None:
-        """Appends rows that a running stream writes and waits for. For `mark` see `append_directly`."""
-        if not append_directly(self.tables, self._to_arrow(rows), "rules", mark):
-            self._append(*rows)
-
-    def _to_arrow(self, rows: Sequence[_NewRow]) -> pa.Table:
-        return pa.Table.from_pylist([self._complete(row) for row in rows], _ARROW_RULES)
 
     def _complete(self, new: _NewRow) -> dict[str, Any]:
         """Returns the columns of a new row, with the time and, by default, the current user as author."""
@@ -577,17 +552,8 @@ def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None
 
     `stream` and `rule_id` restrict the search to one stream or rule.
     """
-    is_own = F.lit(True) if stream is None else F.col("stream") == stream
-    is_own = is_own if rule_id is None else is_own & (F.col("rule_id") == rule_id)
-    is_rejected = F.col("action") == "rejected"
-    is_version = is_own & F.col("rule_id").isNotNull() & F.col("version").isNotNull()
-    decisions = is_version & F.col("action").isin("rejected", *ACTIONS.values())
-
-    def select(rows: DataFrame) -> DataFrame:
-        by_version = rows.where(decisions).groupBy("rule_id", "version")
-        return by_version.agg(F.bool_and(is_rejected).alias("is_rejected")).where("is_rejected")
-
-    return {(row["rule_id"], row["version"]) for row in tables.query("rule_log", select)}
+    rows = tables.ask("rejected_versions", stream=stream, rule_id=rule_id).collect()
+    return {(row["rule_id"], row["version"]) for row in rows}
 
 
 def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:

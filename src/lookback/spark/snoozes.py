@@ -12,16 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F  # noqa: N812
+
 from lookback.core.errors import DurationError, ReviewError
 from lookback.core.rules.document import read_document
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import change_table, to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -135,40 +136,34 @@ def read_snoozes(tables: Tables, *, ended_after: dt.datetime | None = None) -> l
 
 
 def _read_with_key_text(tables: Tables, ended_after: dt.datetime | None = None) -> list[tuple[Snooze, str | None]]:
-    """Reads the snoozes, each with its key as text from `_write_key`."""
-    rows = tables.read(TABLE)
-    if ended_after is not None:
-        rows = rows.where(F.col("until") > to_timestamp(parse_calendar_time(ended_after)))
-    times = (F.unix_micros("from"), F.unix_micros("until"))
-    ordered = rows.orderBy("until", "rule_id", "from").select(
-        "rule_id", "key", *times, "reason", "author", _write_key("key")
-    )
+    """Reads the snoozes, each with its key as a text."""
     return [
-        (Snooze(rule_id, key, to_utc(since), to_utc(until), reason, author or ""), text)
-        for rule_id, key, since, until, reason, author, text in ordered.collect()
+        (
+            Snooze(
+                row["rule_id"],
+                row["key"],
+                to_utc(row["from_us"]),
+                to_utc(row["until_us"]),
+                row["reason"],
+                row["author"] or "",
+            ),
+            row["key_text"],
+        )
+        for row in tables.ask("listed_snoozes", ended_after=ended_after).collect()
     ]
 
 
-def leave_out_snoozed(tables: Tables, alerts: DataFrame) -> DataFrame:
-    """Returns the rows of `alerts` (with rule_id and key) that no active snooze covers."""
-    if not tables.exists(TABLE):
-        return alerts
-    return alerts.join(F.broadcast(_read_active(tables)), _covers(alerts), "left_anti")
-
-
-def list_snoozes(tables: Tables, open_alerts: DataFrame) -> list[dict[str, Any]]:
+def list_snoozes(tables: Tables, since: dt.datetime) -> list[dict[str, Any]]:
     """Lists all snoozes in the order of their ends: rule_id, key, from, until, reason, author, state, alerts.
 
-    `open_alerts` has alert_id, rule_id and key of the queue's alerts, including snoozed ones. `state` is pending,
-    active or expired. `alerts` is the number of alerts that an active snooze keeps out of the queue; an alert counts
-    for each snooze that covers it.
+    `state` is pending, active or expired. `alerts` is the number of alerts, decided at the aware time `since` or later,
+    that an active snooze keeps out of the queue; an alert counts for each snooze that covers it.
     """
     now, listed = dt.datetime.now(dt.timezone.utc), _read_with_key_text(tables) if tables.exists(TABLE) else []
     counts: dict[tuple[str | None, str | None], int] = {}
     if listed:
-        kept = open_alerts.join(F.broadcast(_read_active(tables)), _covers(open_alerts))
-        by_subject = kept.groupBy("snoozed_rule", _write_key("snoozed_key")).agg(F.count_distinct("alert_id"))
-        counts = {(rule_id, text): count for rule_id, text, count in by_subject.collect()}
+        rows = tables.ask("snoozed_alerts", since=since, until=None, ended_after=None).collect()
+        counts = {(row["rule_id"], row["key_text"]): row["alerts"] for row in rows}
     return [_make_row(each, now, counts.get((each.rule_id, text), 0)) for each, text in listed]
 
 
@@ -178,24 +173,6 @@ def _make_row(each: Snooze, now: dt.datetime, alerts: int) -> dict[str, Any]:
         "rule_id": each.rule_id, "key": each.key, "from": each.since, "until": each.until, "reason": each.reason,
         "author": each.author, "state": state, "alerts": alerts if state == ACTIVE else 0,
     }  # fmt: skip
-
-
-def _read_active(tables: Tables) -> DataFrame:
-    """Reads the subjects of the active snoozes: snoozed_rule, snoozed_key."""
-    now = to_timestamp(parse_calendar_time(dt.datetime.now(dt.timezone.utc)))
-    rows = tables.read(TABLE).where((F.col("from") <= now) & (F.col("until") > now))
-    return rows.select(F.col("rule_id").alias("snoozed_rule"), F.col("key").alias("snoozed_key"))
-
-
-def _covers(alerts: DataFrame) -> Column:
-    """Returns the condition that a snooze of `_read_active` covers a row of `alerts`; see `Snooze.covers`."""
-    key = alerts["key"]
-    is_rule = F.col("snoozed_rule").isNull() | (F.col("snoozed_rule") == alerts["rule_id"])
-    is_key = F.forall(
-        F.map_entries("snoozed_key"),
-        lambda entry: F.map_contains_key(key, entry["key"]) & key[entry["key"]].eqNullSafe(entry["value"]),
-    )
-    return is_rule & (F.col("snoozed_key").isNull() | is_key)
 
 
 def _write_key(column: str | Column) -> Column:

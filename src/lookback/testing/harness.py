@@ -18,11 +18,12 @@ import pandas as pd
 from lookback.config import load_stream
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Warmed, open_warmed
-from lookback.core.engine.warming import History, find_reason_cold
+from lookback.core.engine.warming import WindowHistory, find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.document import STATUSES, Rule, quote_value
+from lookback.core.rules.document import STATUSES, Rule
+from lookback.core.rules.problems import quote_value
 from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece, Warming
@@ -64,7 +65,7 @@ class _Clock:
         return split_future(events, committed_at, self._stream)
 
 
-class Rows(list[_Row], Generic[_Row]):
+class HarnessRows(list[_Row], Generic[_Row]):
     """A list of rows that converts to a pandas frame."""
 
     def to_pandas(self) -> pd.DataFrame:
@@ -76,9 +77,9 @@ class Rows(list[_Row], Generic[_Row]):
 class Result:
     """The result of a replay. `errors` are the rows of rule_log with action `failed` or `rejected`."""
 
-    alerts: Rows[Alert] = field(default_factory=Rows)
-    late_events: Rows[LateEvent] = field(default_factory=Rows)
-    errors: Rows[LogRow] = field(default_factory=Rows)
+    alerts: HarnessRows[Alert] = field(default_factory=HarnessRows)
+    late_events: HarnessRows[LateEvent] = field(default_factory=HarnessRows)
+    errors: HarnessRows[LogRow] = field(default_factory=HarnessRows)
 
 
 class Harness:
@@ -113,9 +114,9 @@ class Harness:
         if watermark not in ("automatic", "manual"):
             raise ValueError(f"watermark must be 'automatic' or 'manual', got {watermark!r}")
         self.stream = load_any_stream(stream)
-        self.alerts: Rows[Alert] = Rows()
-        self.late_events: Rows[LateEvent] = Rows()
-        self.errors: Rows[LogRow] = Rows()
+        self.alerts: HarnessRows[Alert] = HarnessRows()
+        self.late_events: HarnessRows[LateEvent] = HarnessRows()
+        self.errors: HarnessRows[LogRow] = HarnessRows()
         self._clock = _Clock(self.stream)
         self._known = KnownLists({})
         # Everything judged so far, for the history of later versions: batches, and times of manual watermarks.
@@ -181,7 +182,7 @@ class Harness:
             else:
                 evaluator.process(state, judged)
             state.drop_old()
-        self._history = History.of(state, compile_rule(json.loads(entry.document), self.stream)).encode()
+        self._history = WindowHistory.of(state, compile_rule(json.loads(entry.document), self.stream)).encode()
         piece = Piece(entry.rule_id, entry.version, warming.begun or 0, 1, 1)
         self._changes += 1
         change = RuleChange("insert", self._changes, "*", None, WARM, piece.to_document(self.stream.name))

@@ -10,7 +10,8 @@ from typing import Any
 
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import Rule, quote_value, read_rule
+from lookback.core.rules.document import Rule, read_rule
+from lookback.core.rules.problems import quote_value
 from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import find_row_problems, read_events

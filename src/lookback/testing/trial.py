@@ -29,7 +29,7 @@ _IGNORED_KEYS = ("suppress", "reset_on_alert", "early", "message", "tests")
 
 
 @dataclass(frozen=True)
-class Trial:
+class DocumentTrial:
     """The result of a rule over recent events.
 
     `errors` has the rows that rule_log would have. `final_alerts` has the last row of each alert that was not
@@ -47,7 +47,9 @@ class Trial:
     limits: tuple[float, ...] = ()
 
 
-def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lists: Lists | None = None) -> Trial:
+def run_trial(
+    document: Mapping[str, Any], events: pa.Table, stream: Stream, lists: Lists | None = None
+) -> DocumentTrial:
     """Runs a rule over events (see `replay` for their form) with the current lists. Raises RuleError and EventError."""
     known = Lists.empty() if lists is None else lists
     result = replay([document], events, stream, known)
@@ -56,7 +58,7 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lis
     frames = (frame, alerts, result.errors.to_pandas(), final_alerts)
     rule = compile_rule(document, stream)
     if rule.spec.kind == SEQUENCE:
-        return Trial(*frames)
+        return DocumentTrial(*frames)
     measure, fields = main_measure(rule), find_field_limits(rule, stream)
     limits = find_measure_limits(rule).get(measure.name, ())
     field_name = next(iter(fields)) if fields and not limits and rule.spec.kind == LOOKBACK else None
@@ -73,7 +75,7 @@ def run_trial(document: Mapping[str, Any], events: pa.Table, stream: Stream, lis
     drawn = pd.DataFrame(
         {"event_time": value_rows["event_time"], "value": values.astype(float), "flagged": value_rows["flagged"]}
     )
-    return Trial(*frames, drawn.reset_index(drop=True), name, fields[field_name] if field_name else limits)
+    return DocumentTrial(*frames, drawn.reset_index(drop=True), name, fields[field_name] if field_name else limits)
 
 
 def _find_final_alerts(alerts: pd.DataFrame) -> pd.DataFrame:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lookback.spark.replay.backtest import Figures
+    from lookback.spark.replay.backtest import BacktestFigures
 
 _COLOURS = (BLUE, ORANGE, GREEN, SKY, GREY)
 _HOUR = MICROSECONDS["hour"]
@@ -42,7 +42,12 @@ _MAX_NAMED = 12
 
 
 def plot_alerts_by_value(
-    figures: Sequence[Figures], name: str, *, today: object = None, budget: float | None = None, chosen: object = None
+    figures: Sequence[BacktestFigures],
+    name: str,
+    *,
+    today: object = None,
+    budget: float | None = None,
+    chosen: object = None,
 ) -> Figure:
     """Plots alerts per day against the values of a parameter, on a logarithmic scale.
 
@@ -54,7 +59,7 @@ def plot_alerts_by_value(
         chosen: Another value to mark, such as that of a slider.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
-    lines, place = _split(figures, name), _Places(figures, name)
+    lines, place = _split(figures, name), _PanelPlaces(figures, name)
     drawn = False
     for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
         points = [(place(each), each.alerts_per_day) for each in own if each.alerts_per_day]
@@ -84,14 +89,14 @@ def plot_alerts_by_value(
 
 
 def plot_precision_by_value(
-    figures: Sequence[Figures], name: str, *, today: object = None, chosen: object = None
+    figures: Sequence[BacktestFigures], name: str, *, today: object = None, chosen: object = None
 ) -> Figure:
     """Plots precision and recall against the values of a parameter.
 
     The arguments are as in `plot_alerts_by_value`. Variants without a labelled event have neither figure.
     """
     figure, axes_of = make_stacked_axes(2, 5.0, sharex=True)
-    lines, place = _split(figures, name), _Places(figures, name)
+    lines, place = _split(figures, name), _PanelPlaces(figures, name)
     for axes, ratio in zip(axes_of, ("precision", "recall"), strict=True):
         drawn = False
         for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
@@ -118,10 +123,10 @@ def plot_precision_by_value(
     return figure
 
 
-class _Places:
+class _PanelPlaces:
     """The positions of values on the horizontal axis: numbers and hours to scale, texts at equal distances."""
 
-    def __init__(self, figures: Sequence[Figures], name: str) -> None:
+    def __init__(self, figures: Sequence[BacktestFigures], name: str) -> None:
         self.name = name
         self.values = list(dict.fromkeys(each.parameters[name] for each in figures))
         self.unit = ""
@@ -134,7 +139,7 @@ class _Places:
             self.unit = " (hours)"
         self.is_ranked = not self._numbers
 
-    def __call__(self, figures: Figures) -> float:
+    def __call__(self, figures: BacktestFigures) -> float:
         place = self.find(figures.parameters[self.name])
         assert place is not None
         return place
@@ -155,18 +160,18 @@ def _read_hours(value: object) -> float | None:
         return None
 
 
-def _split(figures: Sequence[Figures], name: str) -> Mapping[str, list[Figures]]:
+def _split(figures: Sequence[BacktestFigures], name: str) -> Mapping[str, list[BacktestFigures]]:
     """Splits the variants by the values of the other varied parameters, and sorts each part by this one."""
     others = [other for other in figures[0].parameters if other != name] if figures else []
     varied = [other for other in others if len({each.parameters[other] for each in figures}) > 1]
-    place, parts = _Places(figures, name), dict[str, list[Any]]()
+    place, parts = _PanelPlaces(figures, name), dict[str, list[Any]]()
     for each in sorted(figures, key=place):
         label = ", ".join(f"{other} {each.parameters[other]}" for other in varied)
         parts.setdefault(shorten_name(label), []).append(each)
     return parts
 
 
-def _finish(axes: Axes, place: _Places, today: object, chosen: object) -> None:
+def _finish(axes: Axes, place: _PanelPlaces, today: object, chosen: object) -> None:
     for value, word, line, colour in ((today, "today", ":", GREY), (chosen, "chosen", "-", DARK)):
         at = None if value is None else place.find(value)
         if at is not None:
@@ -187,5 +192,5 @@ def _write(value: object) -> str:
     return str(value) if hours is None else format_duration(parse_duration(value))
 
 
-def _name_rule(figures: Sequence[Figures]) -> str:
+def _name_rule(figures: Sequence[BacktestFigures]) -> str:
     return figures[0].rule_id if figures else "no rule"

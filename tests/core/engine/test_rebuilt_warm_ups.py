@@ -16,7 +16,7 @@ from test_equals_oracle import plain
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
-from lookback.core.engine.warming import History
+from lookback.core.engine.warming import WindowHistory
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece
@@ -129,7 +129,7 @@ class Evaluated:
             ]
             state.drop_old()
         evaluator.process(state, self.batch(last, last, first))
-        return History.of(state, compile_rule(document, STREAM)).encode()
+        return WindowHistory.of(state, compile_rule(document, STREAM)).encode()
 
     def take(self, output: Output) -> None:
         self.state.drop_old()

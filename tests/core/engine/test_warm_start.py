@@ -24,7 +24,7 @@ from test_equals_oracle import DictStore, plain
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import Warmed, open_warmed
-from lookback.core.engine.warming import History, find_gap, find_reach, find_reason_cold, find_settled
+from lookback.core.engine.warming import WindowHistory, find_gap, find_reach, find_reason_cold, find_settled
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import RuleBook, RuleChange
@@ -118,7 +118,7 @@ def gather(
     for start, end in zip(edges, [*edges[1:], through], strict=True):
         evaluator.process(state, table.batch(start, end, [change for after, change in changes if after == start]))
         state.drop_old()
-    return History.of(state, compile_rule(rule, stream)).encode()
+    return WindowHistory.of(state, compile_rule(rule, stream)).encode()
 
 
 def leave_out(table: Table, rule: dict[str, Any], through: int, active: int, span: int) -> Table:

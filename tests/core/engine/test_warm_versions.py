@@ -13,7 +13,7 @@ import pytest
 from growth import grows_in_proportion
 from lookback.core.engine.deferral import find_pieces
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.warming import History, find_reason_cold
+from lookback.core.engine.warming import WindowHistory, find_reason_cold
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece
@@ -106,7 +106,7 @@ class Stage:
         change = RuleChange("insert", 0, document["rule_id"], 1, "paused", json.dumps(document))
         batch = Batch(events, marks=find_marks(events, events.commits), changes=[change])
         Evaluator(STREAM, part, parts).process(state, batch)
-        self.parts["p"] = History.of(state, compile_rule(document, STREAM)).encode()
+        self.parts["p"] = WindowHistory.of(state, compile_rule(document, STREAM)).encode()
 
     def _take(self, output: Output) -> None:
         self.state.drop_old()
@@ -288,7 +288,7 @@ def test_pieces_are_taken_once_in_their_order_and_for_this_evaluation_alone() ->
     stage.piece(1, 2, 1, 2)
     stage.parts["p"] = b""
     stage.piece(1, 2, 1, 2)
-    stage.parts["p"] = History.empty(compile_rule(LONG, STREAM)).encode()
+    stage.parts["p"] = WindowHistory.empty(compile_rule(LONG, STREAM)).encode()
     stage.piece(1, 2, 2, 2)
     stage.event("x")
     assert stage.log[1:] == [(1, "activated", 2)]
@@ -341,7 +341,7 @@ def warm(stage: Stage, document: dict[str, Any], meanwhile: str, after: str) -> 
     assert stage.state.deferred.events <= len(meanwhile)
     stage.gather(document, through)
     stage.piece(1, through)
-    assert not stage.state.deferred.records
+    assert not stage.state.deferred.counts
     for card in after:
         stage.event(card)
     active = through + len(meanwhile)
@@ -499,7 +499,7 @@ def test_deferred_events_go_with_the_version(end: str) -> None:
     else:
         stage.piece(1, 2, 0, 0)
     stage.event("z")
-    assert not stage.state.deferred.records
+    assert not stage.state.deferred.counts
     stage.event("y")
     assert not stage.alerts
 
@@ -547,7 +547,7 @@ def test_deferred_events_take_a_time_in_proportion_to_their_number(document: dic
         stage.change(document, 1)
         commits = 1 + count // 50
         stage.gather(document, 1)
-        empty = History.empty(compile_rule(document, STREAM)).encode()
+        empty = WindowHistory.empty(compile_rule(document, STREAM)).encode()
         started = time.process_time()
         for begin in range(2, commits, 10):
             events = whole.take((whole.commits >= begin) & (whole.commits < min(begin + 10, commits)))

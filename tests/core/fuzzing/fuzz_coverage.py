@@ -33,7 +33,7 @@ def fuzz(name: str, module: str, seconds: int, corpus: Path) -> None:
     """Feeds one test for so many seconds; ends the process."""
     import atheris
 
-    sys.path[:0] = [str(folder) for folder in (HERE, *HERE.parents[:2])]
+    sys.path[:0] = [str(folder) for folder in (HERE, HERE.parent, HERE.parents[1] / "support")]
     with atheris.instrument_imports(include=["lookback"]):
         test = getattr(importlib.import_module(module), name)
     atheris.Setup(

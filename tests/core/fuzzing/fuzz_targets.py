@@ -32,7 +32,6 @@ from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyed import KeyedTable
-from lookback.core.state.manifest import TableRecord
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_late
 from lookback.core.streams.declaration import Stream
@@ -207,7 +206,7 @@ def page(data: bytes) -> None:
         [{}, 1, [[1, 5, 1, 1, 0, 0, 1, 0, 0, []]]],
     ):
         store = _Pages({"keys:t:0": data, "table:t:1:0": data, "table:t:1:wakes": data})
-        table = KeyedTable.from_record("t", TableRecord.from_json(record), store)
+        table = KeyedTable.from_json("t", record, store)
         with contextlib.suppress(StateError):
             table.get((0, 0))
         with contextlib.suppress(StateError):

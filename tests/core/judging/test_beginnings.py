@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lookback
-from lookback.core.judging.beginnings import _Contained
-from lookback.core.judging.nextrows import Peaks
+from lookback.core.judging.lookups import Contained, Peaks
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import from_values
 from lookback.core.values.types import DOUBLE, STRING, DataType
@@ -143,17 +142,12 @@ def test_matches_that_have_a_value_are_found_without_a_look_at_their_rows(
         return one == other or (one != one and other != other and one is not None and other is not None)
 
     values = data.draw(st.lists(st.sampled_from(_VALUES[type_]), min_size=1, max_size=12))
-    low, count = data.draw(st.integers(0, 3)), len(values)
+    count = len(values)
     begins = sorted(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=8)))
     ends = [data.draw(st.integers(begin + 1, count)) for begin in begins]
     asked = data.draw(st.lists(st.sampled_from(_VALUES[type_]), min_size=1, max_size=3))
-    contained = _Contained(
-        is_wanted,
-        low + np.array(begins),
-        low + np.array(ends),
-        low,
-        from_values(type_, values),
-        from_values(type_, asked),
+    contained = Contained(
+        is_wanted, np.array(begins), np.array(ends), from_values(type_, values), from_values(type_, asked)
     )
     for candidate, value in enumerate(asked):
         has = [any(equals(value, each) for each in values[begin:end]) for begin, end in zip(begins, ends, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.judging.nextrows import Compared, NextRows
+from lookback.core.judging.lookups import Compared, NextItems
 from lookback.core.values.columns import from_values
 from lookback.core.values.types import DOUBLE, STRING, DataType
 
@@ -47,43 +48,63 @@ def comparisons(draw: st.DrawFn) -> tuple[list[_Case], int, int]:
     return found, rows, matches
 
 
+def visit(
+    compared: list[Compared], rows: int, first: list[int], last: list[int], found: dict[int, list[int]]
+) -> NextItems:
+    """Notes the rows that are visited for each match; none of them satisfies the condition."""
+
+    def holds(owners: Any, at: Any) -> Any:
+        for owner, each in zip(owners.tolist(), at.tolist(), strict=True):
+            found.setdefault(owner, []).append(each)
+        return np.zeros(len(owners), dtype=bool)
+
+    items = NextItems(compared, rows, len(first))
+    assert (items.find_nth(np.array(first), np.array(last), 1, holds) == -1).all()
+    return items
+
+
 @given(comparisons(), st.data())
-def test_the_next_rows_are_those_that_may_satisfy_all_comparisons(
+def test_the_rows_that_are_visited_are_those_that_may_satisfy_all_comparisons(
     case: tuple[list[_Case], int, int], data: st.DataObject
 ) -> None:
     listed, rows, matches = case
     compared = [
         Compared(symbol, from_values(type_, own), from_values(type_, other)) for symbol, type_, own, other in listed
     ]
-    next_rows = NextRows(compared, rows, matches)
     first = [data.draw(st.integers(0, rows - 1)) for _ in range(matches)]
     last = [data.draw(st.integers(each - 1, rows - 1)) for each in first]
-    low, high = next_rows.find_ranges(np.array(first), np.array(last))
+    visited: dict[int, list[int]] = {}
+    items = visit(compared, rows, first, last, visited)
     for match in range(matches):
         expected = [
             at
             for at in range(first[match], last[match] + 1)
             if all(is_true(symbol, own[at], other[match]) for symbol, _, own, other in listed)
         ]
-        found, place = [], int(low[match])
-        while place <= high[match]:
-            place = int(next_rows.find_next(np.array([match]), np.array([place]))[0])
-            if place <= high[match]:
-                found.append(int(next_rows.order[place]))
-            place += 1
-        # Each comparison leaves out the rows up to its next one, so that of several all have to be looked at.
+        found = visited.get(match, [])
+        # Each comparison passes over the rows up to its next one, so rows that satisfy one of several are visited.
         assert set(expected) <= set(found)
-        if sum(symbol != "=" for symbol, *_ in listed) <= 1:
-            assert found == expected
+        assert found == sorted(found)
+        for nth in range(1, len(expected) + 2):
+            holds = partial(_are_in, match, expected)
+            at = items.find_nth(np.array(first), np.array(last), nth, holds)
+            assert at[match] == (expected[nth - 1] if nth <= len(expected) else -1)
+
+
+def _are_in(match: int, expected: list[int], owners: Any, at: Any) -> Any:
+    return (owners == match) & np.isin(at, expected)
 
 
 @pytest.mark.parametrize("symbol", ["<", "!="])
-def test_of_rows_that_compare_with_no_match_none_is_looked_at(symbol: str) -> None:
+def test_rows_that_compare_with_no_match_are_not_visited(symbol: str) -> None:
     own, others = from_values(DOUBLE, [1.0, None, 1.0]), from_values(DOUBLE, [1.0])
-    assert NextRows([Compared(symbol, own, others)], 3, 1).find_next(np.array([0]), np.array([0])).tolist() == [3]
+    visited: dict[int, list[int]] = {}
+    visit([Compared(symbol, own, others)], 3, [0], [2], visited)
+    assert visited == {}
 
 
 def test_null_equals_no_null() -> None:
     own, others = from_values(STRING, ["a", None, "b"]), from_values(STRING, [None, "b"])
-    low, high = NextRows([Compared("=", own, others)], 3, 2).find_ranges(np.array([0, 0]), np.array([2, 2]))
-    assert (high - low + 1).tolist() == [0, 1]
+    visited: dict[int, list[int]] = {}
+    visit([Compared("=", own, others)], 3, [0, 0], [2, 2], visited)
+    assert visited == {1: [2]}

@@ -81,7 +81,7 @@ class Shard:
     def rows(self) -> list[tuple[int, ...]]:
         """(time, *what is kept of it) of each row of the first feature that counts."""
         feature = next(f for f in self.state.features.values() if f.buckets and f.buckets.function == "sum")
-        runs = [self.state.load_run(stored) for stored in feature.runs]
+        runs = [self.state.runs.load(stored) for stored in feature.runs]
         columns = [(run.times, *(run.parts or (run.values,))) for run in runs]
         return sorted(each for column in columns for each in zip(*(part.tolist() for part in column), strict=True))
 
@@ -140,7 +140,7 @@ def test_of_a_long_batch_only_what_later_windows_can_hold_is_kept() -> None:
     # A window of 12 and events that are 4 late: what is 16 before the watermark still counts.
     shard = Shard(rule(12, None), tidy=False)
     shard.commit([row(at) for at in range(1_000)])
-    assert [stored.rows for stored in shard.state.list_runs()] == [17]
+    assert [stored.rows for stored in shard.state.windows.list_runs()] == [17]
 
 
 def test_an_event_that_is_just_late_enough_never_meets_a_combined_bucket_that_it_splits() -> None:
@@ -172,7 +172,7 @@ def test_a_run_is_combined_again_when_half_of_it_can_be_though_nothing_new_joins
     (feature,) = shard.state.features.values()
     sizes = []
     for time in (163, 164, 193, 204, 500):
-        before, expiry = feature.runs[0], shard.state.next_expiry()
+        before, expiry = feature.runs[0], shard.state.windows.next_expiry()
         Evaluator(TX).advance(shard.state, time)
         shard.state.drop_old()
         assert (feature.runs[0] is not before) == (expiry is not None and expiry <= time)

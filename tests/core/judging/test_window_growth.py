@@ -12,7 +12,7 @@ import pytest
 from dev.bench.shapes import DAY, HOUR, MINUTE, SECOND, Shard
 from growth import takes_at_most
 from lookback.core.engine import evaluation
-from lookback.core.state import shard as shard_module
+from lookback.core.state import storedruns
 from lookback.core.values.windows import TiledWindow
 
 SLIDING = {
@@ -67,9 +67,9 @@ def test_c3_of_many_measures_only_those_that_are_judged_have_indexes_in_memory(m
     sums = {"a" if at == 0 else f"m{at}": f"sum(amount) filter (where n <> {at})" for at in range(20)}
     groupings = (["k"], ["n"], ["k", "n"], [])
     rules = [{"group_by": by, "window": "10 days", "when": "a < 0", "measures": sums} for by in groupings]
-    monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 0)
+    monkeypatch.setattr(storedruns, "_MAX_UNSAVED_BYTES", 0)
     bounded = find_peak(20_000, *rules)
-    monkeypatch.setattr(shard_module, "_MAX_UNSAVED_BYTES", 2**40)
+    monkeypatch.setattr(storedruns, "_MAX_UNSAVED_BYTES", 2**40)
     assert find_peak(20_000, *rules) >= 1.4 * bounded
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from lookback.core.state.deferred import Deferred
-from lookback.core.state.manifest import DeferredRecord
 
 
 class Store(dict[str, bytes]):
@@ -19,8 +18,7 @@ class Store(dict[str, bytes]):
 
 
 def reopened(deferred: Deferred, store: Store) -> Deferred:
-    records = json.loads(json.dumps(deferred.records))
-    again = Deferred({name: DeferredRecord.from_json(row) for name, row in records.items()})
+    again = Deferred.from_json(json.loads(json.dumps(deferred.counts)))
     again.use_store(store)
     return again
 
@@ -34,7 +32,7 @@ def test_pages_are_read_in_their_order_whether_saved_or_not() -> None:
     for one in (deferred, reopened(deferred, store)):
         one.add("a", b"3", 5)
         assert (list(one.read("a")), list(one.read("b")), list(one.read("c"))) == ([b"1", b"3"], [b"2"], [])
-        assert (one.events, one.records["a"]) == (8, (2, 7))
+        assert (one.events, one.counts["a"]) == (8, (2, 7))
 
 
 def test_pages_that_are_dropped_leave_the_store_and_their_names() -> None:
@@ -54,4 +52,4 @@ def test_pages_that_are_dropped_leave_the_store_and_their_names() -> None:
     deferred.drop("a")
     deferred.drop("b")
     deferred.save()
-    assert (store, deferred.records, deferred.events) == ({}, {}, 0)
+    assert (store, deferred.counts, deferred.events) == ({}, {}, 0)

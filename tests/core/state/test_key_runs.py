@@ -17,7 +17,6 @@ from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.keyruns import Rows
-from lookback.core.state.manifest import TableRecord
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -52,8 +51,8 @@ class CountingStore(dict[str, bytes]):
 
 def reopened(table: KeyedTable, store: CountingStore, cache: Cache) -> KeyedTable:
     """The table as another worker reads it from the store."""
-    record = json.loads(json.dumps(table.to_record()))
-    return KeyedTable.from_record(table.name, TableRecord.from_json(record), store, cache)
+    record = json.loads(json.dumps(table.to_json()))
+    return KeyedTable.from_json(table.name, record, store, cache)
 
 
 # Keys of which some share their low half, and some their page in any run.

@@ -33,7 +33,7 @@ class DictStore(dict):
 
 def reloaded(table: KeyedTable, store: DictStore) -> KeyedTable:
     table.save()
-    return KeyedTable.from_record(table.name, table.to_record(), store)
+    return KeyedTable.from_json(table.name, table.to_json(), store)
 
 
 @given(st.dictionaries(st.tuples(HALF, HALF), st.tuples(st.integers(0, 50), st.text()), max_size=30), st.data())
@@ -103,7 +103,7 @@ def test_a_damaged_page_is_refused_or_harmless(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         page[data.draw(st.integers(0, len(page) - 1))] = data.draw(st.integers(0, 255))
     store[name] = bytes(page[: data.draw(st.integers(0, len(page)))])
-    damaged = KeyedTable.from_record("t", table.to_record(), store)
+    damaged = KeyedTable.from_json("t", table.to_json(), store)
     # Any other exception than a StateError fails the test.
     with contextlib.suppress(StateError):
         damaged.get((0, 0))
@@ -116,7 +116,7 @@ def test_a_page_that_is_gone_is_named() -> None:
     table.save()
     store.clear()
     with pytest.raises(StateError, match="table:t:1:0"):
-        KeyedTable.from_record("t", table.to_record(), store).get((1, 2))
+        KeyedTable.from_json("t", table.to_json(), store).get((1, 2))
 
 
 def test_a_page_of_any_size_is_kept_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging import measuring as measuring_module
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state import shard as state_module
+from lookback.core.state import windowrows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -80,11 +80,11 @@ class Shard:
         self.state.save()
 
     def stored_rows(self) -> list[int]:
-        return [stored.rows for stored in self.state.list_runs()]
+        return [stored.rows for stored in self.state.windows.list_runs()]
 
     def stored_texts(self) -> set[str]:
         """The texts in the values of all runs."""
-        pages = (decode_page(self.store.get(stored.run_id) or b"", "") for stored in self.state.list_runs())
+        pages = (decode_page(self.store.get(stored.run_id) or b"", "") for stored in self.state.windows.list_runs())
         arrays = (array for page in pages for array in page if array is not None and array.dtype == object)
         return {value for array in arrays for value in array.tolist() if value}
 
@@ -102,7 +102,7 @@ def test_c8_six_aggregates_of_one_field_take_the_state_of_one() -> None:
             [row(at, at * 7919 % 1000, f"k{at % 50}") for at in range(4_000)],
             {"window": "1 hour", "measures": measures, "when": "m0 < 0"},
         )
-        sizes.append(sum(len(shard.store.get(stored.run_id) or b"") for stored in shard.state.list_runs()))
+        sizes.append(sum(len(shard.store.get(stored.run_id) or b"") for stored in shard.state.windows.list_runs()))
     assert sizes[1] <= 1.02 * sizes[0]
     # A row is an event in one feature, wherever it lies.
     assert shard.state.state_rows() == 6 * 4_000 == shard.state.estimate_counts().rows
@@ -124,7 +124,7 @@ def test_c8_rules_that_count_other_events_share_keys_and_times() -> None:
         ]
         shard.judge([row(at, at * 7919 % 200, f"k{at % 50}") for at in range(4_000)], *rules)
         assert len(shard.stored_rows()) == 1
-        sizes.append(sum(len(shard.store.get(stored.run_id) or b"") for stored in shard.state.list_runs()))
+        sizes.append(sum(len(shard.store.get(stored.run_id) or b"") for stored in shard.state.windows.list_runs()))
     assert sizes[1] < 2 * sizes[0]
 
 
@@ -227,7 +227,7 @@ def test_what_measures_one_window_is_gone_when_the_next_is_measured(monkeypatch:
 @pytest.mark.parametrize("size", [1, 4])
 def test_c3_a_row_is_kept_for_as_long_as_a_feature_needs_it(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Runs of any size are merged, or none.
-    monkeypatch.setattr(state_module, "_RUNS_PER_CLASS", 2 if size == 1 else 1_000)
+    monkeypatch.setattr(windowrows, "_RUNS_PER_CLASS", 2 if size == 1 else 1_000)
     shard = Shard()
     short = {"rule_id": "short", "window": "10 microseconds", "measures": {"m": "count(*)"}}
     long = {"rule_id": "long", "window": "100 microseconds", "measures": {"m": "sum(n)"}, "where": "n > 10"}

@@ -16,7 +16,7 @@ from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.runs import Run
 from lookback.core.engine.evaluation import Batch, Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state import shard as state_module
+from lookback.core.state import storedruns, windowrows
 from lookback.core.state.shard import ShardState, StateCounts
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -113,7 +113,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
     shard.state.drop_old()
-    assert [stored.rows for stored in shard.state.list_runs()] == [5, 1]
+    assert [stored.rows for stored in shard.state.windows.list_runs()] == [5, 1]
     shard = _Shard(rule, Cache())
     shard.judge([{"id": at, "at": at, "card": "a", "n": 1, "arrival": 1} for at in range(5)])
     shard.judge([{"id": 32, "at": 32, "card": "a", "n": 1, "arrival": 2}])
@@ -122,7 +122,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
 
 @pytest.mark.parametrize("kind", ["runs", "sessions"])
 def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 4_000)
+    monkeypatch.setattr(windowrows, "_MAX_MERGED_ROWS", 4_000)
     window: Any = HOUR if kind == "runs" else {"session": HOUR}
     when = "m > 1000000" if kind == "runs" else "m > 3"
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
@@ -152,8 +152,8 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
 def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
     batches: int, has_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_module, "_MAX_MERGED_ROWS", 4_000)
-    monkeypatch.setattr(state_module, "_MIN_FILED_ROWS", 1)
+    monkeypatch.setattr(windowrows, "_MAX_MERGED_ROWS", 4_000)
+    monkeypatch.setattr(storedruns, "_MIN_FILED_ROWS", 1)
     measures = {"m": "sum(n)", "few": "count(*) filter (where n > 0)"}
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": measures, "when": "m > 5 and few > 5"}  # fmt: skip
     shard = _Shard(rule, Cache(50_000), tmp_path if has_files else None)
@@ -164,7 +164,7 @@ def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
         shard.judge_events(_many(10, batch))
     shard.store.read.clear()
     shard.judge_events(_many(10, batches + 2))
-    long = {stored.run_id for stored in shard.state.list_runs() if stored.rows >= 1_000}
+    long = {stored.run_id for stored in shard.state.windows.list_runs() if stored.rows >= 1_000}
     assert len(long) >= batches // 4
     assert len(long & {*shard.store.read}) == (0 if has_files else len(long))
     assert shard.in_memory() <= 50_000
@@ -192,18 +192,18 @@ def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
 
 
 def test_history_leaves_memory_to_other_rows_when_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_MIN_FILED_ROWS", 500)
+    monkeypatch.setattr(storedruns, "_MIN_FILED_ROWS", 500)
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": {"m": "sum(n)"}, "when": "m > 5"}  # fmt: skip
     shard = _Shard(rule, Cache(10**9), tmp_path)
     shard.judge_events(_many(1_000, 1))
     (feature_id,) = shard.state.features
-    (own,) = shard.state.list_runs()
-    rows = shard.state.gather_rows(feature_id, "")
+    (own,) = shard.state.windows.list_runs()
+    rows = shard.state.windows.gather_rows(feature_id)
     assert rows is not None
     shard.begin()
-    shard.state.add_history(feature_id, rows, partial(Run.prepare, name="sum", aggregate=AGGREGATES["sum"]))
+    shard.state.windows.add_history(feature_id, rows, partial(Run.prepare, name="sum", aggregate=AGGREGATES["sum"]))
     shard.state.save()
-    history, *others = shard.state.list_runs()
+    history, *others = shard.state.windows.list_runs()
     assert history.file is not None
     assert history.run is not None
     assert history.run.memory_bytes == 0
@@ -270,7 +270,7 @@ class _Shard:
 
     def in_memory(self) -> int:
         """The memory of the decoded pages, as the cache counts it."""
-        runs = [run.run for run in self.state.list_runs() if run.run is not None]
+        runs = [run.run for run in self.state.windows.list_runs() if run.run is not None]
         tables = self.state.tables.values()
         pages = [
             page

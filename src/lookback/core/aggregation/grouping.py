@@ -118,7 +118,7 @@ class Grouping:
         self.numbers[positions] = numbers
         self.sorted = positions[order_by_group(numbers, times[positions])]
         # Measuring alternates between the queries and those that must be measured in another way.
-        self._arrivals: RecentCache[_Arrivals] = RecentCache(2)
+        self._arrivals: RecentCache[_GroupArrivals] = RecentCache(2)
 
     def forget_searches(self) -> None:
         """Drops the cached search structures; the next search rebuilds them."""
@@ -269,10 +269,12 @@ class Grouping:
             at = np.flatnonzero(is_other)
         return Spans(low, np.maximum(low, high), (at, queries.take(at)))
 
-    def _find_arrivals(self, queries: Queries) -> _Arrivals:
+    def _find_arrivals(self, queries: Queries) -> _GroupArrivals:
         """Returns how the last events of queries arrived; all windows of the same events share one result."""
         # The cache entry keeps the array alive, so that no other array can have its id.
-        return self._arrivals.get(id(queries.positions), lambda: _Arrivals(self, queries.numbers, queries.positions))
+        return self._arrivals.get(
+            id(queries.positions), lambda: _GroupArrivals(self, queries.numbers, queries.positions)
+        )
 
     def find_ranges(self, queries: Queries) -> tuple[Int64s, Int64s]:
         """Finds the events in order inside each window, as a range [low, high) of `in_order`; low == high if none."""
@@ -312,7 +314,7 @@ class Grouping:
         return low, np.maximum(low, np.minimum(beyond, self._in_order_arrived[queries.positions]))
 
 
-class _Arrivals:
+class _GroupArrivals:
     """The order in which the events at some positions arrived; `numbers` are those of their keys."""
 
     def __init__(self, grouping: Grouping, numbers: Int64s, positions: Int64s) -> None:

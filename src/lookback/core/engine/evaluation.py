@@ -24,7 +24,7 @@ from lookback.core.engine.deferral import (
     read_deferred,
     select_events,
 )
-from lookback.core.engine.warming import History, ReadParcel, needs_history, open_features, take_over
+from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
@@ -39,7 +39,8 @@ from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
 from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_warming
-from lookback.core.state.shard import FeatureState, ShardState
+from lookback.core.state.shard import ShardState
+from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, find_commit_edges
@@ -376,7 +377,7 @@ class Evaluator:
             assert self.read_parcel is not None
             # The pieces divide the keys of a shard as a larger number of shards would.
             content = self.read_parcel(piece.parcel, self.shard + self.shards * (piece.piece - 1))
-            History.decode(content, piece.parcel).load(state, rule)
+            WindowHistory.decode(content, piece.parcel).load(state, rule)
         warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
         state.book.change_warming(warming)
         if rule is not None and not piece.is_cold and _has_deferred(state, warming.entry, rule):
@@ -466,14 +467,14 @@ class Evaluator:
             was_kept &= is_kept
             at = left[is_kept[left]]
             part = None if values is None else values.values[at]
-            missing = state.remove_rows(name, feature.row_set, keys.take(at), deleted.times[at], part)
+            missing = state.windows.remove_rows(name, keys.take(at), deleted.times[at], part)
             left = np.setdiff1d(left, np.delete(at, missing))
         left = left[was_kept[left]]
-        return state.has_rows_at(name, keys.take(left), deleted.times[left])
+        return state.windows.has_rows_at(name, keys.take(left), deleted.times[left])
 
     def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""
-        state.segments += 1
+        state.windows.segments += 1
         timeline = self._timeline(state, part.marks)
         segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
         self._judge(segment, rules, output)
@@ -617,7 +618,8 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
         state.features.setdefault(name, FeatureState(since=state.high)).width = width
     for _, rule in rules:
         for feature in rule.features:
-            state.features[feature.feature_id].buckets = feature.buckets
+            held = state.features[feature.feature_id]
+            held.buckets, held.row_set = feature.buckets, feature.row_set
 
 
 def _open_memories(state: ShardState, rules: _Rules) -> None:
@@ -718,7 +720,7 @@ def _contain_failure(
         for entry, rule in rules:
             state.book.mark_broken(entry)
             for name in (rule.store, rule.memory):
-                state.drop_table(name)
+                state.tables.drop(name)
             output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0, ""), reason, entry.status))
 
 

@@ -29,7 +29,8 @@ from lookback.core.rules.rulebook import (
     order_changes,
 )
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
-from lookback.core.state.shard import FeatureState, ShardState
+from lookback.core.state.shard import ShardState
+from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
@@ -85,7 +86,7 @@ class Seed:
             ]
             encoded = encode_keys(columns, 1)
             key_hash = encoded.pair(0)
-            state.raised(role, fields).put(key_hash, time)
+            state.tables.raised(role, fields).put(key_hash, time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts of windows that begin before the commits that are read; the tables already have them."""

@@ -24,7 +24,8 @@ from lookback.core.judging.sessions import adopt_measures, has_measures, open_me
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows
-from lookback.core.state.shard import FeatureState, ShardState
+from lookback.core.state.shard import ShardState
+from lookback.core.state.windowrows import FeatureState
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import SESSION, Session
 
@@ -113,7 +114,8 @@ def open_features(state: ShardState, rule: CompiledRule) -> None:
             state.drop_feature(name)
         state.features[name] = FeatureState(since=state.high, width=width)
     for feature in rule.features:
-        state.features[feature.feature_id].buckets = feature.buckets
+        held = state.features[feature.feature_id]
+        held.buckets, held.row_set = feature.buckets, feature.row_set
 
 
 def _list_states(rule: CompiledRule) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ def _list_states(rule: CompiledRule) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class History:
+class WindowHistory:
     """The rows from earlier commits that the windows of a rule need, for one shard or some of its keys.
 
     Attributes:
@@ -144,7 +146,7 @@ class History:
     notes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, rule: CompiledRule, high: int | None = None) -> History:
+    def empty(cls, rule: CompiledRule, high: int | None = None) -> WindowHistory:
         """Makes a history without rows; `high` is the highest event time before the commits that were read."""
         count, table = len(_list_states(rule)), KeyedTable("")
         if rule.spec.kind == SESSION:
@@ -153,10 +155,10 @@ class History:
         return cls([None] * count, [high] * count, [-NEVER_DUE] * count, runs, [], notes=table.notes)
 
     @classmethod
-    def of(cls, state: ShardState, rule: CompiledRule) -> History:
+    def of(cls, state: ShardState, rule: CompiledRule) -> WindowHistory:
         """Extracts the history of a rule from a state where it gathered rows; `rule` has the features of that state."""
         states = [state.features[name] for name in _list_states(rule)]
-        runs = [state.gather_rows(feature.feature_id, feature.row_set) for feature in rule.features]
+        runs = [state.windows.gather_rows(feature.feature_id) for feature in rule.features]
         open_keys, table = state.tables.get(rule.open_keys), state.tables.get(rule.store)
         return cls(
             [each.floor for each in states], [each.since for each in states], [each.closed for each in states], runs,
@@ -176,7 +178,7 @@ class History:
         return b"".join([_HEAD.pack(len(text)), text, *pages, *of_table])
 
     @classmethod
-    def decode(cls, content: bytes, place: str) -> History:
+    def decode(cls, content: bytes, place: str) -> WindowHistory:
         """Decodes the output of `encode`; raises StateError, naming `place`, if it is damaged."""
         try:
             (size,) = _HEAD.unpack_from(content)
@@ -208,7 +210,7 @@ class History:
             held.since, held.closed = since, max(held.closed, closed)
         for feature, run in zip(rule.features, self.runs, strict=True):
             if run is not None:
-                state.add_history(
+                state.windows.add_history(
                     feature.feature_id, run, partial(Run.prepare, name=feature.function, aggregate=feature.aggregate)
                 )
         if rule.store:
@@ -226,7 +228,8 @@ def take_over(state: ShardState, waiting: CompiledRule, rule: CompiledRule) -> N
     """Replaces the features that a rule shares, or will share, with those in which its version waited."""
     for before, feature in zip(waiting.features, rule.features, strict=True):
         if before.feature_id in state.features:
-            state.replace_feature(feature.feature_id, feature.row_set, before.feature_id)
+            state.windows.replace(feature.feature_id, before.feature_id)
+            state.features[feature.feature_id].row_set = feature.row_set
     if rule.store and waiting.store in state.features:
         state.replace_table(rule.store, waiting.store)
         adopt_measures(state.table(rule.store), rule, state.table(rule.store).notes)

@@ -12,7 +12,6 @@ import numpy as np
 from lookback.core.explaining.evidence import Evidence
 from lookback.core.explaining.steps import find_all_taken
 from lookback.core.explaining.tracing import TracedRow, replay
-from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
 from lookback.core.values.windows import SEQUENCE
 
@@ -40,10 +39,9 @@ def find_counted(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> lis
 
 def _find_in_window(evidence: Evidence, alert: Mapping[str, Any], rows: Sequence[TracedRow]) -> list[str] | None:
     """Lists the events of the window's last row, up to the alert's commit, that has the alert's measures."""
-    recorded, rule = dict(alert["measures"] or {}), evidence.rule
+    recorded, rule = alert["measures"] or {}, evidence.rule
     for row in reversed(rows):
-        is_equal = all(to_text(row.value_of(measure)) == recorded.get(measure.name) for measure in rule.measures)
-        if row.alert.arrival <= int(alert["arrival"]) and is_equal:
+        if row.alert.arrival <= int(alert["arrival"]) and row.has_measures(rule, recorded):
             counted = [row.list_counted(measure) for measure in rule.measures]
             return _list_ids(evidence, np.unique(np.concatenate(counted)).tolist())
     return None

@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from lookback.core.expressions.compiling import Expression, Membership
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.alerts import BY_EVENT, AlertOrder
-from lookback.core.streams.arrival import arrival_number
+from lookback.core.streams.arrival import arrival_number, split_future
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import Events
+from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import KnownLists, Lists, ListSource
-from lookback.core.values.times import NEVER
+from lookback.core.values.times import NEVER, parse_time
 from lookback.core.values.windows import LOOKBACK
 
 # Stands in for the deleting commit of an event that has not been deleted.
@@ -152,6 +153,13 @@ class Reset:
     time: int
     event_id: int | str
     due: int | None = None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], stream: Stream, waits: bool) -> Reset:
+        """Makes the reset of an alert's first row; `waits` says whether the rule waits for an absence."""
+        due = parse_time(row["event_time"]) if waits else None
+        event_id = int(row["event_id"]) if stream.fields[stream.event_id].is_integer else row["event_id"]
+        return cls(row["arrival"], parse_time(row["window_start" if waits else "event_time"]), event_id, due)
 
 
 @dataclass(frozen=True)
@@ -313,6 +321,29 @@ class Evidence:
     def __post_init__(self) -> None:
         object.__setattr__(self, "events", self.lists.look_up(self.events, self._memberships))
 
+    @classmethod
+    def read(cls, changes: pa.Table, rule: CompiledRule, clock: Clock, **context: Any) -> Evidence:
+        """Reads the events of a key, without those too far ahead of their commit, and the commits that deleted them.
+
+        Args:
+            changes: The inserted and deleted rows of the key in a change feed, with their `_change_type`, their commit
+                (arrival) and its time (committed_at).
+            rule: The rule to explain.
+            clock: The clock of the stream.
+            **context: The other attributes.
+        """
+        stream, declarations = clock.stream, clock.declarations
+        kinds = np.array(changes.column("_change_type").to_pylist(), dtype=object)
+        inserted, deleted = (
+            read_events(changes.filter(pa.array(kinds == kind)).drop_columns(["_change_type"]), stream, 0)
+            for kind in ("insert", "delete")
+        )
+        events, committed = inserted
+        assert committed is not None
+        limits = declarations.list_values("max_future", events.commits)
+        own = split_future(events, committed, stream, limits)[0].in_order_of_arrival()
+        return cls(rule, own, clock, gone_at=_find_deleting_commits(own, deleted[0]), **context)
+
     @cached_property
     def _memberships(self) -> list[Membership]:
         """The calls of in_list on events, in the rule and in the rules that share its state."""
@@ -410,3 +441,17 @@ class Evidence:
         """Returns the positions of the last MAX_EVENTS events of a mask that are not deleted, oldest first."""
         at = np.flatnonzero(mask & ~self.is_deleted)
         return at[np.argsort(self.events.times[at], kind="stable")][-MAX_EVENTS:]
+
+
+def _find_deleting_commits(events: Events, deleted: Events) -> Int64s | None:
+    """Finds the commit that deleted each event, or NOT_DELETED; None if no row was deleted."""
+    if not len(deleted):
+        return None
+    deletions: dict[tuple[Any, int], list[int]] = {}
+    for at, event_id in enumerate(deleted.list_ids(slice(None))):
+        deletions.setdefault((event_id, int(deleted.times[at])), []).append(int(deleted.commits[at]))
+    deleting = np.full(len(events), NOT_DELETED, dtype=np.int64)
+    for at, event_id in enumerate(events.list_ids(slice(None))):
+        commits = deletions.get((event_id, int(events.times[at])), [])
+        deleting[at] = min((commit for commit in commits if commit > events.commits[at]), default=NOT_DELETED)
+    return deleting

@@ -172,9 +172,7 @@ class _Recomputed:
         commit, recorded = int(alert["arrival"]), alert["measures"] or {}
         rows = [row for row in candidates if row.alert.arrival == commit] or list(candidates[-1:])
         rows.reverse()
-        equal = (
-            row for row in rows if all(_write_measure(row, m) == recorded.get(m.name) for m in evidence.rule.measures)
-        )
+        equal = (row for row in rows if row.has_measures(evidence.rule, recorded))
         return cls(evidence, commit, next(equal, rows[0] if rows else None), bounds, end_included)
 
     @property
@@ -208,7 +206,7 @@ class _Recomputed:
                     window_start=to_utc(first),
                     window_end=to_utc(last if self.end_included else last + 1),
                     recorded=recorded.get(measure.name),
-                    recomputed=None if self.row is None else _write_measure(self.row, measure),
+                    recomputed=None if self.row is None else to_text(self.row.value_of(measure)),
                     events=evidence.frame(positions),
                     missing=int(evidence.is_deleted[positions].sum()),
                     end_included=self.end_included,
@@ -267,10 +265,6 @@ class _Recomputed:
                     assert position is not None
                     values[position] = to_number(row.alert.measures[measure.name])
         return values
-
-
-def _write_measure(row: TracedRow, measure: CompiledMeasure) -> str | None:
-    return to_text(row.value_of(measure))
 
 
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:

@@ -29,7 +29,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.events import Events, empty_events
-from lookback.core.values.columns import Column, Values
+from lookback.core.values.columns import Column, Values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, DataType
 from lookback.core.values.windows import LOOKBACK
@@ -55,6 +55,10 @@ class TracedRow:
     def list_counted(self, measure: CompiledMeasure) -> Int64s:
         """Returns the positions of the events that a measure counted, ascending."""
         return self._collected.values(int(self.alert.measures[_COUNTED + measure.name]))
+
+    def has_measures(self, rule: CompiledRule, recorded: Mapping[str, str | None]) -> bool:
+        """Returns whether the row has the measures of an alert, as exact text."""
+        return all(to_text(self.value_of(each)) == recorded.get(each.name) for each in rule.measures)
 
     @property
     def taken(self) -> list[list[int]]:

@@ -24,7 +24,7 @@ from lookback.core.expressions.functions import (
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
-    Refused,
+    RefusedOperator,
     add_interval,
     cast_explicitly,
     make_arithmetic,
@@ -120,7 +120,7 @@ class Binder:
             return None
         try:
             return handler(self, tree)
-        except Refused as refused:
+        except RefusedOperator as refused:
             self._report(str(refused))
         except _OperandProblems:
             pass
@@ -130,7 +130,7 @@ class Binder:
         """Returns the typed node of a combination of values in parentheses; None if it has problems."""
         try:
             return make_combination(self.bind_all(tree.expressions))
-        except Refused as refused:
+        except RefusedOperator as refused:
             self._report(str(refused))
         except _OperandProblems:
             pass
@@ -165,7 +165,7 @@ class Binder:
         matches = self._names.get(name.lower(), [])
         if len(matches) == 1:
             return make_field(matches[0], self._schema[matches[0]], name_as_sql(matches[0]))
-        raise Refused(
+        raise RefusedOperator(
             _explain_unknown_field(name, self._schema) if not matches else _explain_ambiguous_field(name, matches)
         )
 
@@ -193,7 +193,9 @@ class Binder:
         if symbol in ("=", "!=", "<", "<=", ">", ">=", "<=>"):
             for one, other in ((left, tree.expression), (right, tree.this)):
                 if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrap(other).sql(LookbackSql)):
-                    raise Refused(f"{day} is a difference of numbers; put dates in single quotes: {_quote_day(day)}")
+                    raise RefusedOperator(
+                        f"{day} is a difference of numbers; put dates in single quotes: {_quote_day(day)}"
+                    )
             return make_comparison(symbol, left, right)
         return make_arithmetic(symbol, left, right)
 
@@ -202,7 +204,7 @@ class Binder:
         microseconds = _read_interval(interval)
         sign = -1 if isinstance(tree, exp.Sub) else 1
         if sign < 0 and isinstance(tree.this, exp.Interval):
-            raise Refused(f"{quote_node(tree)} takes a time from an interval; write time - interval")
+            raise RefusedOperator(f"{quote_node(tree)} takes a time from an interval; write time - interval")
         printed = node.within(4)
         count, unit = format_duration(microseconds).split()
         return add_interval(
@@ -235,7 +237,7 @@ class Binder:
             return make_is_null(node, negated)
         if isinstance(tree.expression, exp.Boolean):
             return make_is_truth(node, bool(tree.expression.this), negated)
-        raise Refused(f"{quote_node(tree)} is not allowed; write is null, is true or is false")
+        raise RefusedOperator(f"{quote_node(tree)} is not allowed; write is null, is true or is false")
 
     def _bind_distinct(self, tree: exp.Expr) -> Node:
         left, right = self.bind_all([tree.this, tree.expression])
@@ -244,12 +246,12 @@ class Binder:
     def _bind_in(self, tree: exp.Expr) -> Node:
         if len(tree.expressions) > self._alternatives:
             what = f"a list has {len(tree.expressions):,} values, more than {self._alternatives:,}"
-            raise Refused(
+            raise RefusedOperator(
                 name_limit(f"{what}; split it with or, or mark the events by a field of their own", "alternatives")
             )
         value, *items = self.bind_all([tree.this, *tree.expressions])
         if not items:
-            raise Refused(f"{quote_node(tree)} has an empty list; write at least one value")
+            raise RefusedOperator(f"{quote_node(tree)} has an empty list; write at least one value")
         return make_in_list(value, items)
 
     def _bind_between(self, tree: exp.Expr) -> Node:
@@ -262,12 +264,12 @@ class Binder:
     def _bind_escaped_like(self, tree: exp.Expr) -> Node:
         escape = tree.expression
         if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
-            raise Refused(f"{quote_node(tree)}: escape takes one character in quotes after a like")
+            raise RefusedOperator(f"{quote_node(tree)}: escape takes one character in quotes after a like")
         return self._bind_like(tree.this, escape.name)
 
     def _bind_like(self, tree: exp.Expr, escape: str) -> Node:
         if set(tree.args) - {"this", "expression", "negate"}:
-            raise Refused(_explain_refusal(tree))
+            raise RefusedOperator(_explain_refusal(tree))
         value, pattern = self.bind_all([tree.this, tree.expression])
         return make_like(value, pattern, escape, bool(tree.args.get("negate")))
 
@@ -304,19 +306,25 @@ class Binder:
     def _bind_membership(self, arguments: Sequence[Node]) -> Node:
         example = "in_list(terminal_id, 'known-terminals')"
         if len(arguments) != 2:
-            raise Refused(f"in_list() takes a field and the name of a list, such as {example}; got {len(arguments)}")
+            raise RefusedOperator(
+                f"in_list() takes a field and the name of a list, such as {example}; got {len(arguments)}"
+            )
         value, list_name = arguments
         name = list_name.literal
         if list_name.type != STRING or not isinstance(name, str) or not name.strip():
-            raise Refused(f"in_list(): the list is named by a text in quotes, such as {example}; got {list_name.sql}")
+            raise RefusedOperator(
+                f"in_list(): the list is named by a text in quotes, such as {example}; got {list_name.sql}"
+            )
         if not value.fields:
-            raise Refused(f"in_list(): {value.sql} is the same for all events; look a field up, such as {example}")
+            raise RefusedOperator(
+                f"in_list(): {value.sql} is the same for all events; look a field up, such as {example}"
+            )
         sql = f"in_list({value.sql}, {quote_text(name)})"
         column = name_membership(sql)
         try:
             text = cast_explicitly(value, STRING, tolerant=False)
-        except Refused as refused:
-            raise Refused(f"in_list() looks up texts: {refused}") from None
+        except RefusedOperator as refused:
+            raise RefusedOperator(f"in_list() looks up texts: {refused}") from None
         self.memberships[column] = (sql, name, text)
         return make_field(column, BOOLEAN, sql)
 
@@ -347,17 +355,17 @@ def split_conjuncts(tree: exp.Expr) -> list[exp.Expr]:
 def _read_number(text: str, negated: bool) -> Node:
     sign, level = ("-", UNARY) if negated else ("", PRIMARY)
     if not _NUMBER.fullmatch(text):
-        raise Refused(f"{text} is not a number")
+        raise RefusedOperator(f"{text} is not a number")
     if "e" in text.lower():
         value = float(sign + text)
         if value in (float("inf"), float("-inf")):
-            raise Refused(f"{sign}{text} is beyond the range of a double")
+            raise RefusedOperator(f"{sign}{text} is beyond the range of a double")
         shown = repr(value) if "e" in repr(value) else f"{value!r}e0"
         return make_constant(DOUBLE, value, shown, level)
     if "." in text:
         return _read_decimal(text, negated, level)
     if len(text) > 100:
-        raise Refused("a number has more than 38 digits")
+        raise RefusedOperator("a number has more than 38 digits")
     number = int(sign + text)
     if LONG_MIN <= number <= LONG_MAX:
         type_ = INT if -(2**31) <= number < 2**31 else BIGINT
@@ -371,7 +379,7 @@ def _read_decimal(text: str, negated: bool, level: int) -> Node:
     assert isinstance(exponent, int)
     precision = max(len(digits), -exponent)
     if precision > 38:
-        raise Refused(f"{text} has more than 38 digits")
+        raise RefusedOperator(f"{text} has more than 38 digits")
     unscaled = int("".join(map(str, digits)))
     type_ = decimal(max(precision, 1), -exponent)
     shown = format(value, "f") if exponent else f"{value}."
@@ -394,12 +402,12 @@ def _read_interval(interval: exp.Interval) -> int:
         or not re.fullmatch(r"[0-9]{1,9}", value.name, re.ASCII)
         or name not in MICROSECONDS
     ):
-        raise Refused(
+        raise RefusedOperator(
             f"{quote_node(interval)}: write an interval as a whole number and a unit, such as interval '10' minutes"
         )
     length = int(value.name) * MICROSECONDS[name]
     if length > LONG_MAX:
-        raise Refused(f"{quote_node(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
+        raise RefusedOperator(f"{quote_node(interval)} is longer than {_LONGEST_DAYS:,} days; write a shorter interval")
     return length
 
 
@@ -408,9 +416,9 @@ def _read_cast_type(tree: exp.Expr) -> DataType:
     try:
         type_ = parse_type(text)
     except TypeNameError as error:
-        raise Refused(f"cast: {error}") from None
+        raise RefusedOperator(f"cast: {error}") from None
     if type_.name == "array":
-        raise Refused(f"cast to {type_} is not supported; cast its elements")
+        raise RefusedOperator(f"cast to {type_} is not supported; cast its elements")
     return type_
 
 

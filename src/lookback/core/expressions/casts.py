@@ -67,7 +67,7 @@ def _boolean_to_integer(values: Values, source: DataType, target: DataType) -> K
     return KernelResult(values.astype(np.int64))
 
 
-def _integer_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
+def _to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
     return KernelResult(as_mask(values != 0))
 
 
@@ -89,10 +89,6 @@ def _float_to_integer(values: Values, source: DataType, target: DataType) -> Ker
     return KernelResult(np.where(full, LONG_MAX, integers) if full.any() else integers, mask_or_none(error))
 
 
-def _float_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(as_mask(values != 0))
-
-
 def _integer_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
     return rescale(values, 0, target)
 
@@ -103,10 +99,6 @@ def _boolean_to_decimal(values: Values, source: DataType, target: DataType) -> K
 
 def _decimal_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
     return rescale(values, source.scale, target)
-
-
-def _decimal_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(as_mask(values != 0))
 
 
 def _decimal_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -295,7 +287,7 @@ def _timestamp_to_string(values: Values, source: DataType, target: DataType) -> 
 
 _CASTS: dict[tuple[str, str], Cast] = {
     ("integer", "integer"): _integer_to_integer,
-    ("integer", "boolean"): _integer_to_boolean,
+    ("integer", "boolean"): _to_boolean,
     ("integer", "float"): _to_float,
     ("integer", "double"): _to_float,
     ("integer", "decimal"): _integer_to_decimal,
@@ -306,16 +298,16 @@ _CASTS: dict[tuple[str, str], Cast] = {
     ("boolean", "decimal"): _boolean_to_decimal,
     ("boolean", "string"): _boolean_to_string,
     ("decimal", "integer"): _decimal_to_integer,
-    ("decimal", "boolean"): _decimal_to_boolean,
+    ("decimal", "boolean"): _to_boolean,
     ("decimal", "double"): _decimal_to_double,
     ("decimal", "decimal"): _decimal_to_decimal,
     ("decimal", "string"): _decimal_to_string,
     ("float", "integer"): _float_to_integer,
-    ("float", "boolean"): _float_to_boolean,
+    ("float", "boolean"): _to_boolean,
     ("float", "double"): _to_float,
     ("float", "decimal"): _float_to_decimal,
     ("double", "integer"): _float_to_integer,
-    ("double", "boolean"): _float_to_boolean,
+    ("double", "boolean"): _to_boolean,
     ("double", "float"): _to_float,
     ("double", "decimal"): _float_to_decimal,
     ("string", "integer"): _string_to_integer,

@@ -22,7 +22,7 @@ from lookback.core.expressions.binding import Binder, split_conjuncts
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, TooManyCharacters, check_ordered
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node, replace_settled
-from lookback.core.expressions.syntax import children, name_as_sql, parse, quote_node, unwrap
+from lookback.core.expressions.syntax import name_as_sql, parse, quote_node, unwrap
 from lookback.core.values.columns import Column, concat_columns
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
@@ -35,6 +35,10 @@ _CANONICAL = Limits(
     expression_levels=3 * LIMITS["expression_levels"].most,
     alternatives=LIMITS["alternatives"].most,
 )
+
+
+# The symbol of each comparison whose sides are swapped, if it is another one.
+TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -294,8 +298,7 @@ class Comparison:
 
     def turn(self) -> Comparison:
         """Returns the same comparison with its sides swapped."""
-        turned = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-        return Comparison(turned.get(self.symbol, self.symbol), self.right, self.left)
+        return Comparison(TURNED.get(self.symbol, self.symbol), self.right, self.left)
 
 
 def find_comparisons(condition: Expression) -> Sequence[Comparison]:
@@ -389,46 +392,32 @@ def find_rising(text: str) -> dict[str, int] | None:
     return lowest
 
 
-@lru_cache(maxsize=1_000)
-def find_thresholds(text: str, count: str) -> frozenset[int] | None:
-    """Returns the numbers of items at which the value of a condition may change.
+def find_items(condition: Expression) -> Mapping[str, frozenset[int] | None]:
+    """Finds the items that a condition reads of arrays such as `x.y`, from 1, or from -1 for the last.
 
-    These are the numbers that it compares `size(x.y)` and `x.count` with, and each number plus one. `count` is the name
-    after the dot in `x.count`. Returns None if the condition uses a number of items in any other way.
+    None if it reads an array in any other way than by `element_at` with a number.
     """
-    found = set()
-    for tree in parse(text, _CANONICAL).walk():
-        is_size = isinstance(tree, exp.Anonymous) and str(tree.name).lower() == "size"
-        if not is_size and not (isinstance(tree, exp.Column) and len(tree.parts) == 2 and tree.name == count):
-            continue
-        comparison = tree.parent
-        while isinstance(comparison, exp.Paren):
-            comparison = comparison.parent
-        numbers = [unwrap(each) for each in children(comparison)] if isinstance(comparison, _COMPARISONS) else []
-        numbers = [each for each in numbers if each is not tree]
-        if (is_size and not isinstance(unwrap(tree.expressions[0]), exp.Column)) or not numbers:
-            return None
-        if not all(isinstance(each, exp.Literal) and not each.is_string and each.name.isdigit() for each in numbers):
-            return None
-        found |= {int(each.name) + more for each in numbers for more in (0, 1)}
-    return frozenset(found)
+    return _find_items(condition.sql) if condition.is_readable else dict.fromkeys(condition.fields)
 
 
 @lru_cache(maxsize=1_000)
-def find_read_first(text: str) -> frozenset[str]:
-    """Returns the arrays such as `x.y` of which a text reads only the first item, as `element_at(x.y, 1)`."""
-    first, others = set[str](), set[str]()
+def _find_items(text: str) -> Mapping[str, frozenset[int] | None]:
+    found: dict[str, frozenset[int] | None] = {}
     for column in parse(text, _CANONICAL).find_all(exp.Column):
-        call = column.parent
+        name, call = ".".join(part.name for part in column.parts), column.parent
         is_item = isinstance(call, exp.Anonymous) and str(call.name).lower() == "element_at"
-        is_first = is_item and call is not None and unwrap(call.expressions[-1]) == exp.Literal.number(1)
-        (first if is_first else others).add(".".join(part.name for part in column.parts))
-    return frozenset(first - others)
+        index = unwrap(call.expressions[-1]) if is_item and call is not None else column
+        number = index.this if isinstance(index, exp.Neg) else index
+        known = found.get(name, frozenset())
+        if known is None or not isinstance(number, exp.Literal) or not number.name.isdigit():
+            found[name] = None
+        else:
+            found[name] = known | {-int(number.name) if number is not index else int(number.name)}
+    return found
 
 
 # A double can represent every whole number with this many digits.
 _EXACT_DIGITS = 15
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _TEACHING = (
     "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "
     "give each aggregate its own measure and combine them in when"

@@ -27,7 +27,7 @@ from lookback.core.expressions.kernels import (
 )
 from lookback.core.expressions.nodes import Choice, Node, decide_at_once, make_strict, replace_settled, union_fields
 from lookback.core.expressions.operators import (
-    Refused,
+    RefusedOperator,
     cast_explicitly,
     cast_implicitly,
     cast_to_common,
@@ -125,7 +125,7 @@ def _require_count(name: str, arguments: Arguments, least: int, most: int) -> No
         return
     wanted = str(least) if least == most else f"{least} to {most}"
     plural = "" if wanted == "1" else "s"
-    raise Refused(f"{name}() takes {wanted} argument{plural}, got {len(arguments)}")
+    raise RefusedOperator(f"{name}() takes {wanted} argument{plural}, got {len(arguments)}")
 
 
 def _require_type(name: str, argument: Node, type_: DataType) -> Node:
@@ -137,7 +137,7 @@ def _require_type(name: str, argument: Node, type_: DataType) -> Node:
         return cast_implicitly(argument, INT)
     if argument.type == STRING and isinstance(argument.literal, str) and type_ in (DATE, TIMESTAMP):
         return cast_implicitly(argument, type_)
-    raise Refused(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
+    raise RefusedOperator(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
 
 
 def takes(*types: DataType, gives: DataType, optional: int = 0) -> TypeRule:
@@ -165,7 +165,7 @@ def type_case_change(name: str, arguments: Arguments) -> Call:
     """
     _require_count(name, arguments, 1, 1)
     if arguments[0].sql.startswith(("lower(", "upper(")):
-        raise Refused(f"{name}() of {arguments[0].sql!r} changes the case twice; once is enough")
+        raise RefusedOperator(f"{name}() of {arguments[0].sql!r} changes the case twice; once is enough")
     return Call([_require_type(name, arguments[0], STRING)], STRING)
 
 
@@ -187,7 +187,7 @@ def type_datediff(name: str, arguments: Arguments) -> Call:
 
 def _require_number(name: str, argument: Node) -> Node:
     if not argument.type.is_numeric:
-        raise Refused(f"{name}() takes a number, but {argument.sql!r} is of type {argument.type}; cast it")
+        raise RefusedOperator(f"{name}() takes a number, but {argument.sql!r} is of type {argument.type}; cast it")
     return argument
 
 
@@ -226,7 +226,7 @@ def type_round(name: str, arguments: Arguments) -> Call:
     _require_count(name, arguments, 1, 2)
     type_ = _require_number(name, arguments[0]).type
     if type_.is_float:
-        raise Refused(
+        raise RefusedOperator(
             f"{name}() of a double depends on the Java version; round cast({arguments[0].sql} as decimal(p,s))"
         )
     places = _read_places(name, arguments)
@@ -242,7 +242,7 @@ def type_round(name: str, arguments: Arguments) -> Call:
 def _read_places(name: str, arguments: Arguments) -> int:
     places = arguments[1].literal if len(arguments) > 1 else 0
     if not isinstance(places, int) or abs(places) > 38:
-        raise Refused(f"{name}() takes its number of places as an integer literal from -38 to 38")
+        raise RefusedOperator(f"{name}() takes its number of places as an integer literal from -38 to 38")
     return places
 
 
@@ -251,13 +251,15 @@ def type_date_trunc(name: str, arguments: Arguments) -> Call:
     _require_count(name, arguments, 2, 2)
     unit = arguments[0].literal
     if not isinstance(unit, str) or unit.lower() not in _TRUNCATIONS:
-        raise Refused(f"{name}() takes a unit in quotes first, one of {', '.join(_UNITS)}; got {arguments[0].sql}")
+        raise RefusedOperator(
+            f"{name}() takes a unit in quotes first, one of {', '.join(_UNITS)}; got {arguments[0].sql}"
+        )
     return Call([arguments[0], _require_type(name, arguments[1], TIMESTAMP)], TIMESTAMP)
 
 
 def _require_array(name: str, argument: Node) -> DataType:
     if argument.type.element is None:
-        raise Refused(f"{name}() takes an array, but {argument.sql!r} is of type {argument.type}")
+        raise RefusedOperator(f"{name}() takes an array, but {argument.sql!r} is of type {argument.type}")
     return argument.type.element
 
 
@@ -266,7 +268,7 @@ def type_array_contains(name: str, arguments: Arguments) -> Call:
     _require_count(name, arguments, 2, 2)
     element, value = _require_array(name, arguments[0]), arguments[1]
     if value.type.element is not None or not (value.type == element or (value.type.is_integer and element.is_integer)):
-        raise Refused(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
+        raise RefusedOperator(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
     return Call(arguments, BOOLEAN)
 
 
@@ -598,7 +600,7 @@ def _extreme(name: str, arguments: Arguments) -> Node:
     sql = format_call(name, arguments)
     nodes = cast_to_common(arguments, repr(sql))
     if nodes[0].type.name == "array":
-        raise Refused(f"{name}() takes single values, got {nodes[0].type}")
+        raise RefusedOperator(f"{name}() takes single values, got {nodes[0].type}")
 
     def better(new: Values, old: Values) -> Values:
         return is_less(old, new) if name == "greatest" else is_less(new, old)
@@ -658,7 +660,9 @@ _CASTS = {
 
 def _cast(name: str, arguments: Arguments) -> Node:
     if len(arguments) == 2 and name.startswith("to_"):
-        raise Refused(f"{name}() takes no format here; declare the field as {_CASTS[name]} and read it by columns")
+        raise RefusedOperator(
+            f"{name}() takes no format here; declare the field as {_CASTS[name]} and read it by columns"
+        )
     _require_count(name, arguments, 1, 1)
     return cast_explicitly(arguments[0], _CASTS[name], tolerant=False)
 
@@ -687,7 +691,9 @@ FORMS: dict[str, Callable[[str, Arguments], Node]] = {
 def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
     """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time. Raises Refused."""
     if not isinstance(pattern.literal, str):
-        raise Refused("the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()")
+        raise RefusedOperator(
+            "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"
+        )
     sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
     if escape != "\\":
         sql += f" escape {quote_text(escape)}"
@@ -716,7 +722,7 @@ def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
         if character == escape:
             following = pattern[position : position + 1]
             if following not in ("%", "_", escape) or not following:
-                raise Refused(
+                raise RefusedOperator(
                     f"the pattern {pattern!r} has {escape!r} before something other than %, _ or {escape!r}; double it"
                 )
             pieces[-1].append(following)
@@ -740,7 +746,7 @@ def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
     if len(parts) == 1:
         return lambda text: parts[0].fullmatch(text) is not None
     if any(None in piece and len(piece) > MAX_LIKE_PART_CHARACTERS for piece in pieces[1:-1]):
-        raise Refused(
+        raise RefusedOperator(
             f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make "
             "it shorter"
         )
@@ -793,7 +799,7 @@ def make_combination(nodes: Arguments) -> Node:
     _require_count("count(distinct)", nodes, 2, MAX_ARGUMENTS)
     for node in nodes:
         if problem := check_ordered(node.type):
-            raise Refused(f"count(distinct) {problem}")
+            raise RefusedOperator(f"count(distinct) {problem}")
 
     def kernel(*values: Values) -> KernelResult:
         # Both zeros have the same text, and so has every NaN.

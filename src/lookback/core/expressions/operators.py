@@ -68,7 +68,7 @@ from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRING, TIMESTAMP, DataType
 
 
-class Refused(Exception):
+class RefusedOperator(Exception):
     """Raised for an operation that is not allowed on its operands. The message says what to do."""
 
 
@@ -90,7 +90,7 @@ def cast_node(node: Node, type_: DataType, sql: str, level: int = PRIMARY) -> No
         return make_constant(type_, parse_literal_time(node.literal, type_), sql, level)
     kernel = find_cast(node.type, type_)
     if kernel is None:
-        raise Refused(explain_refusal(node.type, type_))
+        raise RefusedOperator(explain_refusal(node.type, type_))
     return make_strict(type_, sql, [node], kernel, level)
 
 
@@ -103,7 +103,7 @@ def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
         return print_as(cast_node(node, type_, sql), sql)
     kernel = find_cast(node.type, type_)
     if kernel is None:
-        raise Refused(explain_refusal(node.type, type_))
+        raise RefusedOperator(explain_refusal(node.type, type_))
 
     def run_without_errors(values: Values) -> KernelResult:
         outcome = kernel(values)
@@ -124,13 +124,13 @@ def parse_literal_time(text: str, type_: DataType) -> int:
     remedy = f"{text!r} is not a valid {type_}; write it like "
     remedy += "'2026-01-31'" if type_ == DATE else "'2026-01-31 12:00:00'"
     if match is None or (type_ == DATE and match.group(4)):
-        raise Refused(remedy)
+        raise RefusedOperator(remedy)
     year, month, day, hour, minute, second, fraction, zone = match.groups()
     try:
         date = dt.date(int(year), int(month), int(day))
         time = dt.time(int(hour or 0), int(minute or 0), int(second or 0), int((fraction or "0").ljust(6, "0")))
     except ValueError:
-        raise Refused(remedy) from None
+        raise RefusedOperator(remedy) from None
     days = (date - dt.date(1970, 1, 1)).days
     if type_ == DATE:
         return days
@@ -143,7 +143,7 @@ def _parse_zone(zone: str | None, remedy: str) -> int:
         return 0
     hours, minutes = int(zone[1:3]), int(zone[4:6])
     if hours > 18 or minutes > 59 or (hours == 18 and minutes):
-        raise Refused(remedy)
+        raise RefusedOperator(remedy)
     return (-1 if zone[0] == "-" else 1) * (hours * 3600 + minutes * 60)
 
 
@@ -156,7 +156,7 @@ def cast_to_common(nodes: Sequence[Node], what: str) -> list[Node]:
         ]  # Spark casts the string literals
     type_ = common_type(node.type for node in nodes)
     if type_ is None:
-        raise Refused(f"{what} mixes {_list_types(nodes)}; cast them to one type")
+        raise RefusedOperator(f"{what} mixes {_list_types(nodes)}; cast them to one type")
     return [cast_implicitly(node, type_) for node in nodes]
 
 
@@ -197,7 +197,7 @@ def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node]:
     """Casts both operands so that their stored values can be compared."""
     types = {a.type.name, b.type.name}
     if "array" in types or (a.type == NULL and b.type == NULL):
-        raise Refused(
+        raise RefusedOperator(
             f"{sql!r} compares {a.type} and {b.type}; compare single values, and test for NULL with 'is null'"
         )
     if a.type.is_numeric and b.type.is_numeric and "decimal" in types and not (a.type.is_float or b.type.is_float):
@@ -209,7 +209,9 @@ def _cast_to_compare(a: Node, b: Node, sql: str) -> tuple[Node, Node]:
     if a.type.is_integer and b.type.is_integer:
         return a, b
     if a.type != b.type and STRING in (a.type, b.type) and (a.type.is_numeric or b.type.is_numeric):
-        raise Refused(f"{sql!r} compares {a.type} and {b.type}; cast one of them, or drop the quotes of a number")
+        raise RefusedOperator(
+            f"{sql!r} compares {a.type} and {b.type}; cast one of them, or drop the quotes of a number"
+        )
     left_node, right_node = cast_to_common([a, b], repr(sql))
     return left_node, right_node
 
@@ -293,7 +295,7 @@ def make_in_list(value: Node, items: Sequence[Node]) -> Node:
     """Makes value in (items): true at the first equal item, so later items cannot make it fail. Raises Refused."""
     sql = f"{value.within(COMPARISON)} in ({', '.join(item.sql for item in items)})"
     if value.type.name == "array":
-        raise Refused(f"{sql!r} looks for an array; use array_contains()")
+        raise RefusedOperator(f"{sql!r} looks for an array; use array_contains()")
     nodes = cast_to_common([value, *items], repr(sql))
     if (member := _make_literal_test(value, items)) is not None:
         return make_strict(BOOLEAN, sql, nodes[:1], member, COMPARISON)
@@ -342,7 +344,9 @@ def _find_members(value: Column, items: Iterable[Column]) -> Column:
 def require_condition(node: Node, what: str) -> Node:
     """Returns the node as a boolean node. Raises Refused if it is not a condition."""
     if node.type not in (BOOLEAN, NULL):
-        raise Refused(f"{what} needs a condition, but {node.sql!r} is of type {node.type}; compare it with something")
+        raise RefusedOperator(
+            f"{what} needs a condition, but {node.sql!r} is of type {node.type}; compare it with something"
+        )
     return cast_implicitly(node, BOOLEAN)
 
 
@@ -371,7 +375,7 @@ def make_case(branches: Sequence[tuple[Node, Node]], default: Node | None, sql: 
     nodes = cast_to_common(values, repr(sql))
     conditions = [require_condition(condition, "'when'") for condition, _ in branches]
     if any(condition.type == NULL for condition, _ in branches):
-        raise Refused(f"{sql!r} has a bare NULL as a condition; leave that branch out")
+        raise RefusedOperator(f"{sql!r} has a bare NULL as a condition; leave that branch out")
     type_ = nodes[0].type
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
@@ -403,7 +407,7 @@ def make_arithmetic(symbol: str, a: Node, b: Node) -> Node:
     if b.type == NULL and a.type.is_numeric:
         b = cast_implicitly(b, a.type)
     if not (a.type.is_numeric and b.type.is_numeric):
-        raise Refused(_explain_no_arithmetic(symbol, a, b, sql))
+        raise RefusedOperator(_explain_no_arithmetic(symbol, a, b, sql))
     if a.type.is_float or b.type.is_float:
         return _make_float_arithmetic(symbol, a, b, sql)
     if a.type.is_decimal or b.type.is_decimal:
@@ -455,7 +459,7 @@ _FLOAT_KERNELS: dict[str, Kernel] = {
 
 def _make_float_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
     if symbol == "div":
-        raise Refused(f"{sql!r}: 'div' takes integers; use floor({sql.replace(' div ', ' / ')})")
+        raise RefusedOperator(f"{sql!r}: 'div' takes integers; use floor({sql.replace(' div ', ' / ')})")
     type_ = a.type if a.type == b.type and symbol != "/" and a.type.is_float else DOUBLE
     operands = [cast_implicitly(a, type_), cast_implicitly(b, type_)]
     return make_strict(type_, sql, operands, _FLOAT_KERNELS[symbol], _LEVELS[symbol], right_first=symbol in _DIVISIONS)
@@ -463,7 +467,7 @@ def _make_float_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
 
 def _make_decimal_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
     if symbol == "div":
-        raise Refused(f"{sql!r}: 'div' takes integers; cast both to bigint")
+        raise RefusedOperator(f"{sql!r}: 'div' takes integers; cast both to bigint")
     types = find_operand_types(a, b)
     rules = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type}
     result = rules.get(symbol, remainder_type)(*types)
@@ -481,7 +485,7 @@ def _make_decimal_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
 def make_negative(node: Node) -> Node:
     """Makes -node of a number. Raises Refused."""
     if not node.type.is_numeric:
-        raise Refused(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
+        raise RefusedOperator(f"'-' takes a number, but {node.sql!r} is of type {node.type}; cast it")
     # The SQL must parse to the same node again. But a minus before the cast of a literal is refused (see syntax), and a
     # minus before a number is read as one literal, which has a different type next to decimals. Hence the parentheses.
     alone = not node.fields and (node.sql.startswith(("cast(", "try_cast(")) or node.sql[0].isdigit())
@@ -496,7 +500,7 @@ def make_negative(node: Node) -> Node:
 def require_exact_sign(node: Node, sql: str) -> None:
     """Raises Refused for a decimal of more than 34 digits, which Spark cannot negate without rounding."""
     if node.type.is_decimal and node.type.precision > 34:
-        raise Refused(
+        raise RefusedOperator(
             f"{sql!r}: Spark cuts a {node.type} to 34 digits there; write 0 - x, or cast to at most 34 digits"
         )
 
@@ -504,7 +508,9 @@ def require_exact_sign(node: Node, sql: str) -> None:
 def add_interval(node: Node, microseconds: int, sql: str) -> Node:
     """Moves a timestamp by an interval. Raises Refused."""
     if node.type != TIMESTAMP:
-        raise Refused(f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is of type {node.type}; cast it")
+        raise RefusedOperator(
+            f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is of type {node.type}; cast it"
+        )
 
     def kernel(values: Values) -> KernelResult:
         return add_integers(values, np.full(1, microseconds, dtype=np.int64), 64)

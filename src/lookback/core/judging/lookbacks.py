@@ -272,7 +272,7 @@ def forget_other_versions(state: ShardState, entry: Entry, rule: CompiledRule) -
     """Drops the judged events of other versions or documents of a rule with `late: revise`."""
     table, mark = state.table(rule.memory), {"version": entry.version, "document": rule.fingerprint}
     if table.notes != mark:
-        state.drop_table(rule.memory)
+        state.tables.drop(rule.memory)
         table = state.table(rule.memory)
     table.notes.update(mark)
 

@@ -13,7 +13,8 @@ from lookback.core.aggregation.runs import Run, has_negative
 from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import CompiledRule, Feature
-from lookback.core.state.shard import ShardState, StoredRun
+from lookback.core.state.shard import ShardState
+from lookback.core.state.storedruns import StoredRun
 from lookback.core.streams.events import Events
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Column, Mask, Values
@@ -423,7 +424,7 @@ class Measuring:
     ) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
         """Yields the runs of earlier batches with rows from `earliest` to `latest`."""
         if self._uses_state:
-            yield from self.state.find_rows(feature.feature_id, feature.row_set, earliest, latest)
+            yield from self.state.windows.find_rows(feature.feature_id, earliest, latest)
 
     def _find_distinct(
         self, feature: Feature, keys: Keys | None, queries: Queries, shared: tuple[Hashable, ...] | None

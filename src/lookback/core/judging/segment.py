@@ -22,7 +22,8 @@ from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, Compiled
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import FeatureState, ShardState
+from lookback.core.state.shard import ShardState
+from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import (
     BEGINS,
     BY_EVENT,
@@ -220,7 +221,7 @@ class Segment:
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
         """Resets the windows of these keys, and keeps these events out of the windows of later segments."""
         self._emptied[feature_id] = is_emptied
-        self.state.reset(feature_id, keys)
+        self.state.windows.reset(feature_id, keys)
 
     def keep_rows(self, feature: Feature) -> None:
         """Adds the rows that a feature keeps to the state; `store_shared_rows` adds rows that features share."""
@@ -244,7 +245,7 @@ class Segment:
         if len(positions):
             grouping = self.measuring.group_events(feature.group_by)
             numbers, times = grouping.numbers[positions], self.events.times[positions]
-            self.state.add_rows(state, numbers, grouping.distinct, times, values)
+            self.state.windows.add_rows(state, numbers, grouping.distinct, times, values)
 
     def _note_discarded(self, feature: Feature, state: FeatureState) -> None:
         """Records the events that arrived too late for a feature with buckets."""
@@ -259,7 +260,7 @@ class Segment:
             values = select_values(feature, self.events)
             part = None if values is None else values.values[at]
             keys = self.events.find_keys(feature.group_by).take(at)
-            self.state.note_discarded(feature.feature_id, keys, self.events.times[at], part)
+            self.state.windows.note_discarded(feature.feature_id, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
         """Adds the rows that these features of one grouping share to the state; drops those of features that failed."""
@@ -280,7 +281,9 @@ class Segment:
                 values[each.argument] = each.values[at]
             own = None if each.values is None else values[each.argument]
             rows.append(Kept(each.feature_id, each.selected[at], own, each.argument))
-        self.state.add_shared_rows(row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows)
+        self.state.windows.add_shared_rows(
+            row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows
+        )
 
     def take_snapshot(self, role: str) -> Snapshot:
         """Records how much has been gathered so far, before the rule is judged."""

@@ -244,7 +244,7 @@ class _Windows:
             grouping.distinct, grouping.numbers[positions], rule_run.events.times[positions], passed
         )
         presence = self.presence
-        for _, run in rule_run.state.find_rows(presence.feature_id, presence.row_set, first, last):
+        for _, run in rule_run.state.windows.find_rows(presence.feature_id, first, last):
             if len(passed) * len(run.keys) > len(run):
                 yield self._list_covering(run.keys, *run.list_rows(), passed)
                 continue

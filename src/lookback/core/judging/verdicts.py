@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.versions import Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState, raised_wake
+from lookback.core.state.shard import ShardState
+from lookback.core.state.tables import raised_wake
 from lookback.core.streams.alerts import BEGINS, CEASES, GOES_ON, Alert, complete_alert_id
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.times import to_utc
@@ -105,7 +106,7 @@ class AlertWriter:
         # By key, the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
-        self._raised = None if keep is None else state.raised(entry.role, rule.group_by, keep)
+        self._raised = None if keep is None else state.tables.raised(entry.role, rule.group_by, keep)
 
     def decide_first(self, subject: Subject) -> str:
         """Decides the first verdict on a subject: raised or suppressed."""

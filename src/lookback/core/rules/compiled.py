@@ -24,7 +24,8 @@ from lookback.core.expressions.compiling import (
     find_names,
     find_rising,
 )
-from lookback.core.rules.document import Rule, limit_problems, make_problem, quote_value, read_rule
+from lookback.core.rules.document import Rule, read_rule
+from lookback.core.rules.problems import limit_problems, make_problem, quote_value
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.durations import format_duration
@@ -82,11 +83,6 @@ class Feature:
     def aggregate(self) -> Aggregate:
         """The feature's aggregate function."""
         return AGGREGATES[self.function]
-
-    @property
-    def resolution(self) -> int:
-        """The resolution of the feature's windows in microseconds; 0 for none."""
-        return 0 if self.buckets is None else self.buckets.resolution
 
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from lookback.core.errors import Problem
 from lookback.core.expressions.compiling import Expression
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.document import make_problem, quote_value
+from lookback.core.rules.problems import make_problem, quote_value
 from lookback.core.values.suggestions import suggest
 
 _MAX_SHOWN_LISTS = 20

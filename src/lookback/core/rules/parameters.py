@@ -20,10 +20,11 @@ from lookback.core.values.suggestions import suggest
 
 # The value of a parameter; a duration is a text.
 Value = str | int | float | bool
-_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
-_MARKER = re.compile(rf"\s*:({_NAME})\s*", re.ASCII)
+# The names of parameters, measures and steps.
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_MARKER = re.compile(rf"\s*:({NAME.pattern})\s*", re.ASCII)
 # In a message a colon may also end a word (`total: 5`) or be part of a time (`12:30`).
-_MARKER_IN_MESSAGE = re.compile(rf"\{{:({_NAME})\}}|(?<![\w:]):({_NAME})", re.ASCII)
+_MARKER_IN_MESSAGE = re.compile(rf"\{{:({NAME.pattern})\}}|(?<![\w:]):({NAME.pattern})", re.ASCII)
 # The most digits of Spark's decimals.
 _MAX_DIGITS = 38
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)

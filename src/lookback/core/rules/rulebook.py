@@ -16,8 +16,9 @@ from typing import Any
 
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
-from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, quote_value, read_document
+from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, read_document
 from lookback.core.rules.gate import REFUSAL, find_objection
+from lookback.core.rules.problems import quote_value
 from lookback.core.rules.quarantine import AUTHOR, NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import SHADOW, WARMING, read_quarantined
 from lookback.core.rules.versions import (

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lookback.core.state.manifest import DeferredRecord
-from lookback.core.state.pieces import Store
+from lookback.core.state.pieces import Store, require_integers
 
 
 @dataclass
 class Deferred:
     """Pages of waiting events, by the name of the keyed table they are for.
 
-    `records` counts the pages and the events of each name. A batch adds at most one page, so the bytes it writes are
-    proportional to its own events.
+    `counts` has the number of pages and of events of each name. A batch adds at most one page, so the bytes it writes
+    are proportional to its own events.
     """
 
-    records: dict[str, DeferredRecord] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
@@ -28,15 +27,22 @@ class Deferred:
         self._unsaved: dict[str, bytes] = {}
         self._removed: list[str] = []
 
+    @classmethod
+    def from_json(cls, counts: dict[str, list[int]]) -> Deferred:
+        """Reads the counts from their JSON. Raises ValueError for an invalid number."""
+        for each in counts.values():
+            require_integers(each, least=0)
+        return cls({name: (pages, events) for name, (pages, events) in counts.items()})
+
     def use_store(self, store: Store | None) -> None:
         """Switches to another store and discards unsaved changes."""
         self._store, self._unsaved, self._removed = store, {}, []
 
     def add(self, name: str, page: bytes, events: int) -> None:
         """Appends a page of events to the pages of a table."""
-        record = self.records.get(name, DeferredRecord(0, 0))
-        self._unsaved[_name_page(name, record.pages)] = page
-        self.records[name] = DeferredRecord(record.pages + 1, record.events + events)
+        pages, known = self.counts.get(name, (0, 0))
+        self._unsaved[_name_page(name, pages)] = page
+        self.counts[name] = pages + 1, known + events
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yields the pages of a table, in the order they were added."""
@@ -52,17 +58,16 @@ class Deferred:
         for page_name in self.list_pages(name):
             if self._unsaved.pop(page_name, None) is None:
                 self._removed.append(page_name)
-        self.records.pop(name, None)
+        self.counts.pop(name, None)
 
     def list_pages(self, name: str) -> list[str]:
         """Lists the page names of a table."""
-        record = self.records.get(name)
-        return [] if record is None else [_name_page(name, at) for at in range(record.pages)]
+        return [_name_page(name, at) for at in range(self.counts.get(name, (0, 0))[0])]
 
     @property
     def events(self) -> int:
         """The number of events in all pages."""
-        return sum(record.events for record in self.records.values())
+        return sum(events for _, events in self.counts.values())
 
     def save(self) -> None:
         """Writes unsaved changes to the store."""

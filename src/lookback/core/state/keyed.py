@@ -30,7 +30,6 @@ from lookback.core.state.keyruns import (
     merge_rows,
     select_rows,
 )
-from lookback.core.state.manifest import TableRecord
 from lookback.core.state.pieces import Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Mask
@@ -340,17 +339,20 @@ class KeyedTable:
         """Drops the decoded values of the previous batch; the store has them."""
         self._former = {}
 
-    def to_record(self) -> TableRecord:
-        """Returns the manifest's record of a saved table."""
+    def to_json(self) -> list[Any]:
+        """Returns what the manifest says about a saved table: its notes, the number of runs made, and its runs."""
         for run in self._runs:
             if not run.has_index:
                 self._open_run(run)
-        return TableRecord(self.notes, self._made, [run.to_record() for run in self._runs])
+        return [self.notes, self._made, [run.to_json() for run in self._runs]]
 
     @classmethod
-    def from_record(cls, name: str, record: TableRecord, store: Store, cache: Cache = SHARED_CACHE) -> KeyedTable:
-        """Returns the table of a record. Its pages are read when needed."""
-        return cls(name, record.notes, store, cache, [KeyRun.from_record(run) for run in record.runs], record.made)
+    def from_json(cls, name: str, row: list[Any], store: Store, cache: Cache = SHARED_CACHE) -> KeyedTable:
+        """Reads what `to_json` returned; pages are read when needed. Raises ValueError for an invalid field."""
+        notes, made, runs = row
+        if not isinstance(notes, dict) or type(made) is not int:
+            raise ValueError("a keyed table must have notes and a number of runs")
+        return cls(name, notes, store, cache, [KeyRun.from_json(run) for run in runs], made)
 
     # Entries ----------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.manifest import ABSENT, KeyRunRecord
-from lookback.core.state.pieces import Store
+from lookback.core.state.pieces import Store, require_integers
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import Mask, Values
 from lookback.core.values.keycolumns import KeyColumns
@@ -29,10 +28,14 @@ _KEYS_PER_PAGE = 512
 _MAX_DEPTH = 12
 # The manifest holds the wakes of up to 2**_INLINE_DEPTH pages of a run; the wakes of more pages have their own page.
 _INLINE_DEPTH = 4
+# Stands in for the wake of a page that the run does not have; above every wake.
+_ABSENT = 2**63 - 1
 # Longer values continue in the next row of their page.
 _MAX_ROW_CHARACTERS = 2**26
 # The count of a forgotten key.
 _FORGOTTEN = -1
+# The fields of a run in the manifest.
+_FIGURES = ("number", "depth", "keys", "rows", "swept", "horizon", "last_wake", "sources", "parts_done")
 # The memory of a row of a page without the characters of its value.
 _ROW_BYTES = 220
 
@@ -313,29 +316,28 @@ class KeyRun:
 
     def _list_wakes(self) -> list[int]:
         pages = self.opened
-        return [pages[number].wake if number in pages else ABSENT for number in range(2**self.depth)]
+        return [pages[number].wake if number in pages else _ABSENT for number in range(2**self.depth)]
 
-    def to_record(self) -> KeyRunRecord:
-        """Returns the manifest's record of the run."""
-        return KeyRunRecord(
-            self.number, self.depth, self.keys, self.rows, self.swept, self.horizon, self.last_wake, self.sources,
-            self.parts_done, [] if self.has_index else self._list_wakes(),
-        )  # fmt: skip
+    def to_json(self) -> list[Any]:
+        """Returns what the manifest says about the run: its fields, and the wakes of its pages unless it has an index."""
+        figures = [getattr(self, name) for name in _FIGURES]
+        return [*figures, [] if self.has_index else self._list_wakes()]
 
     @classmethod
-    def from_record(cls, record: KeyRunRecord) -> KeyRun:
-        """Returns the run of a record. Its pages are read when needed."""
-        run = cls(
-            record.number, record.depth, record.keys, record.rows, record.swept, record.horizon, record.last_wake,
-            record.sources, record.parts_done,
-        )  # fmt: skip
+    def from_json(cls, row: Sequence[Any]) -> KeyRun:
+        """Reads what `to_json` returned; the pages are read when needed. Raises ValueError for an invalid number."""
+        *figures, wakes = row
+        require_integers([*figures, *wakes])
+        run = cls(*figures)
+        if not 0 <= run.depth <= 16 or run.sources < 0 or (wakes and len(wakes) != 2**run.depth):
+            raise ValueError("the numbers in a run of keys contradict each other")
         if not run.has_index:
-            run.pages = _open_pages(record.wakes)
+            run.pages = _open_pages(wakes)
         return run
 
 
 def _open_pages(wakes: Sequence[int]) -> dict[int, Page]:
-    return {number: Page(wake) for number, wake in enumerate(wakes) if wake != ABSENT}
+    return {number: Page(wake) for number, wake in enumerate(wakes) if wake != _ABSENT}
 
 
 @dataclass(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from lookback.core.errors import StateError
@@ -82,6 +82,12 @@ class Pieces:
     def _remove_pieces(self, name: str, first: int) -> None:
         for at in range(first, self._counts.pop(name, 0)):
             self._store.remove(_name_piece(name, at))
+
+
+def require_integers(numbers: Iterable[object], least: int = -(2**63)) -> None:
+    """Raises ValueError unless all numbers of a stored record are 64-bit integers from `least` on."""
+    if not all(type(each) is int and least <= each < 2**63 for each in numbers):
+        raise ValueError("a stored number is not an integer in its range")
 
 
 def _name_piece(name: str, at: int) -> str:

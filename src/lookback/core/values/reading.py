@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class Refused(ValueError):
-    """A value that cannot be used; `.problems` has the places below it."""
+    """A value that cannot be used; `.problems` has the places below it, `.partial` what could be read of it."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], partial: Any = None) -> None:
         # Without a message: pydantic encodes it, which fails for half of a surrogate pair in a place.
         super().__init__()
-        self.problems = list(problems)
+        self.problems, self.partial = list(problems), partial
 
 
 def needs(sentence: str, *, shows_value: bool = True) -> WrapValidator:
@@ -71,6 +71,24 @@ def read_mapping(
     return read
 
 
+def read_partly(cls: type[T], values: Mapping[str, Any], context: object) -> tuple[T, list[Problem]]:
+    """Reads a mapping as a dataclass whose fields all have defaults, and returns it with every problem.
+
+    A wrong value is replaced by what could be read of it, else by the default. context: what the annotations of the fields
+    find as `info.context`.
+    """
+    declared: type = cls
+    adapter = _make_adapter(declared)
+    try:
+        return adapter.validate_python(values, context=context), []
+    except ValidationError as error:
+        partial = {each["loc"][0]: _find_cause(each) for each in error.errors(include_url=False, include_input=False)}
+        problems = list(_list_problems(error))
+    read = adapter.validate_python({key: each for key, each in values.items() if key not in partial}, context=context)
+    kept = {str(key): cause.partial for key, cause in partial.items() if isinstance(cause, Refused)}
+    return replace(read, **{key: value for key, value in kept.items() if value is not None}), problems
+
+
 @functools.cache
 def list_document_keys(cls: type) -> Mapping[str, bool]:
     """Returns the keys that a dataclass declares, in order, and whether a document needs them."""
@@ -87,12 +105,21 @@ def _make_adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
+def put_below(place: str, problem: Problem) -> Problem:
+    """Returns the problem of a part of the value at a place, such as `steps` and `[0].name`."""
+    dot = "." if problem.place and not problem.place.startswith("[") else ""
+    return Problem(f"{place}{dot}{problem.place}", problem.message)
+
+
+def _find_cause(error: Any) -> Any:
+    """Returns the exception of a function of ours that refused a value; None if pydantic did."""
+    return error.get("ctx", {}).get("error")
+
+
 def _list_problems(error: ValidationError) -> Iterator[Problem]:
     for each in error.errors(include_url=False, include_input=False):
-        place = ".".join(map(str, each["loc"]))
-        cause = each.get("ctx", {}).get("error")
+        place, cause = ".".join(map(str, each["loc"])), _find_cause(each)
         if isinstance(cause, Refused):
-            for below in cause.problems:
-                yield Problem(f"{place}.{below.place}" if below.place else place, below.message)
+            yield from (put_below(place, below) for below in cause.problems)
         else:
             yield Problem(place, str(cause or each["msg"]))

@@ -87,10 +87,8 @@ class DataType:
 
 BOOLEAN = DataType("boolean")
 TINYINT = DataType("tinyint")
-SMALLINT = DataType("smallint")
 INT = DataType("int")
 BIGINT = DataType("bigint")
-FLOAT = DataType("float")
 DOUBLE = DataType("double")
 STRING = DataType("string")
 DATE = DataType("date")

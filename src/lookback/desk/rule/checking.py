@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleFinding:
     """A problem or a remark, with its dotted path (empty for the whole document) and its line, counted from 1."""
 
     place: str
@@ -30,8 +30,8 @@ class Finding:
 class Checked:
     """The result of a check: problems to fix before publication, remarks, and the rule in words."""
 
-    problems: list[Finding]
-    remarks: list[Finding]
+    problems: list[RuleFinding]
+    remarks: list[RuleFinding]
     words: str
 
     @property
@@ -59,5 +59,5 @@ def find_nearest_place(place: str, known: Iterable[str]) -> str:
     return place
 
 
-def _place(found: Iterable[Problem | Remark], text: RuleText) -> list[Finding]:
-    return [Finding(each.place, each.message, text.parsed.find_line(each.place)) for each in found]
+def _place(found: Iterable[Problem | Remark], text: RuleText) -> list[RuleFinding]:
+    return [RuleFinding(each.place, each.message, text.parsed.find_line(each.place)) for each in found]

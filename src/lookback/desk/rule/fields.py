@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS
-from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, MEASURE_KEYS, NAME, WINDOW_FORMS
-from lookback.core.rules.parameters import find_wrong_value, read_parameter
+from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, MEASURE_KEYS, WINDOW_FORMS
+from lookback.core.rules.parameters import NAME, find_wrong_value, read_parameter
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
 

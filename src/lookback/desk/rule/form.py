@@ -28,7 +28,7 @@ from lookback.desk.rule.checking import find_nearest_place
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
-    from lookback.desk.rule.checking import Finding
+    from lookback.desk.rule.checking import RuleFinding
     from lookback.desk.rule.text import RuleText
 
 _WIDE = {"width": "98%"}
@@ -57,10 +57,10 @@ _FLAGS = {
 }
 
 
-class Place:
+class FormPlace:
     """A field of the form, with a line for its problems below it."""
 
-    def __init__(self, place: str, control: Any, on_change: Callable[[Place], None]) -> None:
+    def __init__(self, place: str, control: Any, on_change: Callable[[FormPlace], None]) -> None:
         self.place, self.control = place, control
         self._on_change, self._is_shown = on_change, False
         self._note = make_text("", "lookback-note", "lookback-problem", layout={"display": "none", "width": "auto"})
@@ -104,11 +104,11 @@ class Place:
 
 
 @dataclass
-class _Row:
+class _FormRow:
     """The fields of a measure or a parameter in one row. `key` is its name in the document."""
 
     key: str
-    places: dict[str, Place]
+    places: dict[str, FormPlace]
     widget: Any
 
 
@@ -116,7 +116,7 @@ class RuleForm:
     """The fields of the form. `change` gets the field and a function that changes the text."""
 
     def __init__(
-        self, streams: Mapping[str, Stream], change: Callable[[Place | None, Callable[[RuleText], RuleText]], None]
+        self, streams: Mapping[str, Stream], change: Callable[[FormPlace | None, Callable[[RuleText], RuleText]], None]
     ) -> None:
         self._streams, self._change = streams, change
         self._text: RuleText | None = None
@@ -184,24 +184,24 @@ class RuleForm:
             make_row(*(flag.widget for flag in flags.values())),
         )  # fmt: skip
 
-    def _add(self, place: str, control: Any, put: Callable[[Any, RuleText], RuleText]) -> Place:
-        return Place(place, control, lambda each: self._change(each, lambda text: put(each.value, text)))
+    def _add(self, place: str, control: Any, put: Callable[[Any, RuleText], RuleText]) -> FormPlace:
+        return FormPlace(place, control, lambda each: self._change(each, lambda text: put(each.value, text)))
 
-    def _make_value(self, name: str) -> Place:
+    def _make_value(self, name: str) -> FormPlace:
         title, hint, lines = _VALUES[name]
         control = make_area(title, hint, lines) if lines > 1 else _make_text_field(title, hint, layout=_SHORT)
         return self._add(name, control, lambda value, text: rulefields.put_value(text, name, value))
 
-    def _make_choice(self, name: str) -> Place:
+    def _make_choice(self, name: str) -> FormPlace:
         title, hint, _ = _CHOICES[name]
         return self._add(name, _make_dropdown(title, hint), lambda value, text: rulefields.put_value(text, name, value))
 
-    def _make_flag(self, name: str) -> Place:
+    def _make_flag(self, name: str) -> FormPlace:
         title, hint, default = _FLAGS[name]
         control = make_field(ipywidgets.Checkbox, title, hint, indent=False)
         return self._add(name, control, lambda value, text: rulefields.put_flag(text, name, value, default))
 
-    def _make_part(self, key: str) -> Place:
+    def _make_part(self, key: str) -> FormPlace:
         control = _make_text_field(
             key.capitalize(),
             f"A duration such as 24 hours: `{key}` of the window",
@@ -213,7 +213,7 @@ class RuleForm:
 
         return self._add(f"window.{key}", control, put)
 
-    def _make_measure(self, row: _Row) -> None:
+    def _make_measure(self, row: _FormRow) -> None:
         def put(part: str) -> Callable[[Any, RuleText], RuleText]:
             def change(value: str, text: RuleText) -> RuleText:
                 there = next(each for each in rulefields.read_measures(text.document) if each.name == row.key)
@@ -235,7 +235,7 @@ class RuleForm:
             )
         self._finish_row(row, "measures")
 
-    def _make_parameter(self, row: _Row) -> None:
+    def _make_parameter(self, row: _FormRow) -> None:
         for part, title, hint in (
             ("name", "Name", "The name of the parameter"),
             ("value", "Value", "A number, a text or a duration"),
@@ -247,7 +247,7 @@ class RuleForm:
             row.places[part] = self._add("parameters", control, change)
         self._finish_row(row, "parameters")
 
-    def _rename(self, row: _Row, key: str) -> Callable[[Any, RuleText], RuleText]:
+    def _rename(self, row: _FormRow, key: str) -> Callable[[Any, RuleText], RuleText]:
         def change(value: str, text: RuleText) -> RuleText:
             renamed = rulefields.rename(text, [key, row.key], value)
             row.key = value
@@ -255,7 +255,7 @@ class RuleForm:
 
         return change
 
-    def _finish_row(self, row: _Row, key: str) -> None:
+    def _finish_row(self, row: _FormRow, key: str) -> None:
         remove = make_button(
             "Remove",
             lambda: self._change(None, lambda text: text.remove([key, row.key])),
@@ -277,7 +277,7 @@ class RuleForm:
         self._argument.options, self._argument.value = names, next(iter(names), None)
         self._argument.layout.display = "" if rulefields.AGGREGATES[aggregate] else "none"
 
-    def show(self, text: RuleText, but: Place | None) -> None:
+    def show(self, text: RuleText, but: FormPlace | None) -> None:
         """Shows a text in all fields except `but`."""
         before, self._text = self._find_stream(), text
         document, stream = text.document, self._find_stream()
@@ -308,7 +308,7 @@ class RuleForm:
             but,
         )
 
-    def _show_keys(self, document: Mapping[str, Any], fields: Mapping[str, Any], but: Place | None) -> None:
+    def _show_keys(self, document: Mapping[str, Any], fields: Mapping[str, Any], but: FormPlace | None) -> None:
         named, group_by = rulefields.read_value(document, "stream"), rulefields.read_group_by(document)
         if self._stream is not but:
             self._stream.show_options(_with_unknown(self._streams, named.text), named.text, named.is_whole)
@@ -321,7 +321,7 @@ class RuleForm:
         if self._entity is not but:
             self._entity.show_options(_with_default(group_by or (), entity.text), entity.text, entity.is_whole)
 
-    def _show_window(self, document: Mapping[str, Any], but: Place | None) -> None:
+    def _show_window(self, document: Mapping[str, Any], but: FormPlace | None) -> None:
         window = rulefields.read_window(document)
         is_sequence = window.kind == SEQUENCE
         if self._kind is not but:
@@ -334,11 +334,11 @@ class RuleForm:
         self._sequence_note.layout.display = "" if is_sequence else "none"
 
     @staticmethod
-    def _show_place(place: Place, but: Place | None, value: Any, is_whole: bool) -> None:
+    def _show_place(place: FormPlace, but: FormPlace | None, value: Any, is_whole: bool) -> None:
         if place is not but:
             place.show(value, is_whole)
 
-    def _list_places(self) -> dict[str, Place]:
+    def _list_places(self) -> dict[str, FormPlace]:
         """Maps places of the document to the fields that show their problems."""
         places = {**self._values, **self._choices, **self._flags}
         places |= {"stream": self._stream, "group_by": self._group_by, "entity": self._entity}
@@ -353,7 +353,7 @@ class RuleForm:
                 places |= {f"{key}.{row.key}{suffix}": row.places[part] for suffix, part in parts.items()}
         return places
 
-    def tell(self, problems: Sequence[Finding]) -> None:
+    def tell(self, problems: Sequence[RuleFinding]) -> None:
         """Shows each problem below its field."""
         places = self._list_places()
         by_place: dict[int, list[str]] = {}
@@ -380,16 +380,16 @@ class RuleForm:
 class _Rows:
     """Rows of fields, one per measure or parameter, in a column `widget`."""
 
-    def __init__(self, make: Callable[[_Row], None]) -> None:
+    def __init__(self, make: Callable[[_FormRow], None]) -> None:
         self._make = make
-        self._all: list[_Row] = []
-        self.rows: list[_Row] = []
+        self._all: list[_FormRow] = []
+        self.rows: list[_FormRow] = []
         self.widget = make_column()
 
-    def show(self, wanted: Sequence[tuple[str, Mapping[str, str], bool]], but: Place | None) -> None:
+    def show(self, wanted: Sequence[tuple[str, Mapping[str, str], bool]], but: FormPlace | None) -> None:
         """Shows rows, given the key of each, the texts of its fields, and whether they show the whole value."""
         while len(self._all) < len(wanted):
-            row = _Row("", {}, make_row(name="lookback-form-row"))
+            row = _FormRow("", {}, make_row(name="lookback-form-row"))
             self._make(row)
             self._all.append(row)
         self.rows = self._all[: len(wanted)]
@@ -400,7 +400,7 @@ class _Rows:
                     place.show(values[part], is_whole or part == "name")
         self.widget.children = [row.widget for row in self.rows]
 
-    def list_places(self) -> list[Place]:
+    def list_places(self) -> list[FormPlace]:
         """Lists the fields of all rows."""
         return [place for row in self._all for place in row.places.values()]
 

@@ -12,7 +12,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.gate import Condition, Gate, hash_document
 from lookback.core.values.texts import count_noun
 from lookback.desk.parts import TextTable, make_column, make_field, make_row
-from lookback.spark.activation import Activation, activate, check_document, find_candidate
+from lookback.spark.activation import Approval, activate, check_document, find_candidate
 
 if TYPE_CHECKING:
     from lookback.desk.work import Work
@@ -87,7 +87,7 @@ class PublishingPanel:
         document, gate = dict(self._read_document()), self._gate or Gate()
         approver, comment = self._name_author()
 
-        def work(progress: Callable[[str], None]) -> Activation:
+        def work(progress: Callable[[str], None]) -> Approval:
             there = find_candidate(self._rules, str(document["rule_id"]))
             if hash_document(there.document or {}) != hash_document(document):
                 raise SetupError(
@@ -95,14 +95,9 @@ class PublishingPanel:
                 )
             return activate(self._rules, there.rule_id, gate, approver=approver, comment=comment, progress=progress)
 
-        def show(found: Activation) -> None:
+        def show(found: Approval) -> None:
             self._show_conditions(found.conditions)
-            done = (
-                "is not active: not all conditions are met"
-                if found.version is None
-                else f"is active as version {found.version}"
-            )
-            self._work.status.show(f"Version {found.candidate} {done}.", "done")
+            self._work.status.show(f"Version {found.candidate} {found.outcome}.", "done")
 
         self._work.start("Activate", work, show, is_lasting=True)
 

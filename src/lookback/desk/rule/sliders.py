@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lookback.desk.rule.tuning import Tuning
-    from lookback.spark.replay.backtest import Figures
+    from lookback.spark.replay.backtest import BacktestFigures
 
 _WIDE = {"width": "98%"}
 
@@ -124,7 +124,7 @@ def draw(figure: Figure) -> Any:
     return make_picture(draw_png(figure), read_title(figure), "lookback-picture")
 
 
-def _list_figures(figures: Figures, varied: Mapping[str, Sequence[Any]]) -> list[str]:
+def _list_figures(figures: BacktestFigures, varied: Mapping[str, Sequence[Any]]) -> list[str]:
     values = ", ".join(f"{name} {figures.parameters[name]}" for name in varied) or "as they are"
     ratios = (figures.precision, figures.recall)
     per_day = "" if figures.alerts_per_day is None else format_figure(figures.alerts_per_day)

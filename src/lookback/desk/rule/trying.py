@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from lookback.core.errors import SetupError
-from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.values.columns import to_text
 from lookback.core.values.texts import count_noun
-from lookback.core.values.times import parse_calendar_time
-from lookback.data_remarks import find_data_remarks
 from lookback.desk.parts import TextTable, make_column, make_field, make_heading, make_row, make_text
 from lookback.desk.rule.sliders import Sliders, draw
 from lookback.desk.rule.tuning import Tuning
-from lookback.spark.following.listfeed import read_contents
-from lookback.spark.replay.backtest import Candidate, Range, backtest
-from lookback.spark.tables.history import read_recent_events
-from lookback.testing.trial import Trial, run_trial
+from lookback.verbs import read_what_if, run_what_if, try_rule
 from lookback.views import pictures
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.desk.work import Work
-    from lookback.spark.replay.comparison import Comparison
+    from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
+    from lookback.testing.trial import DocumentTrial
 
 _MAX_SHOWN_ALERTS = 10
 
@@ -38,7 +33,7 @@ class _Look:
     """The result of a quick look at a rule."""
 
     rule_id: str
-    trial: Trial
+    trial: DocumentTrial
     stream: Stream
     remarks: Sequence[Any]
 
@@ -49,7 +44,7 @@ class _Tested:
 
     tuning: Tuning
     events: int
-    comparisons: Sequence[Comparison] = field(default_factory=list)
+    comparisons: Sequence[RunComparison] = field(default_factory=list)
 
 
 class TryingPanel:
@@ -94,20 +89,16 @@ class TryingPanel:
         def work(progress: Callable[[str], None]) -> _Look:
             progress(f"reading the newest {events:,} events")
             rule = self._rules.check(document)
-            recent, lists = read_recent_events(tables, stream, events), read_contents(tables, rule.lists)
-            progress(f"judging {len(recent):,} events")
-            trial = run_trial(document, recent, stream, lists)
-            return _Look(rule.spec.rule_id, trial, stream, find_data_remarks(rule, stream, recent, lists))
+            trial, remarks = try_rule(tables, document, stream, events, progress)
+            return _Look(rule.spec.rule_id, trial, stream, remarks)
 
         self._work.start("Quick look", work, self._show_look)
 
     def _show_look(self, look: _Look) -> None:
         trial = look.trial
         title = f"{look.rule_id}: what it would have flagged"
-        figure = pictures.plot_flagged(
-            trial.events, trial.final_alerts, look.stream.event_time, title,
-            values=trial.values, name=trial.name, limits=trial.limits,
-        )  # fmt: skip
+        measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
+        figure = pictures.plot_flagged(trial.events, trial.final_alerts, look.stream.event_time, title, **measured)
         table = TextTable(("event time", "severity", "key", "measures", "message"), name="lookback-look-alerts")
         table.show([_list_alert(row) for row in trial.alerts.tail(_MAX_SHOWN_ALERTS).iloc[::-1].to_dict("records")])
         notes = [make_text(f"Remark: {each}") for each in look.remarks]
@@ -145,22 +136,12 @@ class TryingPanel:
     def _backtest(self) -> None:
         document, against = dict(self._read_document()), self._against.value.strip()
         try:
-            varied: dict[str, Any] = {**read_varied(part for part in self._vary.value.split(";") if part.strip())}
-            since = self._since.value.strip()
-            within = Range(parse_calendar_time(since) if since else None)
+            varied, within = read_what_if(document, self._vary.value, self._since.value.strip())
         except ValueError as error:
             raise SetupError(f"What if or Since: {error}") from None
-        rules, stream = self._rules, self._rules.streams[str(document["stream"])]
-        varied = varied or suggest_values(document)
 
         def work(progress: Callable[[str], None]) -> _Tested:
-            candidate = Candidate(document, rules.next_version(str(document["rule_id"])))
-            other = rules.find_version(against) if against else None
-            compared = None if other is None else Candidate(dict(other.document or {}), other.version)
-            with backtest(
-                rules.tables, stream, [candidate], within, vary=varied, rows=False, against=compared,
-                streams=rules.streams, progress=progress,
-            ) as result:  # fmt: skip
+            with run_what_if(self._rules, document, varied, within, against, progress) as result:
                 tuning = Tuning(result.figures, dict(document.get("parameters") or {}))
                 return _Tested(tuning, result.events, result.comparisons)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from lookback.core.values.texts import count_noun, format_figure
 
 if TYPE_CHECKING:
-    from lookback.spark.replay.backtest import Figures
+    from lookback.spark.replay.backtest import BacktestFigures
 
 
 @dataclass(frozen=True)
 class Tuning:
     """The figures of a rule's variants, and the rule's current values (today)."""
 
-    figures: Sequence[Figures]
+    figures: Sequence[BacktestFigures]
     today: Mapping[str, Any]
 
     @property
@@ -34,11 +34,11 @@ class Tuning:
             for name, values in self.values.items()
         }
 
-    def find(self, chosen: Mapping[str, Any]) -> Figures | None:
+    def find(self, chosen: Mapping[str, Any]) -> BacktestFigures | None:
         """Finds the figures of a choice; None if it was not tried."""
         return next((each for each in self.figures if self._is_of(each, chosen)), None)
 
-    def slice(self, name: str, chosen: Mapping[str, Any]) -> list[Figures]:
+    def slice(self, name: str, chosen: Mapping[str, Any]) -> list[BacktestFigures]:
         """Lists the figures along one parameter, with the chosen values of the remaining parameters."""
         others = {other: value for other, value in chosen.items() if other != name}
         return [each for each in self.figures if self._is_of(each, others)]
@@ -58,5 +58,5 @@ class Tuning:
         return f"With {values}: {count_noun(each.alerts, 'alert')}{per_day}, of {keys}; {known}."
 
     @staticmethod
-    def _is_of(figures: Figures, chosen: Mapping[str, Any]) -> bool:
+    def _is_of(figures: BacktestFigures, chosen: Mapping[str, Any]) -> bool:
         return all(figures.parameters.get(name) == value for name, value in chosen.items())

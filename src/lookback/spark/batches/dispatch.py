@@ -265,7 +265,7 @@ class _Routing:
 def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Expression] | None:
     """Compiles conditions of which an event must meet at least one. None, for all events, if one is invalid."""
     try:
-        return None if texts is None else [_compile_condition(sql, stream) for sql in texts]
+        return None if texts is None else [_compile_cached(sql, tuple(stream.fields.items())) for sql in texts]
     except NOT_THE_RULES:
         raise
     except Exception:  # noqa: BLE001 - the shards have the rule itself
@@ -285,10 +285,6 @@ def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int6
 @functools.lru_cache(maxsize=1_000)
 def _compile_cached(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
     return recompile(sql, dict(fields))
-
-
-def _compile_condition(sql: str, stream: Stream) -> Expression:
-    return _compile_cached(sql, tuple(stream.fields.items()))
 
 
 _ARROW_BLOCKS = pa.schema(

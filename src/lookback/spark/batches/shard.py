@@ -194,7 +194,7 @@ class Shard:
             del _IN_MEMORY[key]
 
     def _save_state(self, state: ShardState) -> None:
-        expiry = state.next_expiry()
+        expiry = state.windows.next_expiry()
         timer = None if expiry is None else expiry // 1_000 + 1
         if timer != state.timer:
             if state.timer is not None:

@@ -7,8 +7,8 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,9 +25,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, NOTES, REPORT
 from lookback.spark.checkpoints.histories import Waiting, merge_waiting
-from lookback.spark.tables.appends import append_directly
 from lookback.spark.tables.history import choose_log_time
-from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -147,9 +145,8 @@ class Sink:
                 for name, rows in (("alerts", alerts), ("late_events", late), ("rule_log", log))
             )
         # Write the log first, so that for every alert the log already has its rule's activation.
-        for name, rows in (("rule_log", log), ("late_events", late), ("alerts", alerts)):
-            if rows.num_rows and not (self.check and is_written(self.tables, name, mark)):
-                self._append(rows, name, mark)
+        self._append({"rule_log": log}, mark)
+        self._append({"late_events": late, "alerts": alerts}, mark)
         self.check = False
         finished = dt.datetime.now(dt.timezone.utc)
         report = _make_report(
@@ -157,6 +154,16 @@ class Sink:
         )
         _LOG.info("stream=%s %s", self.stream.name, report)
         return report
+
+    def _append(self, outputs: Mapping[str, pa.Table], mark: str) -> None:
+        """Appends to several tables side by side, because a commit mostly waits for the storage."""
+        missing = {
+            name: rows for name, rows in outputs.items()
+            if rows.num_rows and not (self.check and is_written(self.tables, name, mark))
+        }  # fmt: skip
+        with ThreadPoolExecutor(max(1, len(missing)), "lookback-append") as threads:
+            for done in [threads.submit(self.tables.append_arrow, rows, name, mark) for name, rows in missing.items()]:
+                done.result()
 
     def _choose_time(self, *, is_logged: bool) -> dt.datetime:
         """Chooses the time of a batch so that its rows of rule_log, if it has any, sort after all earlier ones."""
@@ -167,10 +174,6 @@ class Sink:
             time = max(time, self._next_time)
             self._next_time = time + dt.timedelta(microseconds=is_logged)
         return time
-
-    def _append(self, rows: pa.Table, name: str, mark: str) -> None:
-        if not append_directly(self.tables, rows, name, mark):
-            self.tables.append(self.tables.spark.createDataFrame(rows).coalesce(1), name, mark)
 
 
 def is_written(tables: Tables, name: str, mark: str) -> bool:
@@ -188,10 +191,7 @@ def _find_last_batches(tables: Tables, name: str, query: str) -> list[int]:
     """Finds recent batches of a query by the marks in a table's commits, including the last one."""
     if not tables.may_have_rows(name):
         return []
-    folder = tables.log_folder(name)
-    # Without a commit of this query, a job would read the whole log. Reading its files directly is faster.
-    parts = _read_history(tables, name) if folder is None else _read_log(folder, tables.version(name))
-    for marks in parts:
+    for marks in _read_history(tables, name):
         batches = [each.rpartition(":")[2] for each in marks if each.startswith(f"{query}:")]
         # Batches of a query are written in order, so its first mark ends the search.
         if numbers := [int(each) for each in batches if each.isdecimal()]:
@@ -208,16 +208,6 @@ def _read_history(tables: Tables, name: str) -> Iterator[list[str]]:
         if len(rows) < limit:
             return
         limit *= 8
-
-
-def _read_log(folder: Path, last: int) -> Iterator[list[str]]:
-    """Yields the user metadata of each commit in a local table's log, from `last` back to the oldest one left."""
-    for version in range(last, -1, -1):
-        try:
-            actions = read_actions(commit_file(folder, version), "commitInfo")
-        except FileNotFoundError:
-            return
-        yield [action["commitInfo"].get("userMetadata") or "" for action in actions]
 
 
 def _list_payloads(answers: pa.Table, kind: str) -> list[bytes]:

@@ -49,7 +49,7 @@ def checkpoint_folder(tables: Tables, stream: Stream) -> str:
 
     Raises SetupError for tables of a catalog without a reachable volume.
     """
-    return f"{tables.files}/_checkpoints/evaluate_{stream.name}"
+    return tables.choose_checkpoint("evaluate", stream)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _MAX_PIECES, _MIN_ROWS = 64, 10_000
 _MAX_CACHED = 1_000
 
 
-class Piece(NamedTuple):
+class ListPiece(NamedTuple):
     """A parcel of one list, with its number of rows: of the snapshot, or of the changes."""
 
     name: str
@@ -137,8 +137,8 @@ class ListFiles:
         except (StoreFailed, ValueError, TypeError):
             return {}
 
-    def _extend(self, name: str, chain: Sequence[Piece], commit: int, at: int, rows: ListRows) -> list[Piece]:
-        piece = Piece(_name_piece(commit, at, _CHANGES), int(abs(rows.rows).sum()))
+    def _extend(self, name: str, chain: Sequence[ListPiece], commit: int, at: int, rows: ListRows) -> list[ListPiece]:
+        piece = ListPiece(_name_piece(commit, at, _CHANGES), int(abs(rows.rows).sum()))
         extended = [*chain, piece]
         waiting = [each.rows for each in extended if not each.is_snapshot]
         whole = sum(each.rows for each in extended if each.is_snapshot)
@@ -149,12 +149,12 @@ class ListFiles:
         before = self._read_list(name, chain, _Kept())
         return [self._write_snapshot(commit, at, before.change({name: rows}, commit))]
 
-    def _write_snapshot(self, commit: int, at: int, contents: Lists) -> Piece:
-        piece = Piece(_name_piece(commit, at, _SNAPSHOT), contents.count)
+    def _write_snapshot(self, commit: int, at: int, contents: Lists) -> ListPiece:
+        piece = ListPiece(_name_piece(commit, at, _SNAPSHOT), contents.count)
         self.parcels.write(piece.name, contents.to_bytes())
         return piece
 
-    def _read_list(self, name: str, chain: Sequence[Piece], kept: _Kept) -> Lists:
+    def _read_list(self, name: str, chain: Sequence[ListPiece], kept: _Kept) -> Lists:
         """Reads a list from its pieces, starting from the contents in `kept`, which it updates."""
         names = tuple(piece.name for piece in chain)
         if kept.pieces != names:
@@ -169,17 +169,17 @@ class ListFiles:
             kept.pieces = names
         return kept.contents
 
-    def _read_index(self, commit: int) -> dict[str, list[Piece]]:
+    def _read_index(self, commit: int) -> dict[str, list[ListPiece]]:
         name = _name_index(commit)
         parsed = _parse(name, self.parcels.read(name))
         try:
             return {
-                str(each): [Piece(str(piece), int(rows)) for piece, rows in chain] for each, chain in parsed.items()
+                str(each): [ListPiece(str(piece), int(rows)) for piece, rows in chain] for each, chain in parsed.items()
             }
         except (ValueError, TypeError, AttributeError) as error:
             raise _make_damaged_error(name, error) from error
 
-    def _write_index(self, commit: int, chains: Mapping[str, Sequence[Piece]]) -> None:
+    def _write_index(self, commit: int, chains: Mapping[str, Sequence[ListPiece]]) -> None:
         self.parcels.write(_name_index(commit), json.dumps(chains, separators=(",", ":")).encode())
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Window
@@ -14,31 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.counted import find_counted
-from lookback.core.explaining.evidence import (
-    Activation,
-    Clock,
-    Evidence,
-    ListHistory,
-    Reset,
-)
+from lookback.core.explaining.evidence import Evidence, Reset
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
-from lookback.spark.explaining.evidence import (
-    find_deleting_commits,
-    make_reset,
-    read_counted_events,
-    read_deletions,
-    read_highs,
-    select_changes,
-)
-from lookback.spark.explaining.history import (
-    Lanes,
-    RuleHistory,
-    find_advances,
-    read_feed,
-    read_list_history,
-)
+from lookback.spark.explaining.evidence import prepare_evidence, select_changes
+from lookback.spark.explaining.history import RuleHistory, read_feed
 from lookback.spark.record.evaluations import Evaluations
 
 if TYPE_CHECKING:
@@ -139,22 +119,16 @@ def _has_names_of(rule: CompiledRule) -> Column:
 def _find_by_key(
     tables: Tables, rule: CompiledRule, alerts: DataFrame, history: RuleHistory, version: int, arrival: int, stream: Stream
 ) -> DataFrame:  # fmt: skip
-    rule_id = rule.spec.rule_id
-    names, types = list(rule.group_by), stream.fields
-
-    def add_key(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
-        # Both sides cast from the field's type, so equal values have equal texts.
-        texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
-        text = F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
-        return rows.withColumn(_KEY, text)
-
-    feed, log = read_feed(tables, stream.name), history.list_obeyed(arrival)
-    lanes = Lanes(log, history, {"rule_id": rule_id, "rule_version": version})
+    rule_id, names = rule.spec.rule_id, rule.group_by
+    feed = read_feed(tables, stream.name)
+    version_row = {"rule_id": rule_id, "rule_version": version, "arrival": arrival}
+    lanes, make = prepare_evidence(tables, feed, rule, version_row, history)
     columns = (
         "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
         "measures", "evidence", "arrival", "key",
     )  # fmt: skip
     rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
+    # The versions whose alerts reset the key's windows, each with whether it waits for an absence.
     resetting: dict[int, bool] = {}
     if rule.spec.kind == SEQUENCE:
         reset_rows = history.term.select(tables.read("alerts"), "decided_at")
@@ -165,64 +139,41 @@ def _find_by_key(
                 resetting[number] = other.sequence is not None and other.sequence.absent is not None
         resets = reset_rows.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
         rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
-    keyed = add_key(rows, {name: F.col("key")[F.lit(name)] for name in names}).drop("key")
-    changes = add_key(feed.where(F.col("_change_type").isin("insert", "delete")), {name: F.col(name) for name in names})
+    key_of_alert = write_key(stream, {name: F.col("key")[F.lit(name)] for name in names})
+    keyed = rows.withColumn(_KEY, key_of_alert).drop("key")
+    changes = feed.withColumn(_KEY, write_key(stream, {name: F.col(name) for name in names}))
     concerned = keyed.where("is_target").select(_KEY).distinct()
-    changes = changes.join(F.broadcast(concerned), _KEY, "left_semi").select(
-        *stream.columns_of_events, "_change_type", F.col("_commit_version").alias("arrival"),
-        F.unix_micros("_commit_timestamp").alias("committed_at"), _KEY,
-    )  # fmt: skip
-    clock = Clock(history.declarations, read_highs(feed, history.declarations, arrival), find_advances(log))
-    lists = read_list_history(tables, rule, lanes.activations, history)
-    count = _CountKey(rule, clock, lanes.activations, resetting, lists)
+    changes = select_changes(changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, _KEY)
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
-        # Spark decides what to pass by the number of parameters, and would count `self`.
-        return count(alerts, changes)
+        return _count_key(make, stream, resetting, alerts, changes.drop_columns([_KEY]))
 
     return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
 
 
-@dataclass(frozen=True)
-class _CountKey:
-    """Finds the events behind the alerts of one key and rule version; Spark calls it with the key's tables."""
+def write_key(stream: Stream, values: Mapping[str, Column]) -> Column:
+    """Writes the values of the fields of a key, or their texts, as a text that is equal for equal keys."""
+    # Both are cast from the field's type, so equal values have equal texts.
+    types = stream.fields
+    texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
+    return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
 
-    rule: CompiledRule
-    clock: Clock
-    activations: Sequence[Activation]
-    # The versions whose alerts reset the key's windows, each with whether it waits for an absence.
-    resetting: Mapping[int, bool]
-    lists: ListHistory
 
-    def __call__(self, alerts: pa.Table, changes: pa.Table) -> pa.Table:
-        """Returns a row per event behind an alert, or a row with NULL for an alert that cannot be reproduced."""
-        stream = self.clock.stream
-        rows = [{**row, "measures": dict(row["measures"] or [])} for row in alerts.to_pylist()]
-        targets = [row for row in rows if row["is_target"]]
-        found = _make_table((), ())
-        if not targets:
-            return found
-        changes = changes.drop_columns([_KEY])
-        inserted, deleted = select_changes(changes, "insert"), select_changes(changes, "delete")
-        own = read_counted_events(inserted, stream, self.clock.declarations).in_order_of_arrival()
-        evidence = Evidence(
-            rule=self.rule, events=own, clock=self.clock, activations=self.activations, resets=self._list_resets(rows),
-            gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)), lists=self.lists,
-        )  # fmt: skip
-        names, ids = list[str](), list[str | None]()
-        for alert, counted in zip(targets, find_counted(evidence, targets), strict=True):
+def _count_key(
+    make: Callable[..., Evidence], stream: Stream, resetting: Mapping[int, bool], alerts: pa.Table, changes: pa.Table
+) -> pa.Table:
+    """Returns a row per event behind an alert of a key, or a row with NULL for an alert that cannot be reproduced."""
+    rows = [{**row, "measures": dict(row["measures"] or [])} for row in alerts.to_pylist()]
+    targets = [row for row in rows if row["is_target"]]
+    names, ids = list[str](), list[str | None]()
+    if targets:
+        resets = [
+            Reset.from_row(row, stream, resetting[row["rule_version"]])
+            for row in rows
+            if row["revision"] == 0 and row["rule_version"] in resetting and row["event_id"] is not None
+        ]
+        for alert, counted in zip(targets, find_counted(make(changes, resets=resets), targets), strict=True):
             listed = [None] if counted is None else counted
             names += [alert["alert_id"]] * len(listed)
             ids += listed
-        return _make_table(names, ids)
-
-    def _list_resets(self, rows: Sequence[Mapping[str, Any]]) -> list[Reset]:
-        return [
-            make_reset(row, self.clock.stream, self.resetting[row["rule_version"]])
-            for row in rows
-            if row["revision"] == 0 and row["rule_version"] in self.resetting and row["event_id"] is not None
-        ]
-
-
-def _make_table(names: Sequence[str], ids: Sequence[str | None]) -> pa.Table:
     return pa.table({"alert_id": pa.array(names, pa.string()), "event_id": pa.array(ids, pa.string())})

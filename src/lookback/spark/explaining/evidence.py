@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from lookback.core.explaining.evidence import (
-    NOT_DELETED,
-    Clock,
-    Evidence,
-    Reset,
-)
+from lookback.core.explaining.evidence import Clock, Evidence, Reset
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.streams.arrival import split_future
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import Events, read_events
-from lookback.core.values.keys import Int64s
-from lookback.core.values.times import parse_time
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.history import (
     Lanes,
@@ -51,35 +41,38 @@ def read_evidence(
     arrival = int(alert["arrival"])
     within = F.col(stream.event_time) >= to_timestamp(earliest)
     # Earlier commits can contain events from `earliest` on only beyond max_future, and those do not count.
-    declarations = history.declarations
-    feed = read_feed(tables, stream.name, earliest - declarations.widest.max_future).where(within)
+    feed = read_feed(tables, stream.name, earliest - history.declarations.widest.max_future).where(within)
     # After the alert's commit, only deletions matter. These conditions let Delta select files by commit and change
     # type.
     kind, commit = F.col("_change_type"), F.col("_commit_version")
     known = feed.where(((kind == "insert") & (commit <= arrival)) | (kind == "delete"))
-    table = to_arrow(known.where(_has_key(stream, rule, alert["key"])), stream)
-    inserted, deleted = select_changes(table, "insert"), select_changes(table, "delete")
-    order = read_counted_events(inserted, stream, declarations).in_order_of_arrival()
-    own = order.take(np.flatnonzero(order.commits <= arrival))
+    changes = to_arrow(known.where(_has_key(stream, rule, alert["key"])), stream)
+    lanes, make = prepare_evidence(tables, feed, rule, alert, history)
+    resets = _read_resets(tables, stream, rule, alert, history, lanes, earliest)
+    return make(changes, resets=resets, earliest=earliest)
+
+
+def prepare_evidence(
+    tables: Tables, feed: DataFrame, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory
+) -> tuple[Lanes, Callable[..., Evidence]]:
+    """Reads what decides which events of any key counted: the clock of the stream, its rules and its lists.
+
+    Args:
+        tables: The tables of the workspace.
+        feed: The change feed of the stream.
+        rule: The rule to explain.
+        alert: The rule_id and rule_version of an alert, and its commit (arrival).
+        history: The rules of the evaluation.
+
+    Returns:
+        The lanes, and a function that makes the evidence of a key; see `Evidence.read`.
+    """
+    arrival = int(alert["arrival"])
     log = history.list_obeyed(arrival)
     lanes = Lanes(log, history, alert)
-    return Evidence(
-        rule=rule,
-        events=own,
-        clock=Clock(declarations, read_highs(feed, declarations, arrival), find_advances(log)),
-        activations=lanes.activations,
-        resets=_read_resets(tables, stream, rule, alert, history, lanes, earliest),
-        gone_at=find_deleting_commits(own, stream, read_deletions(deleted, stream)),
-        earliest=earliest,
-        lists=read_list_history(tables, rule, lanes.activations, history),
-    )
-
-
-def read_counted_events(inserted: pa.Table, stream: Stream, declarations: Declarations) -> Events:
-    """Reads inserted rows (see `to_arrow`) as events, without those too far ahead of their commit."""
-    events, committed = read_events(inserted, stream, 0)
-    assert committed is not None
-    return split_future(events, committed, stream, declarations.list_values("max_future", events.commits))[0]
+    clock = Clock(history.declarations, _read_highs(feed, history.declarations, arrival), find_advances(log))
+    lists = read_list_history(tables, rule, lanes.activations, history)
+    return lanes, partial(Evidence.read, rule=rule, clock=clock, activations=lanes.activations, lists=lists)
 
 
 def _read_resets(
@@ -109,46 +102,11 @@ def _read_resets(
         if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
             continue
         waits = other.sequence is not None and other.sequence.absent is not None
-        resets.append(make_reset(row, stream, waits))
+        resets.append(Reset.from_row(row, stream, waits))
     return resets
 
 
-def make_reset(row: Mapping[str, Any], stream: Stream, waits: bool) -> Reset:
-    """Makes the reset caused by an alert's first row; `waits` says whether the rule waits for an absence."""
-    due = parse_time(row["event_time"]) if waits else None
-    time = parse_time(row["window_start" if waits else "event_time"])
-    return Reset(row["arrival"], time, _parse_event_id(stream, row["event_id"]), due)
-
-
-def _parse_event_id(stream: Stream, text: str) -> int | str:
-    return int(text) if stream.fields[stream.event_id].is_integer else text
-
-
-def read_deletions(table: pa.Table, stream: Stream) -> dict[tuple[Any, int], list[int]]:
-    """Reads the commits that deleted rows, by (id, time) of the row."""
-    if not table.num_rows:
-        return {}
-    events, _ = read_events(table, stream, 0)
-    deletions: dict[tuple[Any, int], list[int]] = {}
-    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
-        deletions.setdefault((event_id, int(events.times[at])), []).append(int(events.commits[at]))
-    return deletions
-
-
-def find_deleting_commits(
-    events: Events, stream: Stream, deletions: Mapping[tuple[Any, int], list[int]]
-) -> Int64s | None:
-    """Finds the commit that deleted each event, or NOT_DELETED; None if no row was deleted."""
-    if not deletions:
-        return None
-    deleting = np.full(len(events), NOT_DELETED, dtype=np.int64)
-    for at, event_id in enumerate(events.columns[stream.event_id].to_list()):
-        commits = deletions.get((event_id, int(events.times[at])), [])
-        deleting[at] = min((commit for commit in commits if commit > events.commits[at]), default=NOT_DELETED)
-    return deleting
-
-
-def read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
+def _read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
     """Reads the highest event time of each commit up to `arrival`, without events beyond max_future.
 
     Events before the feed's first time cannot make later ones late.
@@ -174,18 +132,17 @@ def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) 
 
 
 def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
-    """Reads the inserted and deleted rows of a change feed, with their commit (arrival) and its time (committed_at)."""
+    """Reads rows of a change feed; see `select_changes`."""
+    return read_or_refuse(select_changes(rows, stream).toArrow, stream.name)
+
+
+def select_changes(rows: DataFrame, stream: Stream, *more: str) -> DataFrame:
+    """Selects the inserted and deleted rows of a change feed as `Evidence.read` takes them."""
     columns: list[Column | str] = [
         *stream.columns_of_events,
         "_change_type",
         F.col("_commit_version").alias("arrival"),
         F.unix_micros("_commit_timestamp").alias("committed_at"),
+        *more,
     ]
-    chosen = rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)
-    return read_or_refuse(chosen.toArrow, stream.name)
-
-
-def select_changes(table: pa.Table, kind: str) -> pa.Table:
-    """Selects the rows of one `_change_type` and drops that column."""
-    is_kind = [value == kind for value in table.column("_change_type").to_pylist()]
-    return table.filter(pa.array(is_kind, pa.bool_())).drop_columns(["_change_type"])
+    return rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)

@@ -6,23 +6,20 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
 from lookback.core.values.texts import cut_end
 from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows
-from lookback.spark.lists import REMOVED, TABLE, read_list_changes, select_list_changes
+from lookback.spark.lists import TABLE, read_list_changes, select_list_changes
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.history import find_first_readable
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, commit_file, read_actions
+from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -38,8 +35,6 @@ _SCHEMA = pa.schema(
 _ROW = ["list", "value", "expires_at", "kind"]
 # The commit number of rows that are older than the first readable commit.
 _NEVER = -1
-# Up to this many commits are read directly from their files if possible: a Spark job takes longer.
-_MAX_DIRECT_COMMITS = 20
 # Limits on the description of a commit.
 _MAX_NAMED, _MAX_CHARACTERS = 10, 2_000
 
@@ -206,49 +201,10 @@ def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] 
     """Reads the net added and removed rows, and the commits that changed any."""
     if first > last:
         return _sum_rows(_SCHEMA.empty_table()), []
-    folder = tables.log_folder(TABLE) if last - first < _MAX_DIRECT_COMMITS and names is None else None
-    parts = [] if folder is None else [read_commit_files(folder, commit) for commit in range(first, last + 1)]
-    if parts and all(part is not None for part in parts):
-        read = pa.concat_tables(parts)
-        return _sum_rows(read), read["commit"].unique().to_pylist()
     rows = read_list_changes(tables, first, last)
     commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
     table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
     return _sum_rows(table), table["commit"].unique().to_pylist() if commits is None else commits
-
-
-def read_commit_files(folder: Path, commit: int) -> pa.Table | None:
-    """Reads the changes of a commit from its files, without a Spark job. The columns are those of `read_list_changes`.
-
-    `folder` is the table's local folder. Returns None if only Spark can read the files.
-    """
-    try:
-        actions = read_actions(commit_file(folder, commit))
-        changed = [action["cdc"] for action in actions if "cdc" in action]
-        parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
-        is_plain = all("add" in action for action in actions if {"add", "remove"} & action.keys())
-        if not (changed or is_plain) or any(part.get("deletionVector") for part in parts):
-            return None
-        # If a commit has change files, they contain all its changes.
-        files = [unquote(part["path"]) for part in changed or parts if part.get("dataChange", True) or changed]
-        tables = [_read_file(folder / file, commit, has_changes=bool(changed)) for file in files]
-        return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
-    except (OSError, ValueError, KeyError, pa.ArrowException):
-        # A partly written file, or a different layout.
-        return None
-
-
-def _read_file(file: Path, commit: int, *, has_changes: bool) -> pa.Table:
-    rows = pq.read_table(file, coerce_int96_timestamp_unit="us", partitioning=None)
-    # Fails on invalid UTF-8, so that Spark reads the file instead: it replaces such bytes.
-    rows.validate(full=True)
-    rows = rows.filter(pc.and_(pc.is_valid(rows["list"]), pc.is_valid(rows["value"])))
-    removed = pc.is_in(rows["_change_type"], pa.array(REMOVED)) if has_changes else None
-    change = pa.repeat("insert", len(rows)) if removed is None else pc.if_else(removed, "delete", "insert")
-    expires_at = pc.cast(rows["expires_at"], pa.timestamp("us", "UTC")).cast(pa.int64())
-    kind = rows["kind"] if "kind" in rows.column_names else pa.nulls(len(rows), pa.string())
-    columns = [change, pa.repeat(commit, len(rows)), rows["list"], rows["value"], expires_at, kind]
-    return pa.table(columns, names=_SCHEMA.names).cast(_SCHEMA)
 
 
 def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection[str] | None) -> pa.Table:

@@ -21,7 +21,6 @@ from lookback.spark.lists import TABLE
 from lookback.spark.platform.faults import succeeds
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.rules import RulesTable
-from lookback.spark.tables.answers import compute_at_once
 from lookback.spark.tables.history import read_stamp
 from lookback.spark.tables.lakehouse import commit_file
 
@@ -76,7 +75,7 @@ class ListsWatch:
             return
         # Read the stream's own notes: anyone can write such commands to the rules table.
         noted = self._files.read_announced()
-        announced = sorted({*noted, *compute_at_once(self._read_obeyed, self._tables.root, lambda: self._tables)})
+        announced = sorted({*noted, *self._read_obeyed()})
         is_afresh = self._checkpoint.is_new and not self._is_rebuilding()
         if announced and is_afresh and self._tables.version(TABLE) < announced[-1]:
             # An earlier evaluation read a different table.
@@ -102,12 +101,12 @@ class ListsWatch:
         elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
 
-    def _read_obeyed(self, tables: Tables) -> list[int]:
+    def _read_obeyed(self) -> list[int]:
         """Reads the commits that evaluations of the stream logged as applied."""
-        if not tables.may_have_rows("rule_log"):
+        if not self._tables.may_have_rows("rule_log"):
             return []
         is_own = (F.col("stream") == self._stream.name) & (F.col("action") == LIST_CHANGED)
-        rows = tables.query("rule_log", lambda rows: rows.where(is_own).select("version").distinct())
+        rows = self._tables.query("rule_log", lambda rows: rows.where(is_own).select("version").distinct())
         return [row["version"] for row in rows if row["version"] is not None]
 
     def _restore(self, announced: list[int]) -> None:

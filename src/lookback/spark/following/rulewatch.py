@@ -6,12 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.rules.compiled import compile_rule
@@ -23,7 +19,6 @@ from lookback.core.values.limits import LIMITS
 from lookback.spark.batches.dispatch import select_rule_changes
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.platform.faults import succeeds
-from lookback.spark.tables.lakehouse import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -98,19 +93,13 @@ class RulesWatch:
         self._seen = report
 
     def _find_added_needs(self) -> Coverage | None:
-        """Returns the coverage for the rows of new commits, or None without new commits."""
-        if self._folder is None:
-            version = self._tables.version("rules")
-            if version == self._version:
-                return None
-            needs = self.find_current_needs()
-            self._version = version
-            return needs
-        added: Coverage | None = None
-        while (rows := _read_commit_rows(self._folder, self._version + 1)) is not None:
-            self._version += 1
-            added = self._find_needs(rows) | (added or Coverage())
-        return added
+        """Returns the coverage for the rules in the table, or None if it has no new commit."""
+        version = self._tables.version("rules")
+        if version == self._version:
+            return None
+        needs = self.find_current_needs()
+        self._version = version
+        return needs
 
     def _find_needs(self, rows: Iterable[dict[str, Any]]) -> Coverage:
         documents = {row["document"] for row in rows if row["status"] in WITH_STATE and row["document"]}
@@ -143,16 +132,3 @@ class RulesWatch:
             coverage = required | self.find_current_needs()
             if plan.coverage != coverage:
                 self._checkpoint.write_plan(replace(plan, coverage=coverage))
-
-
-def _read_commit_rows(table: Path, version: int) -> list[dict[str, Any]] | None:
-    """Reads the rows of the files that a commit added to a local table; None if the commit does not exist yet."""
-    try:
-        added = read_actions(commit_file(table, version), "add")
-        files = [table / unquote(action["add"]["path"]) for action in added]
-        return [row for file in files for row in pq.read_table(file, columns=_COLUMNS).to_pylist()]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, pa.ArrowException):
-        # A partly written file, or a different layout. The batch that reads it finds out what it needs.
-        return []

@@ -11,8 +11,9 @@ import json
 import logging
 import threading
 import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
@@ -26,7 +27,6 @@ from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.platform.faults import succeeds
-from lookback.spark.tables.answers import compute_at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -70,17 +70,8 @@ class Request:
     is_beside: bool = True
 
 
-class Historian(Protocol):
-    """Builds the history of a version and stores it in parcels."""
-
-    def __call__(self, tables: Tables, stream: Stream, request: Request) -> int:
-        """Stores the parts of all pieces. Returns the number of pieces."""
-
-    def get_ready(self, tables: Tables, stream: Stream) -> None:
-        """Prepares for a possible request; called often while there is none."""
-
-    def close(self) -> None:
-        """Releases what was prepared."""
+# Builds the history of a version, stores the parts of all its pieces in parcels, and returns the number of pieces.
+Historian = Callable[["Tables", "Stream", Request], int]
 
 
 @dataclass
@@ -142,13 +133,9 @@ class WarmUps:
     def follow(self) -> None:
         """Builds missing histories, and names the next piece once the stream has loaded the previous one; called often.
 
-        While no version is warming up, the historian prepares for a request. A failure is logged and retried; after
-        three failures the version starts without history.
+        A failure is logged and retried; after three failures the version starts without history.
         """
-        if not self._pending:
-            self.historian.get_ready(self.tables, self.stream)
-            return
-        if time.monotonic() < self._next_look:
+        if not self._pending or time.monotonic() < self._next_look:
             return
         if not succeeds(self._follow, "stream=%s could not publish a piece of history, will retry: %s", self.stream):
             self._next_look = time.monotonic() + _PAUSE_SECONDS
@@ -257,7 +244,7 @@ class WarmUps:
         histories, started = self._histories, time.monotonic()
         try:
             if (pieces := histories.count_pieces(waiting.name)) is None:
-                rule = compile_rule(self._find_document(waiting), self.stream)
+                rule = compile_rule(self.rules.find_document(waiting.rule_id, waiting.version), self.stream)
                 plan = self.checkpoint.read_plan()
                 if plan is None:
                     raise LookupError("the checkpoint has no plan")
@@ -277,12 +264,6 @@ class WarmUps:
                 "stream=%s could not build the history of version %s of rule %s (attempt %s of %s): %s",
                 self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MAX_ATTEMPTS, summarize_error(error),
             )  # fmt: skip
-
-    def _find_document(self, waiting: Waiting) -> dict[str, Any]:
-        return compute_at_once(
-            lambda tables: replace(self.rules, tables=tables).find_document(waiting.rule_id, waiting.version),
-            self.tables.root, lambda: self.tables,
-        )  # fmt: skip
 
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None

@@ -6,6 +6,7 @@ An unreadable file does not stop the rest: it becomes one row with a `REASON`.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -227,6 +228,10 @@ class Source:
         return json.dumps({"format": self.format, "options": options, "columns": columns}, ensure_ascii=False)
 
 
+class _UnlistedFileError(Exception):
+    """A folder has a file that Spark leaves out without a word."""
+
+
 class _FileGroup(NamedTuple):
     """Names of files with the same columns; the schema is None for lines of JSON."""
 
@@ -259,6 +264,8 @@ class Files:
         Raises SetupError if a column for the id or the time is missing or an expression is unusable, and Spark's errors
         if a file cannot be read.
         """
+        if self.names is None and _find_unlisted(self.source.path):
+            raise _UnlistedFileError
         schema = self._read_schema(self.names)
         if schema is not None:
             require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
@@ -274,7 +281,8 @@ class Files:
         """
         source = self.source
         names = _list_files(self.spark, source) if self.names is None else list(self.names)
-        broken: dict[str, str] = {}
+        unlisted = _find_unlisted(source.path) if self.names is None else []
+        broken = dict.fromkeys(unlisted, "the file's name is not UTF-8, so Spark cannot open it; rename the file")
         by_schema: dict[str, _FileGroup] = {}
         for group in self._find_readable(sorted(names), broken):
             key = "" if group.schema is None else group.schema.json()
@@ -324,7 +332,7 @@ class Files:
         if isinstance(error, SetupError):
             # In a CSV source, the first header is taken for all files.
             return self.names is not None or self.source.format == "csv"
-        return isinstance(error, AnalysisException) or bool(_FILE_ERRORS.search(str(error)))
+        return isinstance(error, (AnalysisException, _UnlistedFileError)) or bool(_FILE_ERRORS.search(str(error)))
 
     def _find_readable(self, names: list[str], broken: dict[str, str]) -> Iterator[_FileGroup]:
         """Yields groups of files that Spark can read together to the last row; adds the rest to `broken`."""
@@ -342,8 +350,6 @@ class Files:
                 half = len(names) // 2
                 yield from self._find_readable(names[:half], broken)
                 yield from self._find_readable(names[half:], broken)
-            elif "\ufffd" in unquote(names[0]):
-                broken[names[0]] = "the file's name is not UTF-8, so Spark cannot open it; rename the file"
             elif _VANISHED.search(str(error)) or self._has_vanished(names[0]):
                 broken[names[0]] = "the file vanished before it was read"
             else:
@@ -526,6 +532,13 @@ def _list_files(spark: SparkSession, source: Source) -> list[str]:
         return [normalize_slashes(name) for name in reader.text(source.path).inputFiles()]
     except AnalysisException as error:
         raise SetupError(f"{source.path} cannot be read: {first_line(error)}") from error
+
+
+def _find_unlisted(path: str) -> list[str]:
+    """Finds the files on this machine that Hadoop leaves out of its lists, because their names are not UTF-8."""
+    local = find_local_path(path)
+    names = [] if local is None else [str(file) for file in local.rglob("*")]
+    return [shown for name in names if (shown := os.fsencode(name).decode(errors="replace")) != name]
 
 
 def _has_colon(path: str, names: Sequence[str] | None) -> bool:

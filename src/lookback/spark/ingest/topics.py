@@ -41,11 +41,6 @@ _SILENCE_SECONDS = 20.0
 _LOST = {"failOnDataLoss": "false"}
 
 
-def choose_topic_checkpoint(tables: Tables, stream: Stream) -> str:
-    """Returns the default checkpoint for ingesting the stream's topic: a folder below the tables' root or volume."""
-    return f"{tables.files}/_checkpoints/kafka_{stream.name}"
-
-
 class TopicIngest:
     """Ingests the records of a stream's Kafka topic into its events table, each exactly once.
 
@@ -55,7 +50,7 @@ class TopicIngest:
     Args:
         tables: The tables of the workspace.
         stream: The stream.
-        checkpoint: The folder of the checkpoint; default: see `choose_topic_checkpoint`.
+        checkpoint: The folder of the checkpoint; default: see `Tables.choose_checkpoint`.
         every: The interval at which to look for records; None: ingest the existing records, then end.
         skip_lost: Continues even if the next records are no longer in the topic.
         patience: How long a run with `every` None waits for a broker, in seconds.
@@ -76,7 +71,7 @@ class TopicIngest:
         require_ingest(tables, stream)
         self._tables, self._stream, self._every = tables, stream, every
         self._topic = Topic.of(stream)
-        self._checkpoint = tables.find_place(checkpoint or choose_topic_checkpoint(tables, stream))
+        self._checkpoint = tables.find_place(checkpoint or tables.choose_checkpoint("kafka", stream))
         self._options = _LOST if skip_lost else {}
         self._progress = progress
         # A run with `every` waits forever.

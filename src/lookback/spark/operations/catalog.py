@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
-from lookback.spark.operations.grants import Grant, Roles, TablePlace, list_grants
+from lookback.spark.operations.grants import Grant, Grantees, TablePlace, list_grants
 from lookback.spark.tables.lakehouse import quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
 
@@ -76,7 +76,7 @@ def set_up(
     *,
     checkpoints: str = "",
     landing: str = "",
-    roles: Roles | None = None,
+    roles: Grantees | None = None,
     unity: RunStatement | None = None,
 ) -> list[SetUpStep]:
     """Creates the missing parts of a deployment, and returns a step for each part.
@@ -102,7 +102,7 @@ def set_up(
         def unity(statement: str) -> Sequence[Mapping[str, Any]]:
             return [row.asDict() for row in tables.spark.sql(statement).collect()]
 
-    return _Setup(tables.holding(*streams.values()), streams, unity).run(checkpoints, landing, roles or Roles())
+    return _Setup(tables.holding(*streams.values()), streams, unity).run(checkpoints, landing, roles or Grantees())
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Setup:
         self._tables, self._streams, self._unity = tables, streams, unity
         self._own = {name: stream for name, stream in streams.items() if not stream.table}
 
-    def run(self, checkpoints: str, landing: str, roles: Roles) -> list[SetUpStep]:
+    def run(self, checkpoints: str, landing: str, roles: Grantees) -> list[SetUpStep]:
         steps: list[SetUpStep] = []
         if self._tables.root is None:
             steps.append(self._create_schema())

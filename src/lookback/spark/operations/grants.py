@@ -16,7 +16,7 @@ _WRITTEN = ("rules", "reviews", "labels", "snoozes", "lists")
 
 
 @dataclass(frozen=True)
-class Roles:
+class Grantees:
     """The principals of the roles: account groups, and the application id of the service; empty for no grants."""
 
     analysts: str = ""
@@ -61,12 +61,12 @@ class Grant:
         return f"GRANT {', '.join(self.privileges)} ON {self.securable} TO {quote_name(self.principal)}"
 
 
-def list_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) -> list[Grant]:
+def list_grants(place: TablePlace, roles: Grantees, streams: Sequence[str]) -> list[Grant]:
     """Lists the grants of all roles with a principal; `streams` has the names of the events tables."""
     return [grant for grant in _generate_grants(place, roles, streams) if grant.principal]
 
 
-def _generate_grants(place: TablePlace, roles: Roles, streams: Sequence[str]) -> Iterator[Grant]:
+def _generate_grants(place: TablePlace, roles: Grantees, streams: Sequence[str]) -> Iterator[Grant]:
     catalog, schema = (place.catalog,), (place.catalog, place.schema)
     everybody = (roles.analysts, roles.engineers, roles.service)
     yield from (Grant(("USE CATALOG",), "CATALOG", catalog, role) for role in everybody)

@@ -87,7 +87,7 @@ class WaitingAlert:
 
 
 @dataclass
-class Counts:
+class DeliveryCounts:
     """The counts of passes; `waiting` counts alerts that a later pass will try, or try again."""
 
     sent: int = 0
@@ -98,7 +98,7 @@ class Counts:
     def __str__(self) -> str:
         return f"{self.sent:,} sent, {self.failed:,} failed, {self.given_up:,} given up, {self.waiting:,} waiting"
 
-    def add(self, later: Counts) -> None:
+    def add(self, later: DeliveryCounts) -> None:
         """Adds the counts of a later pass."""
         self.sent, self.failed = self.sent + later.sent, self.failed + later.failed
         self.given_up, self.waiting = self.given_up + later.given_up, later.waiting
@@ -147,7 +147,7 @@ class Notifier:
     _seen: tuple[int, int] | None = None
     _due: float = 0.0
 
-    def run(self, *, once: bool, every: float, stop: Event, report: Callable[[Counts], None]) -> Counts:
+    def run(self, *, once: bool, every: float, stop: Event, report: Callable[[DeliveryCounts], None]) -> DeliveryCounts:
         """Sends until `stop` is set, and returns the counts of all passes.
 
         Args:
@@ -160,7 +160,7 @@ class Notifier:
             SetupError: If another notifier of one of the streams is running.
         """
         with lock_notifier(self.tables.files, self.streams) as require_alone:
-            total = Counts()
+            total = DeliveryCounts()
             self._find_starts()
             while not stop.is_set():
                 require_alone()
@@ -178,7 +178,7 @@ class Notifier:
                 stop.wait(every)
             return total
 
-    def send(self) -> Counts:
+    def send(self) -> DeliveryCounts:
         """Makes one pass: sends the due alerts to all receivers in parallel, then records them in one commit."""
         starts = self._find_starts()
         now = self.clock()
@@ -411,9 +411,9 @@ def _make_mark(receiver: str, status: str, at: float, stream: str | None = None)
     }  # fmt: skip
 
 
-def _count(rows: Sequence[Mapping[str, Any]]) -> Counts:
+def _count(rows: Sequence[Mapping[str, Any]]) -> DeliveryCounts:
     statuses = [row["status"] for row in rows]
-    return Counts(statuses.count(SENT), statuses.count(FAILED), statuses.count(GIVEN_UP))
+    return DeliveryCounts(statuses.count(SENT), statuses.count(FAILED), statuses.count(GIVEN_UP))
 
 
 def _get_key(waiting: WaitingAlert) -> tuple[str, int]:

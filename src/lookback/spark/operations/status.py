@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from lookback.core.errors import LookbackError
 from lookback.core.operations.health import (
     RECENT,
     Figures,
-    Sample,
     WarmUp,
     check_health,
     describe_health,
@@ -24,11 +22,11 @@ from lookback.core.operations.health import (
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece
-from lookback.core.streams import alerts, metrics
+from lookback.core.streams import alerts
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.metrics import RuleCounts
+from lookback.questions.health import HealthQuestions
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.review import open_queue, queue_begins
+from lookback.spark.review import queue_begins
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
 from lookback.spark.tables.history import find_other_histories
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
-# The maximum length of a logged message within a sentence.
-_MAX_CHARACTERS = 200
 # The account in the status covers at most this time span, this number of ingest rounds, and this number of rows.
 _ACCOUNT_SPAN = dt.timedelta(days=1)
 _ACCOUNT_ROUNDS, _ACCOUNT_ROWS = 200, 1_000_000
@@ -209,22 +205,18 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         finding = make_misfit(misfit)
         return {**status, "healthy": False, "health": f"{stream.name} cannot be read.", "findings": [asdict(finding)]}
 
-    def count(name: str, select: Callable[[DataFrame], DataFrame]) -> int:
-        return sum(row["count"] for row in tables.query(name, lambda rows: select(rows).groupBy().count()))
-
-    own = F.col("stream") == stream.name
-    begin = F.lit(queue_begins())
     figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
+    (counts,) = tables.ask(
+        "stream_counts", since=queue_begins(), until=None, ended_after=None, rule_id=None, stream=stream.name,
+        with_snoozed=False, reports=False,
+    ).collect()  # fmt: skip
     status.update(
-        events=count(stream.name, lambda _: tables.read_events(stream.name)),
+        **counts.asDict(),
+        events=0 if tables.is_unwritten(stream.name) else tables.read_events(stream.name).count(),
         commits=figures.committed,
         judged=figures.judged,
         rules=figures.rules,
-        alerts=count("alerts", lambda rows: rows.where(own & (F.col("decided_at") >= begin))),
-        open=count("alerts", lambda _: open_queue(tables, stream=stream.name)),
-        late=count("late_events", lambda rows: rows.where(own)),
-        rejected=count("rejected_events", lambda rows: rows.where(own & (F.col("ingested_at") >= begin))),
         lag_commits=figures.waiting,
         lag_seconds=round(figures.lag, 3),
         account=figures.account,
@@ -249,19 +241,21 @@ def read_stream_figures(
     now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
     rows = RulesTable(tables, {stream.name: stream}).rows(find_rejected(tables, stream.name))
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
-    samples, last = _read_samples(tables, stream.name, now)
-    judged = _find_last_judged(tables, stream.name, checkpoint, last)
+    questions = HealthQuestions(lambda question, **values: tables.ask(question, **values).collect(), stream.name, now)
+    samples = questions.read_samples()
+    known = (samples.judged, None if checkpoint is None else checkpoint.find_last_judged())
+    judged = max((commit for commit in known if commit is not None), default=None)
+    judged = questions.find_last_arrival() if judged is None else judged
     waiting = read_backlog(tables, stream.name, judged)
-    rejected, reason = _count_rejected(tables, stream.name, now)
-    failing, refused = _read_failures(tables, stream.name, now)
+    rejected, reason = questions.count_rejected()
+    failing, refused = questions.read_failures()
     ingested = tables.read_events(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
     figures = Figures(
         stream.name, now,
         rules=sum(1 for row in own if row.status in EVALUATED),
         quarantined=[row.rule_id for row in own if row.status == "quarantined"],
         committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
-        newest=waiting.newest, samples=samples,
-        last_sample=None if last is None else _to_utc(last[metrics.MEASURED_AT]),
+        newest=waiting.newest, samples=samples.recent, last_sample=samples.last_at,
         failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
         warming=read_warm_ups(tables, stream),
         other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
@@ -317,69 +311,6 @@ def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
             named[key] = max(named.get(key, (0, 0)), (piece.piece, piece.pieces))
     known = (key for key in sorted(waiting) if key in since)
     return tuple(WarmUp(*key, _to_utc(since[key]), *named.get(key, (0, 0))) for key in known)
-
-
-def _read_samples(tables: Tables, name: str, now: dt.datetime) -> tuple[list[Sample], Row | None]:
-    """Reads the rows of `metrics` from the last hour, oldest first, and the last row overall."""
-    if not tables.exists(metrics.TABLE):
-        return [], None
-    at, own = F.col(metrics.MEASURED_AT), F.col("stream") == name
-    recent = tables.query(metrics.TABLE, lambda rows: rows.where(own & (at >= now - RECENT)).orderBy(at))
-    if recent:
-        return [_to_sample(row) for row in recent], recent[-1]
-    last = tables.query(metrics.TABLE, lambda rows: rows.where(own).orderBy(at.desc()).limit(1))
-    return [], last[0] if last else None
-
-
-def _to_sample(row: Row) -> Sample:
-    return Sample(
-        at=_to_utc(row[metrics.MEASURED_AT]),
-        events=row["events"],
-        late=row["late"],
-        discarded=row["discarded"],
-        lag=float(row["lag_seconds"]),
-        watermark=None if row["watermark"] is None else _to_utc(row["watermark"]),
-        state_rows=row["state_rows"],
-        stages={stage: row[f"{stage}_ms"] for stage in ("run", "evaluate", "write")},
-        rules={rule_id: RuleCounts(**counts.asDict()) for rule_id, counts in (row["by_rule"] or {}).items()},
-    )
-
-
-def _find_last_judged(tables: Tables, name: str, checkpoint: Checkpoint | None, last: Row | None) -> int | None:
-    """Finds the last judged commit from the checkpoint and the metrics, or from the last alert if neither has it."""
-    known: list[int | None] = [
-        None if last is None else last["judged"],
-        None if checkpoint is None else checkpoint.find_last_judged(),
-    ]
-    if all(commit is None for commit in known):
-        own, arrival = F.col("stream") == name, F.max("arrival").alias("arrival")
-        known += [row["arrival"] for row in tables.query("alerts", lambda rows: rows.where(own).agg(arrival))]
-    return max((commit for commit in known if commit is not None), default=None)
-
-
-def _count_rejected(tables: Tables, name: str, now: dt.datetime) -> tuple[int, str]:
-    """Counts the rows that ingest rejected within the last hour, and returns the reason of the newest too."""
-    recent = (F.col("stream") == name) & (F.col("ingested_at") >= now - RECENT)
-    figures = (F.count("*").alias("rows"), F.max_by("reason", "ingested_at").alias("reason"))
-    for row in tables.query("rejected_events", lambda rows: rows.where(recent).agg(*figures)):
-        return row["rows"], (row["reason"] or "")[:_MAX_CHARACTERS]
-    return 0, ""
-
-
-def _read_failures(tables: Tables, name: str, now: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
-    """Reads the log messages of rules that failed within the last hour, and of rules whose last row was rejected."""
-    own = (F.col("stream") == name) & F.col("rule_id").isNotNull()
-    newest = F.max_by(F.struct("action", "message"), F.struct("logged_at", "position")).alias("newest")
-    figures = (newest, F.max("logged_at").alias("at"))
-    has_failed = (F.col("action") == "failed").alias("has_failed")
-    failing, refused = {}, {}
-    for row in tables.query("rule_log", lambda rows: rows.where(own).groupBy("rule_id", has_failed).agg(*figures)):
-        message = row["newest"]["message"][:_MAX_CHARACTERS]
-        if row["has_failed"] and _to_utc(row["at"]) >= now - RECENT:
-            failing[row["rule_id"]] = message
-        if row["newest"]["action"] == "rejected":
-            refused[row["rule_id"]] = message
-    return failing, refused
 
 
 def _to_utc(time: dt.datetime) -> dt.datetime:

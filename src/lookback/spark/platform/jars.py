@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,7 @@ from lookback.core.errors import SetupError
 OLDEST_JAVA, NEWEST_JAVA = 17, 25
 # Names of the JARs to keep. Spark already has the rest of what Ivy downloads.
 _ANY_JAR = r".+\.jar"
-_DELTA_JARS = r"(io\.delta|io\.unitycatalog|com\.globalmentor)_.+\.jar"
+_DELTA_JARS = r"(io\.delta|io\.unitycatalog)_.+\.jar"
 _KAFKA_JARS = (
     r"(org\.apache\.kafka_kafka-clients|org\.apache\.commons_commons-pool2|org\.apache\.spark_spark-sql-kafka-).+\.jar"
 )
@@ -34,8 +33,6 @@ PROVIDED = (
     "org.apache.hadoop:hadoop-client-runtime", "org.lz4:lz4-java", "at.yawk.lz4:lz4-java", "org.scala-lang:scala-library",
     "org.scala-lang.modules:scala-parallel-collections_2.13", "org.slf4j:slf4j-api", "org.xerial.snappy:snappy-java",
 )  # fmt: skip
-# Writes local files with Java calls. Hadoop starts a `chmod` process for each file, about 20 per micro-batch.
-_LOCAL_FILES = ("com.globalmentor", "hadoop-bare-naked-local-fs", "0.1.0")
 _INSTALL = "install Java 17, such as with `sudo apt-get install openjdk-17-jre-headless` or `brew install openjdk@17`"
 _MARK = "resolved JARs: "
 # Runs in a separate process, because Ivy resolves packages when a JVM starts with `spark.jars.packages`.
@@ -108,7 +105,7 @@ def check_java() -> int:
 
 
 def fetch_session_jars(*, quiet: bool = True) -> list[Path]:
-    """Returns the JARs of a session (Delta's and one for local files). Fetches missing ones first (about 20 s, once).
+    """Returns Delta's JARs. Fetches missing ones first (about 20 s, once).
 
     They are in LOOKBACK_JARS, or in a folder named after their versions in ~/.cache/lookback/jars. Raises SetupError if
     they cannot be fetched.
@@ -125,12 +122,6 @@ def fetch_kafka_jars(*, quiet: bool = True) -> list[Path]:
     They are stored beside Delta's. Raises SetupError if they cannot be fetched.
     """
     return [*_choose_kafka().fetch(quiet=quiet), *_fetch_tokens(quiet)]
-
-
-def find_local_files_jar(jars: Iterable[Path]) -> Path | None:
-    """Returns the JAR with a faster local file system; None if the user's own folder lacks it."""
-    group, name, _ = _LOCAL_FILES
-    return next((jar for jar in jars if jar.name.startswith(f"{group}_{name}-")), None)
 
 
 def _find_java() -> Path | None:
@@ -165,8 +156,7 @@ def _choose_delta() -> Artifacts:
     spark, delta = _find_spark_version(), metadata.version("delta-spark")
     # Since 4.1, Delta publishes one artifact per minor version of Spark.
     minor = "" if delta.startswith("4.0.") else "_" + ".".join(spark.split(".")[:2])
-    name = f"delta-{delta}-spark-{spark}-files-{_LOCAL_FILES[-1]}"
-    return Artifacts(name, (("io.delta", f"delta-spark{minor}_2.13", delta), _LOCAL_FILES), _DELTA_JARS)
+    return Artifacts(f"delta-{delta}-spark-{spark}", (("io.delta", f"delta-spark{minor}_2.13", delta),), _DELTA_JARS)
 
 
 def _choose_kafka() -> Artifacts:

@@ -22,8 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.places import Place
-from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars, find_local_files_jar
-from lookback.spark.platform.logstore import use_folder_logs
+from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars
 from lookback.spark.platform.scratch import make_scratch
 
 if TYPE_CHECKING:
@@ -297,7 +296,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
         **_STATE_STORE,
         **_QUERY_SPEED,
         **_make_start_settings(cores, [*jars, *more]),
-        **(_make_local_settings(jars) if is_here else {}),
+        **(_make_local_settings() if is_here else {}),
     }
     conf = SparkConf().setMaster(master).setAppName(app_name)
     conf.setAll(list({**own, **settings}.items()))
@@ -305,10 +304,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
         gateway = launch_gateway(_select_at_launch(conf), {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_forward_lines, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()
         SparkContext(conf=conf, gateway=gateway)
-    spark = SparkSession.builder.config(conf=conf).getOrCreate()
-    if is_here:
-        use_folder_logs(spark)
-    return spark
+    return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 def _select_at_launch(conf: SparkConf) -> SparkConf:
@@ -385,20 +381,15 @@ def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def _make_local_settings(jars: Sequence[Path]) -> dict[str, str]:
+def _make_local_settings() -> dict[str, str]:
     """Returns settings for a single process that does all the work. They do not suit executors on other machines."""
-    local = {
+    package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
+    return {
         # The loopback address works without a network or a host name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # Hive registers a class of its own for local files, which does not list names that are not UTF-8.
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+        # Renames files without a shell command per file; see `use_files_of`.
+        _FILE_MANAGER: f"{package}.FileSystemBasedCheckpointFileManager",
     }
-    files = find_local_files_jar(jars)
-    if files is not None:
-        # Sets permissions without a process per file, which saves a fifth of the time of a small append.
-        local["spark.hadoop.fs.file.impl"] = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
-        # Needed for the first file that the session reads, before `spark.jars` are loaded.
-        local["spark.driver.extraClassPath"] = str(files)
-    # Renames files without a shell command per file; see `use_files_of`.
-    package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
-    local[_FILE_MANAGER] = f"{package}.FileSystemBasedCheckpointFileManager"
-    return local

@@ -80,11 +80,6 @@ class Column:
     def otherwise(self, value: Any) -> Column:
         return Column(f"{self.sql.removesuffix(' END')} ELSE {_render(value)} END")
 
-    def over(self, window: Window) -> Column:
-        """Computes a function over a window."""
-        return Column(f"({self.sql} OVER {window.sql})")
-
-    # In Spark, NULL is the smallest value.
     def asc(self) -> Column:
         return Column(f"{self.sql} ASC NULLS FIRST")
 
@@ -139,14 +134,6 @@ class Column:
 
     def __invert__(self) -> Column:
         return Column(f"(NOT {self.sql})")
-
-
-class Window:
-    """The ordered rows of each group, for `Column.over`."""
-
-    def __init__(self, group_by: Sequence[str], order: Any) -> None:
-        groups = f"PARTITION BY {', '.join(map(quote, group_by))} " if group_by else ""
-        self.sql = f"({groups}ORDER BY {order.asc().sql})"
 
 
 def quote(name: str) -> str:
@@ -234,18 +221,6 @@ def _struct(*columns: Column | str) -> Column:
     return Column(f"struct_pack({fields})", parts=parts)
 
 
-def _forall(column: Column | str, check: Callable[[Column], Column]) -> Column:
-    listed, holds = as_column(column).sql, check(Column("e")).sql
-
-    def has(condition: str) -> str:
-        return f"len(list_filter({listed}, lambda e: {condition})) > 0"
-
-    return Column(
-        f"CASE WHEN {listed} IS NULL THEN NULL WHEN {has(f'NOT {holds}')} THEN false WHEN {has(f'{holds} IS NULL')} THEN NULL "
-        "ELSE true END"
-    )
-
-
 def _substring(column: Column | str, start: int, length: int) -> Column:
     return Column(f"substring({as_column(column).sql}, {start:d}, {length:d})")
 
@@ -258,13 +233,6 @@ def _array_contains(column: Column | str, value: Any) -> Column:
     listed, value = as_column(column).sql, _render(value)
     has, has_null = f"list_contains({listed}, {value})", f"len(list_filter({listed}, lambda e: e IS NULL)) > 0"
     return Column(f"CASE WHEN NOT {has} AND {has_null} THEN NULL ELSE {has} END")
-
-
-def _array_position(column: Column | str, value: Any) -> Column:
-    value = _render(value)
-    return Column(
-        f"CASE WHEN {value} IS NOT NULL THEN coalesce(list_position({as_column(column).sql}, {value}), 0) END"
-    )
 
 
 # PySpark's functions in DuckDB.
@@ -283,19 +251,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "current_timestamp": _call("now"),
     "struct": _struct,
     "array": lambda *columns: Column(f"[{', '.join(as_column(each).sql for each in columns)}]"),
-    "array_position": _array_position,
     "array_contains": _array_contains,
-    "array_sort": _call("list_sort"),
     # The size of a map.
     "size": lambda column: Column(f"len(map_keys({as_column(column).sql}))"),
-    "map_entries": _call("map_entries"),
-    "map_contains_key": lambda column, key: Column(f"list_contains(map_keys({as_column(column).sql}), {_render(key)})"),
-    "forall": _forall,
-    "to_json": _call("to_json"),
     "count": lambda column: Column("count(*)") if column == "*" else _call("count")(column),
     "count_distinct": _count_distinct,
     "count_if": lambda column: Column(f"count(*) FILTER (WHERE {as_column(column).sql})"),
-    "lag": _call("lag"),
     "min": _call("min"),
     "max": _call("max"),
     "max_by": _max_by,
@@ -303,5 +264,4 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bool_and": _call("bool_and"),
     "bool_or": _call("bool_or"),
     # DuckDB chooses the kind of join itself.
-    "broadcast": lambda frame: frame,
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import count
 from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
+import sqlglot
 from pyspark.sql import Row
 
 from lookback.spark.queries.columns import Column, NeedsSpark, as_column, col, quote
@@ -39,6 +41,14 @@ class Session:
     def read(self, data: Any) -> Frame:
         """Returns a frame of an Arrow table or dataset. A query reads only the columns and row groups that it needs."""
         return Frame(self._connection.from_arrow(data))
+
+    def name(self, table: str, data: Any) -> None:
+        """Gives an Arrow table or dataset a name for queries in SQL."""
+        self._connection.register(table, data)
+
+    def ask(self, text: str, values: Mapping[str, Any]) -> Frame:
+        """Runs a query in Spark's dialect of SQL, with values for its :markers, on the named tables."""
+        return Frame(self._connection.sql(_translate(text), params=dict(values)))
 
     def close(self) -> None:
         """Ends DuckDB and its threads."""
@@ -118,10 +128,6 @@ class Frame:
     def toArrow(self) -> pa.Table:
         return self._relation.to_arrow_table()
 
-    def toBatches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields the rows in Arrow batches of `rows` rows. PySpark lacks this method."""
-        yield from self._relation.fetch_record_batch(rows)
-
     def toLocalIterator(self) -> Iterator[Row]:
         """Yields rows like Spark's: maps as dicts, structs as rows. Times are in UTC, with their zone."""
         reader = self._relation.fetch_record_batch(_BATCH_ROWS)
@@ -144,6 +150,13 @@ class Groups:
     def count(self) -> Frame:
         """Counts the rows of each group."""
         return self.agg(Column("count(*)", "count"))
+
+
+@cache
+def _translate(text: str) -> str:
+    """Translates a query from Spark's dialect. A desk asks the same few questions again and again."""
+    (translated,) = sqlglot.transpile(text, read="databricks", write="duckdb")
+    return translated
 
 
 def _make_row_reader(schema: pa.Schema) -> Callable[[tuple[Any, ...]], Row]:

@@ -5,15 +5,13 @@ Modules whose queries may run without a JVM import this instead of `pyspark.sql.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
     from pyspark.sql.functions import *  # noqa: F403
-    from pyspark.sql.window import WindowSpec
 else:
 
     def __getattr__(name: str) -> Any:
@@ -38,14 +36,3 @@ def without_spark() -> Iterator[None]:
         yield
     finally:
         _WITHOUT_SPARK.reset(token)
-
-
-def make_window(group_by: Sequence[str], order: Column) -> WindowSpec:
-    """Returns a window over the ordered rows of each group, or over all rows if `group_by` is empty."""
-    if _WITHOUT_SPARK.get():
-        from lookback.spark.queries import columns
-
-        return cast("WindowSpec", columns.Window(group_by, order))
-    from pyspark.sql import Window
-
-    return Window.partitionBy(*group_by).orderBy(order)

@@ -29,11 +29,11 @@ from lookback.core.values.windows import LOOKBACK
 from lookback.places import open_place
 from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import open_own_session
-from lookback.spark.replay.comparison import Comparison, compare, find_changes, find_standing
-from lookback.spark.replay.counting import Counts, TrialCounts, count_trials, find_last_rows, read_range_labels
+from lookback.spark.replay.comparison import RunComparison, compare, find_changes, find_standing
+from lookback.spark.replay.counting import LabelCounts, TrialCounts, count_trials, find_last_rows, read_range_labels
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
 from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
 from lookback.spark.tables.lakehouse import keep
 
@@ -84,7 +84,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BacktestFigures:
     """The result of one rule or variant over the range. A ratio with a denominator of 0 is None.
 
     Attributes:
@@ -138,15 +138,15 @@ class Backtest:
         warnings: Sentences for the user, about events that cannot be read.
     """
 
-    figures: list[Figures]
+    figures: list[BacktestFigures]
     events: int
     commits: tuple[int, int]
     deletes: int
     first_time: int | None
     last_time: int | None
     errors: list[LogRow] = field(default_factory=list)
-    against: Figures | None = None
-    comparisons: list[Comparison] = field(default_factory=list)
+    against: BacktestFigures | None = None
+    comparisons: list[RunComparison] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _standing: DataFrame | None = None
     _rows: DataFrame | None = None
@@ -305,7 +305,7 @@ def _free(rows: DataFrame) -> None:
         rows.unpersist()
 
 
-def _describe_discarded(answers: Answers) -> Iterator[str]:
+def _describe_discarded(answers: ShardAnswers) -> Iterator[str]:
     """Describes the events that came too late to count, if there are any."""
     late = answers.read_late().where("late_by_us > 0").groupBy("event_id", "event_time", "arrival")
     # One shard's rules may discard an event that another shard's rules take.
@@ -333,7 +333,7 @@ def _find_first_commit(within: Range, history: History) -> int | None:
     return within.since_commit if is_later else None
 
 
-def _count_failures(answers: Answers, plan: Plan) -> Counter[int]:
+def _count_failures(answers: ShardAnswers, plan: ReplayPlan) -> Counter[int]:
     """Counts how many times each trial could not be judged."""
     failed = Counter[int]()
     for payload in answers.list_payloads(FAILURES):
@@ -342,7 +342,7 @@ def _count_failures(answers: Answers, plan: Plan) -> Counter[int]:
     return failed
 
 
-def _list_errors(answers: Answers, plan: Plan) -> list[LogRow]:
+def _list_errors(answers: ShardAnswers, plan: ReplayPlan) -> list[LogRow]:
     """Lists the distinct rows for rule_log, with the rules' own ids."""
     logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
     own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
@@ -390,15 +390,15 @@ def _clip(history: History, within: Range) -> tuple[int | None, int | None]:
 
 
 def _make_figures(
-    trials: Sequence[Trial], counts: Counts, failed: Mapping[int, int], times: tuple[int | None, int | None]
-) -> list[Figures]:
+    trials: Sequence[Trial], counts: LabelCounts, failed: Mapping[int, int], times: tuple[int | None, int | None]
+) -> list[BacktestFigures]:
     first, last = times
     days = None if first is None or last is None else (last - first) / _DAY_US
     figures = []
     for at, trial in enumerate(trials):
         own = counts.by_trial.get(at, TrialCounts())
         figures.append(
-            Figures(
+            BacktestFigures(
                 rule_id=trial.rule_id,
                 version=trial.version,
                 parameters=trial.variant.parameters,

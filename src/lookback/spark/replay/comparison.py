@@ -36,7 +36,7 @@ class AlertCount:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The alerts of a rule compared with those of another version, here identified by rule_id and version.
 
     Attributes:
@@ -122,7 +122,7 @@ def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
     return merged.select(change, *_SUBJECT, "event_time", "positive")
 
 
-def compare(changes: DataFrame, rule_id: str, version: int) -> Comparison:
+def compare(changes: DataFrame, rule_id: str, version: int) -> RunComparison:
     """Counts the rows of `find_changes`; rule_id and version name the rule compared with."""
     counted = changes.groupBy("change").agg(
         F.count("*").alias("alerts"),
@@ -135,4 +135,4 @@ def compare(changes: DataFrame, rule_id: str, version: int) -> Comparison:
     )
     (row,) = keys.agg(F.count_if("gained").alias("gained"), F.count_if("lost").alias("lost")).collect()
     gained, lost, kept = (counts.get(change, AlertCount()) for change in _CHANGES)
-    return Comparison(rule_id, version, gained, lost, kept, row["gained"], row["lost"])
+    return RunComparison(rule_id, version, gained, lost, kept, row["gained"], row["lost"])

@@ -37,7 +37,7 @@ class TrialCounts:
 
 
 @dataclass
-class Counts:
+class LabelCounts:
     """The counts of all trials, and the number of events in the range with a positive label."""
 
     by_trial: dict[int, TrialCounts] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def read_range_labels(
 def count_trials(
     trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
-) -> Counts:  # fmt: skip
+) -> LabelCounts:  # fmt: skip
     """Counts the alerts and events of the trials.
 
     Args:
@@ -93,7 +93,7 @@ def count_trials(
         places: The places of these trials' flags, each with the trial's number.
         labels: See `read_range_labels`.
     """
-    counts = Counts(all_positives=0 if labels is None else labels.where("positive").count())
+    counts = LabelCounts(all_positives=0 if labels is None else labels.where("positive").count())
     if len(places) < trials:
         _count_alerts(counts, last, events, labels)
     if places:
@@ -101,7 +101,7 @@ def count_trials(
     return counts
 
 
-def _count_alerts(counts: Counts, last: DataFrame, events: DataFrame, labels: DataFrame | None) -> None:
+def _count_alerts(counts: LabelCounts, last: DataFrame, events: DataFrame, labels: DataFrame | None) -> None:
     stands = F.col("verdict") == "raised"
     counted = last.groupBy(TRIED).agg(
         F.count_if(stands).alias("alerts"),
@@ -128,14 +128,14 @@ def find_last_rows(alerts: DataFrame) -> DataFrame:
 
 
 def _count_flagged(
-    counts: Counts, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
+    counts: LabelCounts, flagged: DataFrame, places: Mapping[FlagPlace, int], labels: DataFrame | None
 ) -> None:
     counts.by_trial.update({at: TrialCounts() for at in places.values()})
     words = 1 + max(place.bit for place in places) // WORD_BITS
 
     def add(name: str, rows: DataFrame) -> None:
         """Adds the number of rows in which each trial's bit is set."""
-        counted = rows.select("group", "bits").mapInArrow(_CountBits(), "group int, counts array<bigint>")
+        counted = rows.select("group", "bits").mapInArrow(_count_bits, "group int, counts array<bigint>")
         for row in counted.collect():
             for bit, count in enumerate(row["counts"]):
                 if count:
@@ -186,15 +186,13 @@ def list_flagged(flagged: DataFrame, places: Mapping[FlagPlace, int]) -> DataFra
     return flagged.select(F.explode(numbers).alias(TRIED), key, "event_id", "event_time", "arrival")
 
 
-class _CountBits:
+def _count_bits(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Counts the rows of each group in which each bit is set."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            groups, words = batch["group"].to_numpy(), batch["bits"]
-            for group in np.unique(groups).tolist():
-                rows = np.flatnonzero(groups == group)
-                bits = words.take(pa.array(rows)).flatten().to_numpy().reshape(len(rows), -1)
-                counts = count_bits(bits, bits.shape[1] * WORD_BITS)
-                columns = {"group": pa.array([group], pa.int32()), "counts": pa.array([counts], pa.list_(pa.int64()))}
-                yield pa.RecordBatch.from_pydict(columns)
+    for batch in batches:
+        groups, words = batch["group"].to_numpy(), batch["bits"]
+        for group in np.unique(groups).tolist():
+            rows = np.flatnonzero(groups == group)
+            bits = words.take(pa.array(rows)).flatten().to_numpy().reshape(len(rows), -1)
+            counts = count_bits(bits, bits.shape[1] * WORD_BITS)
+            columns = {"group": pa.array([group], pa.int32()), "counts": pa.array([counts], pa.list_(pa.int64()))}
+            yield pa.RecordBatch.from_pydict(columns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,10 +18,10 @@ from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, Session, TiledWindow
-from lookback.spark.explaining.counted import list_named_events
+from lookback.spark.explaining.counted import list_named_events, write_key
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Answers, judge
+from lookback.spark.replay.tasks import ShardAnswers, judge
 from lookback.spark.replay.trials import Course, Trial, make_plan
 
 if TYPE_CHECKING:
@@ -35,27 +34,6 @@ _KEY, _IS_CONCERNED = "_key", "_is_concerned"
 _ENTRIES = "array<struct<key string, value string>>"
 
 
-@dataclass(frozen=True)
-class Rejudging:
-    """The trials to judge a second time, because their alerts do not name all their events.
-
-    Attributes:
-        sequences: The numbers of the sequence trials.
-        shared: For each window trial, the number of the trial that represents it: rules that differ only in `when`
-            count the same events, so one of them is judged for all.
-        places: Where each representative notes its events.
-    """
-
-    sequences: Sequence[int] = ()
-    shared: Mapping[int, int] = field(default_factory=dict)
-    places: Mapping[int, FlagPlace] = field(default_factory=dict)
-
-    @property
-    def numbers(self) -> set[int]:
-        """The numbers of the trials that are judged a second time."""
-        return {*self.sequences, *self.places}
-
-
 def find_named_events(last: DataFrame) -> DataFrame:
     """Lists the events that standing alerts in `last` (see `find_last_rows`) name: tried, alert_id, event_id."""
     rows = last.where(_STANDS).where(F.col("event_id").isNotNull())
@@ -65,7 +43,7 @@ def find_named_events(last: DataFrame) -> DataFrame:
 def find_events_behind(
     tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
     course: Course, since_commit: int | None, progress: Callable[[str], None] | None,
-) -> tuple[DataFrame, Answers | None]:  # fmt: skip
+) -> tuple[DataFrame, ShardAnswers | None]:  # fmt: skip
     """Finds all events behind the standing alerts in `last` (see `find_last_rows`).
 
     For course and since_commit, see `make_plan`.
@@ -76,33 +54,38 @@ def find_events_behind(
     """
     # A lookback alert names its only event.
     names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
-    rejudging = Rejudging() if names_all else _plan_rejudging(trials, last)
-    if not rejudging.numbers:
+    sequences, shared, places = ([], {}, {}) if names_all else _plan_rejudging(trials, last)
+    if not sequences and not places:
         return find_named_events(last), None
     plan = make_plan(
-        {at: trials[at] for at in sorted(rejudging.numbers)}, stream, course, since_commit,
-        flagging=rejudging.places, paused=rejudging.places, max_evidence=sys.maxsize,
+        {at: trials[at] for at in sorted([*sequences, *places])}, stream, course, since_commit,
+        flagging=places, paused=places, max_evidence=sys.maxsize,
     )  # fmt: skip
     groupings: dict[tuple[str, ...], list[int]] = {}
-    for at in [*rejudging.shared, *rejudging.sequences]:
+    for at in [*shared, *sequences]:
         groupings.setdefault(trials[at].rule.group_by, []).append(at)
     rows = _mark_concerned(history.read_lasting(tables), stream, last, groupings)
     answers = judge(rows, stream, plan, history.events, history.spans, progress)
-    events = find_named_events(last.where(~F.col(TRIED).isin(*rejudging.sequences)))
-    if rejudging.sequences:
+    events = find_named_events(last.where(~F.col(TRIED).isin(*sequences)))
+    if sequences:
         events = events.unionByName(find_named_events(find_last_rows(answers.read_tried_alerts())))
-    if rejudging.shared:
+    if shared:
         clears = [command.after for command in course.commands if command.change.status == "clear_state"]
-        counted = list_flagged(answers.read_flagged(), {place: at for at, place in rejudging.places.items()})
-        windows = last.where(_STANDS).where(F.col(TRIED).isin(*rejudging.shared))
-        widths = {at: _find_width(trials[at].rule) for at in rejudging.places}
+        counted = list_flagged(answers.read_flagged(), {place: at for at, place in places.items()})
+        windows = last.where(_STANDS).where(F.col(TRIED).isin(*shared))
+        widths = {at: _find_width(trials[at].rule) for at in places}
         bounds = [after for after in clears if after is not None]
-        events = events.unionByName(_find_counted(windows, counted, rejudging.shared, widths, bounds))
+        events = events.unionByName(_find_counted(windows, counted, shared, widths, bounds))
     return events, answers
 
 
-def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> Rejudging:
-    """Finds the trials whose standing alerts do not name all their events."""
+def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> tuple[list[int], dict[int, int], dict[int, FlagPlace]]:
+    """Finds the trials to judge a second time, because their standing alerts do not name all their events.
+
+    Returns:
+        The numbers of the sequence trials; for each window trial, the number of the trial that represents it, since
+        rules that differ only in `when` count the same events; and where each representative notes its events.
+    """
     is_short = F.col("event_id").isNull() | (F.size("evidence") >= MAX_EVIDENCE_IDS)
     numbers = sorted(row[0] for row in last.where(_STANDS).where(is_short).select(TRIED).distinct().collect())
     sequences = [at for at in numbers if trials[at].rule.spec.kind == SEQUENCE]
@@ -119,7 +102,7 @@ def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> Rejudging:
         if shared[at] == at:
             group, bit = groups.setdefault(rule.group_by, len(groups)), bits.get(rule.group_by, 0)
             places[at], bits[rule.group_by] = FlagPlace(group, bit), bit + 1
-    return Rejudging(sequences, shared, places)
+    return sequences, shared, places
 
 
 def _identify_windows(rule: CompiledRule) -> object:
@@ -146,21 +129,16 @@ def _mark_concerned(
     `groupings` has the trials by the fields of their keys. If a key has no fields or a float field, which has no exact
     text, all events are judged.
     """
-    types = stream.fields
-    if any(not names or any(types[name].is_float for name in names) for names in groupings):
+    if any(not names or any(stream.fields[name].is_float for name in names) for names in groupings):
         return rows
-
-    def write_key(values: Mapping[str, Column]) -> Column:
-        # Both sides cast from the field's type, so equal values have equal texts.
-        texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
-        return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"})
-
     is_concerned = F.lit(False)
     entries = F.map_from_entries(F.from_json("key", _ENTRIES))
     for at, (names, numbers) in enumerate(groupings.items()):
         own = last.where(_STANDS).where(F.col(TRIED).isin(*numbers))
-        keys = own.select(write_key({name: entries[F.lit(name)] for name in names}).alias(f"{_KEY}{at}")).distinct()
-        rows = rows.withColumn(f"{_KEY}{at}", write_key({name: F.col(f"`{name}`") for name in names}))
+        keys = own.select(
+            write_key(stream, {name: entries[F.lit(name)] for name in names}).alias(f"{_KEY}{at}")
+        ).distinct()
+        rows = rows.withColumn(f"{_KEY}{at}", write_key(stream, {name: F.col(f"`{name}`") for name in names}))
         rows = rows.join(keys.withColumn(f"{_IS_CONCERNED}{at}", F.lit(True)), f"{_KEY}{at}", "left")
         is_concerned = is_concerned | F.col(f"{_IS_CONCERNED}{at}").isNotNull()
     return rows.withColumn("_change_type", F.when(is_concerned, F.col("_change_type")).otherwise("delete"))
@@ -177,7 +155,7 @@ def _find_counted(
     Args:
         windows: The last rows of the windows' alerts.
         counted: The events that the judged trials took (see `list_flagged`).
-        shared: See `Rejudging`.
+        shared: See `_plan_rejudging`.
         widths: See `_find_width`.
         clears: The last commit before each time the state was cleared.
     """

@@ -6,16 +6,15 @@ import datetime as dt
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import parse_time
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.history import find_first_readable, list_inserted_rows
+from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 _SPAN_EVENTS = 2_000_000
 # All rows of a commit have the same stamp, which is later than the stamps of all earlier commits.
 _STAMP = "ingested_at"
-# The maximum number of commits to read for the exact first and last event time; if more are candidates, all are read.
-_MAX_OUTER = 8
-_LOGGED_EXACTLY = 2_000
 
 
 @dataclass(frozen=True)
@@ -90,18 +86,12 @@ class History:
         )  # fmt: skip
 
     @classmethod
-    def read(
-        cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None, *,
-        is_estimate: bool = False,
-    ) -> History:  # fmt: skip
-        """Counts the rows of each commit from `since` through `until`; None means the first and the last commit.
-
-        With is_estimate, the first and last event time are exact to a millisecond only, so the table's log may suffice.
-        """
+    def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
+        """Counts the rows of each commit from `since` through `until`; None means the first and the last commit."""
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
         first = first if since is None else max(first, since)
         last = last if until is None else max(first, min(last, until))
-        counts = _read_counts(tables, stream, first, last, is_estimate=is_estimate)
+        counts = _count_changes(tables, stream, first, last)
         return cls(
             stream, first, last, sum(row.events for row in counts), sum(row.deleted > 0 for row in counts),
             _find_spans(((row.commit, row.events) for row in counts), last),
@@ -167,38 +157,11 @@ class _CommitCounts(NamedTuple):
     last: int | None
 
 
-def _read_counts(tables: Tables, stream: Stream, first: int, last: int, *, is_estimate: bool) -> list[_CommitCounts]:
-    """Counts the rows of each commit from `first` to `last`, from the table's log if it suffices, else by reading them.
-
-    The overall first and last event time are exact; those of a single commit are exact to a millisecond. With
-    `is_estimate`, all are exact to a millisecond only.
-    """
-    # In a table of alerts or one that another program writes, some rows may not be events.
-    folder = None if first or stream.table or stream.is_of_alerts else tables.log_folder(stream.name)
-    logged = None if folder is None else list_inserted_rows(folder, last, stream.event_time)
-    if not logged:
-        return _count_changes(tables, stream, [(first, last)])
-    if is_estimate:
-        return [_CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged]
-    # Statistics have milliseconds, truncated or rounded.
-    least, most = (
-        min(each.first for each in logged) + _LOGGED_EXACTLY,
-        max(each.last for each in logged) - _LOGGED_EXACTLY,
-    )
-    outer = {each.commit for each in logged if each.first <= least or each.last >= most}
-    if len(outer) > _MAX_OUTER:
-        return _count_changes(tables, stream, [(first, last)])
-    inner = [
-        _CommitCounts(each.commit, each.rows, 0, each.first, each.last) for each in logged if each.commit not in outer
-    ]
-    return sorted([*inner, *_count_changes(tables, stream, [(commit, commit) for commit in sorted(outer)])])
-
-
-def _count_changes(tables: Tables, stream: Stream, ranges: Sequence[tuple[int, int]]) -> list[_CommitCounts]:
-    """Counts the rows of each commit by reading its changes. A range is a first and a last commit."""
+def _count_changes(tables: Tables, stream: Stream, first: int, last: int) -> list[_CommitCounts]:
+    """Counts the rows of each commit from `first` to `last` by reading its changes."""
     inserted, time = F.col("_change_type") == "insert", F.unix_micros(stream.event_time)
     counts = (
-        reduce(DataFrame.unionByName, (tables.read_changes(stream.name, *each) for each in ranges))
+        tables.read_changes(stream.name, first, last)
         .where(F.col("_change_type").isin("insert", "delete"))
         .groupBy(COMMIT)
         .agg(

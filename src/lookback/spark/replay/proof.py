@@ -36,7 +36,7 @@ from lookback.spark.record.record import Record
 from lookback.spark.replay.history import History
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
-from lookback.spark.replay.tasks import Answers, Plan, judge
+from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
 from lookback.spark.stream.rebuild import find_deletions, find_last_arrival
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
@@ -98,7 +98,7 @@ class Proofs:
     commits: tuple[int, int]
     differences: DataFrame
     gone: str = ""
-    _answers: Answers | None = None
+    _answers: ShardAnswers | None = None
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `differences`; you cannot read them afterwards."""
@@ -275,7 +275,7 @@ def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
     return Proofs([Proof(None, 0, 0, 0, 0)], commits, tables.read("alerts").where("false").select(*columns))
 
 
-def _go_on(plan: Plan, state: SavedState) -> Plan:
+def _go_on(plan: ReplayPlan, state: SavedState) -> ReplayPlan:
     """Drops the rule changes that a saved state already includes from a plan."""
 
     def is_new(each: WaitingChange) -> bool:
@@ -287,7 +287,11 @@ def _go_on(plan: Plan, state: SavedState) -> Plan:
 
 
 def _compare_alerts(
-    tables: Tables, stream: Stream, answers: Answers, conditions: tuple[Column, Column], begun_at: dt.datetime | None
+    tables: Tables,
+    stream: Stream,
+    answers: ShardAnswers,
+    conditions: tuple[Column, Column],
+    begun_at: dt.datetime | None,
 ) -> tuple[DataFrame, dict[str, int]]:
     """Compares the alerts. Also returns, by rule, the number of excluded rows, which an earlier evaluation wrote."""
     of_recorded, of_replayed = conditions
@@ -299,7 +303,7 @@ def _compare_alerts(
     return _compare(recorded, answers.read_alerts().where(of_replayed), ALERTS_SCHEMA.names), earlier
 
 
-def _compare_late(tables: Tables, stream: Stream, answers: Answers, between: Column) -> DataFrame:
+def _compare_late(tables: Tables, stream: Stream, answers: ShardAnswers, between: Column) -> DataFrame:
     recorded = tables.read("late_events").where((F.col("stream") == stream.name) & between)
     return _compare(recorded, _merge_late(answers.read_late()).where(between), LATE_SCHEMA.names)
 
@@ -341,7 +345,7 @@ def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
     return max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
 
 
-def _make_plan(record: Record, streams: Mapping[str, Stream], last: int) -> tuple[Plan, LostRules]:
+def _make_plan(record: Record, streams: Mapping[str, Stream], last: int) -> tuple[ReplayPlan, LostRules]:
     """Plans a replay in which each rule change takes effect at its logged arrival, or never if it has none.
 
     Rules with unknown versions are left out.
@@ -360,7 +364,7 @@ def _make_plan(record: Record, streams: Mapping[str, Stream], last: int) -> tupl
             waiting.append(WaitingChange(change, after))
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
     warmed = [each for each in schedule.warmed if each.arrival <= last and each.rule_id not in unknown]
-    plan = Plan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
+    plan = ReplayPlan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
     return plan, LostRules.find(record.begins, unknown, record.logged, waiting)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
-from lookback.core.engine.warming import History
+from lookback.core.engine.warming import WindowHistory
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.account import Account, Taken
 from lookback.core.rules.compiled import CompiledRule
@@ -81,12 +80,9 @@ from lookback.spark.tables.schemas import LATE_EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from lookback.spark.queries.frames import Frame
     from lookback.spark.replay.saved import SavedState
 
 _T = TypeVar("_T")
-# The number of rows to read at once with DuckDB.
-_FRAME_ROWS = 100_000
 # The number of events per shard. It keeps a task's state and blocks small: below 1 GB with 100 rules. Smaller shards
 # cost more, because rules with several groupings send an event to several shards.
 _SHARD_EVENTS = 12_000_000
@@ -122,7 +118,7 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers with flagged events.
 FLAGGED = "flagged"
-# The kind of answers with counts of events, see `Plan.account`.
+# The kind of answers with counts of events, see `ReplayPlan.account`.
 ACCOUNT = "account"
 # The kind of answers with a page of the final state, after the label of its shard.
 STATE = "state"
@@ -135,7 +131,7 @@ _LOW_PRIORITY = 10
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The rules of a replay and their changes.
 
     Attributes:
@@ -194,7 +190,7 @@ class Tried(NamedTuple):
     rule_id: str
 
 
-class Answers:
+class ShardAnswers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
     Attributes:
@@ -203,7 +199,7 @@ class Answers:
     """
 
     def __init__(
-        self, blocks: DataFrame, judge: _Judge, shards: int, progress: Callable[[str], None] | None = None
+        self, blocks: DataFrame, judge: _ShardJudge, shards: int, progress: Callable[[str], None] | None = None
     ) -> None:
         self.shards = shards
         spark = blocks.sparkSession
@@ -236,7 +232,7 @@ class Answers:
         return self._unpack(ALERTS, _ALERTS_ROWS)
 
     def read_tried_alerts(self) -> DataFrame:
-        """Reads the alert rows with one more column: the number of the candidate (see `Plan.tried`)."""
+        """Reads the alert rows with one more column: the number of the candidate (see `ReplayPlan.tried`)."""
         return self._unpack(ALERTS, _TRIED_ROWS)
 
     def read_flagged(self) -> DataFrame:
@@ -297,9 +293,9 @@ def count_shards(events: int, cores: int) -> int:
 
 
 def judge(
-    rows: DataFrame, stream: Stream, plan: Plan, events: int, spans: Sequence[int],
+    rows: DataFrame, stream: Stream, plan: ReplayPlan, events: int, spans: Sequence[int],
     progress: Callable[[str], None] | None = None, saved: SavedState | None = None, shards: int | None = None,
-) -> Answers:  # fmt: skip
+) -> ShardAnswers:  # fmt: skip
     """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span by span.
 
     Args:
@@ -325,34 +321,7 @@ def judge(
     if saved is not None:
         blocks = blocks.unionByName(saved.read(spark).withColumn(_SPAN, F.lit(_BEFORE)))
     blocks = blocks.repartition(tasks, "shard").sortWithinPartitions("shard", _SPAN)
-    return Answers(blocks, _Judge(stream, labels, plan), shards, progress)
-
-
-def judge_in_turn(rows: DataFrame, stream: Stream, plan: Plan, spans: Sequence[int], shards: int) -> None:
-    """Like `judge`, but without Spark: judges one shard after the other in this process, for `plan.history` only.
-
-    Blocks wait in an unnamed temporary file, so the system frees them however the process ends.
-    """
-    labels = tuple(map(str, range(shards)))
-    dispatch = _SpanDispatch.of(stream, plan, labels, spans)
-    frame = cast("Frame", dispatch.select(rows))
-    with tempfile.TemporaryFile() as file:
-        for _ in _Judge(stream, labels, plan)(_sort_blocks(dispatch(frame.toBatches(_FRAME_ROWS)), file)):
-            pass
-
-
-def _sort_blocks(batches: Iterable[pa.RecordBatch], file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Yields the blocks of `batches` sorted by shard and span, one block per batch."""
-    places: list[tuple[str, int, int]] = []
-    with pa.ipc.new_file(file, _ARROW_BLOCKS) as writer:
-        for batch in batches:
-            for at, (shard, span) in enumerate(zip(batch["shard"].to_pylist(), batch[_SPAN].to_pylist(), strict=True)):
-                places.append((shard, span, len(places)))
-                writer.write_batch(batch.slice(at, 1))
-    if places:
-        reader = pa.ipc.open_file(file)
-        for _, _, number in sorted(places):
-            yield reader.get_batch(number)
+    return ShardAnswers(blocks, _ShardJudge(stream, labels, plan), shards, progress)
 
 
 @dataclass(frozen=True)
@@ -366,7 +335,7 @@ class _SpanDispatch:
     gives_way: bool = False
 
     @classmethod
-    def of(cls, stream: Stream, plan: Plan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
+    def of(cls, stream: Stream, plan: ReplayPlan, labels: tuple[str, ...], spans: Sequence[int]) -> _SpanDispatch:
         """Returns the dispatch of a plan's events to the shards with these labels."""
         builder = BlockBuilder(plan.declarations or Declarations.of(stream), labels, plan.account)
         return cls(builder, find_coverage(plan.rules), tuple(spans), plan.erases, plan.gives_way)
@@ -395,12 +364,12 @@ class _SpanDispatch:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _ShardJudge:
     """Judges the blocks of shards, shard by shard and span by span."""
 
     stream: Stream
     labels: tuple[str, ...]
-    plan: Plan
+    plan: ReplayPlan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the answers of the shards in `batches`, sorted by shard and span; called by Spark's mapInArrow."""
@@ -472,7 +441,7 @@ class _Pages(dict[str, bytes]):
 class _Shard:
     """The keys of one shard, with their state in memory."""
 
-    def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: Plan) -> None:
+    def __init__(self, stream: Stream, labels: Sequence[str], label: str, plan: ReplayPlan) -> None:
         self._stream, self._tried, self._declarations = stream, plan.tried, plan.declarations
         number = list(labels).index(label)
         self._evaluator = Evaluator(
@@ -507,7 +476,7 @@ class _Shard:
 
     def leave_history(self, rule: CompiledRule, place: HistoryPlace) -> None:
         """Stores the rows gathered for a rule as one part of its history."""
-        content = History.of(self._state, rule).encode()
+        content = WindowHistory.of(self._state, rule).encode()
         place.parcels.write(name_part(place.name, self._evaluator.shard), content)
 
     def judge(self, blocks: Iterable[bytes]) -> list[tuple[str, bytes]]:

@@ -26,7 +26,7 @@ from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.log import DECLARED, read_rows
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import Plan, Tried
+from lookback.spark.replay.tasks import ReplayPlan, Tried
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -173,7 +173,7 @@ def _read_declarations(tables: Tables, stream: Stream, history: History, term: T
 def make_plan(
     trials: Mapping[int, Trial], stream: Stream, course: Course, since_commit: int | None = None, *,
     flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
-) -> Plan:  # fmt: skip
+) -> ReplayPlan:  # fmt: skip
     """Plans a replay with the trials in force from the beginning, and commands taking effect where the stream had them.
 
     Args:
@@ -199,7 +199,7 @@ def make_plan(
     # The stream's own limit on rules may be lower.
     widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
-    return Plan(
+    return ReplayPlan(
         [trial.rule for trial in trials.values()], first, waiting, {stream.name: widened},
         declarations=course.declarations.with_limits(widened), lists=course.lists,
         tried={rule_id: Tried(at, trials[at].rule_id) for at, rule_id in ids.items()},

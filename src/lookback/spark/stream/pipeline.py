@@ -220,8 +220,6 @@ class Evaluation:
                     raise
                 raise explained from error
             finally:
-                if self._historian is not None:
-                    self._historian.close()
                 self._end_query()
                 self._quarantines.publish(at_once=True)
                 if self.reports:

@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from lookback.core.values.times import parse_time, to_utc
+from lookback.questions import write_question
 from lookback.spark.queries.columns import NeedsSpark
 from lookback.spark.queries.frames import Session
 from lookback.spark.queries.functions import without_spark
@@ -62,6 +63,22 @@ class FolderTables(Tables):
         """Returns whether the table exists and is a Delta table."""
         return DeltaTable.is_deltatable(str(self._require_folder(name)))
 
+    def ask(self, question: str, **values: object) -> DataFrame:
+        """Asks a question of `lookback.questions`, with `values` by name."""
+        session = cast("Session", self.spark)
+        asked = set[str]()
+
+        def write_table(name: str) -> str:
+            session.name(name, self._open(name))
+            return name
+
+        def write_value(name: str) -> str:
+            asked.add(name)
+            return f":{name}"
+
+        text = write_question(question, write_table, write_value)
+        return cast("DataFrame", session.ask(text, {name: values[name] for name in asked}))
+
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits, newest first: version, timestamp, operation, operationMetrics, userMetadata."""
         folder = self._require_folder(name)
@@ -87,11 +104,14 @@ class FolderTables(Tables):
         return None
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
+        return self._make_frame(self._open(name, version))
+
+    def _open(self, name: str, version: int | None = None) -> Any:
         folder, opened = self._require_folder(name), cast("Session", self.spark).opened
         if (folder, version) not in opened:
             # All queries of a command see the same version of the table, and its log is read once.
             opened[folder, version] = _open_rows(folder, DeltaTable(str(folder), version=version))
-        return self._make_frame(opened[folder, version])
+        return opened[folder, version]
 
     def _read_changed_rows(self, name: str, options: Mapping[str, str]) -> DataFrame:
         folder, last = self._require_folder(name), int(options.get("endingVersion", self.version(name)))

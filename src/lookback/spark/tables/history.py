@@ -6,14 +6,13 @@ Changes become unreadable when logs are cleaned or files vacuumed, or if the cha
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -21,7 +20,7 @@ from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.values.times import to_utc
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.lakehouse import commit_file, read_actions
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-# Actions that change no rows, or whose rows the statistics of the added files count.
-_COUNTED_ACTIONS = {"add", "commitInfo", "metaData", "protocol", "txn", "domainMetadata"}
 _NOT_RECORDED = re.compile(r"not\s+recorded for version \[(\d+)\]")
 
 
@@ -208,61 +205,6 @@ def _list_change_files(actions: list[dict[str, Any]]) -> list[str]:
     changes = [action["cdc"] for action in actions if "cdc" in action]
     parts = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     return [unquote(part["path"]) for part in changes or [part for part in parts if part.get("dataChange")]]
-
-
-class InsertedRows(NamedTuple):
-    """The number of rows a commit inserted, and the bounds of a time column: microseconds, cut to milliseconds."""
-
-    commit: int
-    rows: int
-    first: int
-    last: int
-
-
-def list_inserted_rows(folder: Path, last: int, time: str) -> list[InsertedRows] | None:
-    """Counts the rows that each commit inserted, from the file statistics in a table's log.
-
-    Args:
-        folder: The folder of the table.
-        last: The last commit to count.
-        time: The column whose bounds to return.
-
-    Returns:
-        The commits that have rows. None if the log is not exact: rows were deleted or updated, files have no statistics
-        or use other column names, or the log begins later.
-    """
-    counts = []
-    try:
-        for version in range(last + 1):
-            files = _list_counted_files(read_actions(commit_file(folder, version)))
-            if files is None:
-                return None
-            parts = [statistics for each in files if (statistics := json.loads(each["stats"]))["numRecords"]]
-            if parts:
-                firsts, lasts = ([parse_time(part[end][time]) for part in parts] for end in ("minValues", "maxValues"))
-                rows = sum(part["numRecords"] for part in parts)
-                counts.append(InsertedRows(version, rows, min(firsts), max(lasts)))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return counts
-
-
-def _list_counted_files(actions: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Lists the files that a commit adds; None if the commit changes rows in any other way."""
-    files = []
-    for action in actions:
-        kinds = set(action)
-        # Compaction removes and adds files without changing rows.
-        changed = [
-            action[kind] for kind in ("add", "remove") if kind in action and action[kind].get("dataChange", True)
-        ]
-        if "remove" in kinds and not changed:
-            continue
-        mode = action.get("metaData", {}).get("configuration", {}).get("delta.columnMapping.mode", "none")
-        if not kinds <= _COUNTED_ACTIONS or mode != "none" or any(each.get("deletionVector") for each in changed):
-            return None
-        files += changed
-    return files
 
 
 def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:

@@ -22,7 +22,9 @@ from lookback.core.streams import alerts, metrics
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import first_line, quote_identifier
+from lookback.core.values.times import parse_time
 from lookback.places import Place, find_local_path, open_place, parse_place
+from lookback.questions import write_question
 from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
@@ -30,6 +32,7 @@ from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, de
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.types import StructField, StructType
@@ -150,6 +153,10 @@ class Tables:
                 "workspace"
             )
         return str(parse_place(self.volume))
+
+    def choose_checkpoint(self, step: str, stream: Stream) -> str:
+        """Returns the default checkpoint folder of a step for a stream. Raises SetupError as `files` does."""
+        return f"{self.files}/_checkpoints/{step}_{stream.name}"
 
     def _require_reachable(self) -> None:
         if find_local_path(self.root) is not None:
@@ -273,6 +280,10 @@ class Tables:
         """Appends `rows`, tuples or dicts, to one of Lookback's own tables, as one file; `user_metadata` as in `append`."""
         self.append(self.spark.createDataFrame(rows, PRODUCT_TABLES[name]).coalesce(1), name, user_metadata)
 
+    def append_arrow(self, rows: pa.Table, name: str, user_metadata: str | None = None) -> None:
+        """Appends the rows of an Arrow table in one commit, as one file; `user_metadata` as in `append`."""
+        self.append(self.spark.createDataFrame(rows).coalesce(1), name, user_metadata)
+
     def delta(self, name: str) -> DeltaTable:
         """Opens the table for updates and merges."""
         if self.is_place(name):
@@ -360,6 +371,20 @@ class Tables:
         For a table that was never written to, the result is empty (even of an aggregate) and no Spark job runs.
         """
         return [] if self.is_unwritten(name) else query(self.read(name)).collect()
+
+    def ask(self, question: str, **values: object) -> DataFrame:
+        """Asks a question of `lookback.questions`. `values` has its values: texts, booleans, aware times or None."""
+        written = {name: _write_value(value) for name, value in values.items()}
+        return self.spark.sql(write_question(question, self._write_table, written.__getitem__))
+
+    def _write_table(self, name: str) -> str:
+        """Returns the SQL for one of Lookback's own tables; without any scan if it was never written to."""
+        if not self.is_unwritten(name):
+            return self.identifier(name)
+        columns = (
+            f"CAST(NULL AS {each.dataType.simpleString()}) AS {quote_name(each.name)}" for each in PRODUCT_TABLES[name]
+        )
+        return f"(SELECT {', '.join(columns)} WHERE false)"
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits of the table, newest first: version, timestamp, operation, userMetadata and more."""
@@ -617,7 +642,22 @@ def quote_name(text: str) -> str:
 
 def quote_text(text: str) -> str:
     """Quotes a text for SQL, in single quotes. Raises SetupError if Spark would substitute a part of it."""
-    return "'" + refuse_substitution(text, "text").replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return _quote(refuse_substitution(text, "text"))
+
+
+def _write_value(value: object) -> str:
+    """Returns the SQL for a value of a question. Delta's parser does not accept parameters."""
+    if value is None or isinstance(value, bool):
+        return {None: "NULL", True: "true", False: "false"}[value]
+    if isinstance(value, dt.datetime):
+        return f"timestamp_micros({parse_time(value)})"
+    assert isinstance(value, str), value
+    # Spark does not substitute a variable that begins with an escaped $.
+    return _quote(value).replace("$", "\\u0024")
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def to_timestamp(microseconds: int) -> Column:

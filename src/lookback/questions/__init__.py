@@ -1,0 +1,53 @@
+"""Contains the questions about a place's tables, each as a text of SQL that a person can read.
+
+A text is in Spark's dialect. It names tables, and other questions, by their plain names, and values as `:name`. Spark and
+SQL warehouses run it, DuckDB runs a translation, and in a catalog views answer it. This package knows no engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+
+# In a text: comments and strings stay as they are; what FROM and JOIN name, and values, are written by the engine.
+_PARTS = re.compile(r"--[^\n]*|'[^']*'|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_]+)")
+_SUBQUERY = re.compile(r"\b([a-z_]+) AS \(")
+
+
+@cache
+def read_question(name: str) -> str:
+    """Returns the text of a question. Raises FileNotFoundError if there is none."""
+    return files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+@cache
+def is_question(name: str) -> bool:
+    """Returns whether a question has this name."""
+    return files(__name__).joinpath(f"{name}.sql").is_file()
+
+
+def write_question(
+    name: str, write_table: Callable[[str], str], write_value: Callable[[str], str] = lambda name: f":{name}"
+) -> str:
+    """Returns a question's text, with the questions that it names as subqueries.
+
+    Args:
+        name: The question.
+        write_table: Returns the SQL for a table, from its name.
+        write_value: Returns the SQL for a value, from its name. By default the marker stays.
+    """
+    text = read_question(name)
+    subqueries = set(_SUBQUERY.findall(text))
+
+    def write(part: re.Match[str]) -> str:
+        table, value = part["table"], part["value"]
+        if value:
+            return write_value(value)
+        if not table or table in subqueries:
+            return part[0]
+        source = f"(\n{write_question(table, write_table, write_value)})" if is_question(table) else write_table(table)
+        return f"{part['before']} {source}"
+
+    return _PARTS.sub(write, text)

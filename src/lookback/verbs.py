@@ -1,0 +1,311 @@
+"""The operations that the command line and the notebooks share. They take options and return results; nothing is shown.
+
+An operation that `lookback.spark` offers as one call has no second name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lookback.config import Settings, load_receivers, load_rule_document
+from lookback.core.errors import Problem, RuleError, SetupError
+from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.memberships import find_unknown_lists
+from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.variants import read_varied, suggest_values
+from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.places import parse_place
+from lookback.senders import make_sender
+
+if TYPE_CHECKING:
+    from lookback.core.operations.notifications import Send
+    from lookback.core.operations.receivers import Receiver
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.batches.sink import BatchReport
+    from lookback.spark.operations.catalog import SetUpStep
+    from lookback.spark.operations.forget import ForgetReport
+    from lookback.spark.operations.grants import Grantees
+    from lookback.spark.operations.maintenance import Maintenance
+    from lookback.spark.operations.notify import DeliveryCounts, Notifier
+    from lookback.spark.replay.backtest import Backtest, Range
+    from lookback.spark.rules import RulesTable
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation
+    from lookback.spark.tables.lakehouse import Tables
+    from lookback.testing.trial import DocumentTrial
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass
+class Workspace:
+    """The settings of a place, and its streams, tables and rules, each opened when it is first used.
+
+    Attributes:
+        settings: Settings of the place.
+        chosen: Name of the chosen stream; empty for none.
+        announce: Receives a line before Spark starts.
+        kafka: Whether Spark loads the library for topics.
+    """
+
+    settings: Settings
+    chosen: str = ""
+    announce: Callable[[str], None] | None = None
+    kafka: bool = False
+
+    @property
+    def conf(self) -> Path:
+        """The configuration folder."""
+        return self.settings.conf
+
+    @cached_property
+    def streams(self) -> Mapping[str, Stream]:
+        """The declared streams by name."""
+        return self.settings.streams()
+
+    @cached_property
+    def stream(self) -> Stream:
+        """The chosen stream. Raises SetupError if it is not declared."""
+        return self.settings.stream(self.chosen)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables of the place, and the external tables of its streams. Starts Spark."""
+        streams = self.streams.values()
+        return self.open_tables().holding(*streams)
+
+    @cached_property
+    def rules(self) -> RulesTable:
+        """The rules table. Starts Spark."""
+        return self.find_rules(self.tables)
+
+    def open_tables(self) -> Tables:
+        """Starts or finds Spark. Returns the tables of the place without those of other programs."""
+        from lookback.spark.platform.session import get_spark, has_session
+        from lookback.spark.tables.lakehouse import Tables
+
+        if self.announce is not None and not has_session():
+            self.announce("starting Spark")
+        return Tables.of(get_spark(settings=self.settings.spark, kafka=self.kafka), self.settings)
+
+    def find_rules(self, tables: Tables) -> RulesTable:
+        """Returns the rules table among `tables`; creates it in a local folder. Raises SetupError."""
+        from lookback.spark.rules import RulesTable
+
+        if tables.root is None:
+            tables.require_table("rules")
+        elif not tables.exists("rules"):
+            own = [stream for stream in self.streams.values() if not stream.table]
+            for stream in own or self.streams.values():
+                tables.create(stream)
+        return RulesTable(tables, self.streams, self.settings.gate is not None)
+
+    def answer(self, compute: Callable[[Tables], _Answer]) -> _Answer:
+        """Computes a result from the tables of the place, without starting Spark if possible.
+
+        `compute` only reads, returns rows instead of frames, and may run twice: if the tables are not folders, or have
+        features that only Spark reads reliably, Spark runs it again.
+        """
+        from lookback.spark.tables.answers import compute_at_once
+
+        return compute_at_once(compute, None if self.settings.catalog else self.settings.root, self.open_tables)
+
+    def checkpoint(self, step: str) -> str:
+        """Returns the checkpoint folder of a step for the chosen stream."""
+        return self.tables.choose_checkpoint(step, self.stream)
+
+
+def set_up(place: Workspace, landing: str = "", roles: Grantees | None = None) -> list[SetUpStep]:
+    """Creates the missing parts of a place, and `landing`, the folder of arriving files. Returns a step for each part."""
+    from lookback.spark.operations.catalog import set_up as run
+
+    checkpoints = place.settings.root if place.settings.catalog else ""
+    steps = run(place.tables, place.streams, checkpoints=checkpoints, landing=landing, roles=roles)
+    if landing:
+        parse_place(landing).mkdir(parents=True, exist_ok=True)
+    return steps
+
+
+def maintain(place: Workspace) -> Maintenance:
+    """Deletes expired rows, runs OPTIMIZE and VACUUM on every table, and checks the checkpoint of every stream."""
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
+    from lookback.spark.operations.maintenance import maintain as run
+
+    tables, streams = place.tables, place.streams
+    checkpoints = {name: checkpoint_folder(tables, stream) for name, stream in streams.items()}
+    return run(tables, streams, checkpoints, place.settings.retention)
+
+
+def forget(place: Workspace, where: str, *, dry_run: bool, checkpoint: str | None = None) -> ForgetReport:
+    """Deletes all rows about the chosen stream's events that satisfy `where`; with `dry_run` it only counts them.
+
+    `checkpoint` is the folder of the evaluation; None for the default one. Raises ExpressionError before Spark starts
+    if `where` is not a condition on the stream's fields.
+    """
+    from lookback.spark.checkpoints.checkpoint import checkpoint_folder
+    from lookback.spark.operations.forget import forget as run
+    from lookback.spark.operations.forget import forget_condition
+
+    forget_condition(place.stream, where)
+    tables = place.tables
+    folder = checkpoint or (checkpoint_folder(tables, place.stream) if tables.reaches_files else None)
+    return run(tables, place.stream, where, dry_run=dry_run, checkpoint=folder)
+
+
+def make_senders(conf: Path) -> dict[Receiver, Send]:
+    """Returns the receivers of CONF/notifiers.yml, each with the function that sends to it. Raises SetupError."""
+    return {receiver: make_sender(receiver) for receiver in load_receivers(conf)}
+
+
+def make_notifier(place: Workspace, since: str = "") -> Notifier:
+    """Makes the notifier that sends the alerts of the chosen stream, or of all if none is chosen.
+
+    It creates missing tables. `since` is the time from which a new receiver gets alerts, in UTC if it has no zone;
+    empty for now. Raises SetupError if the receivers, the stream or `since` are invalid.
+    """
+    from lookback.spark.operations.notify import Notifier
+
+    senders = make_senders(place.conf)
+    try:
+        start = to_utc(parse_calendar_time(since)) if since else None
+    except ValueError:
+        raise SetupError(f"{since!r:.100} is not a valid time; use 2026-01-31T12:00:00Z") from None
+    streams = [place.stream] if place.chosen else list(place.streams.values())
+    for stream in streams:
+        place.tables.require(stream)
+    return Notifier(place.tables, [stream.name for stream in streams], senders, start)
+
+
+def has_failed(counts: DeliveryCounts) -> bool:
+    """Returns whether an alert could not be sent."""
+    return bool(counts.failed or counts.given_up)
+
+
+def prepare_evaluation(
+    place: Workspace, checkpoint: str = "", show: Callable[[BatchReport], None] | None = None, *, every: str = "",
+    default_shards: int = 0, **how: Any,
+) -> tuple[Evaluation, Metrics]:  # fmt: skip
+    """Prepares the evaluation of the chosen stream, and the metrics of its batches.
+
+    Args:
+        place: Settings, tables and the chosen stream.
+        checkpoint: Folder of the checkpoint; empty for the default.
+        show: Receives the report of each batch.
+        every: Pause between two micro-batches; empty for that of the settings.
+        default_shards: Number of shards in a new checkpoint; 0 for that of the stream or the settings.
+        **how: Other options of `Evaluation`.
+    """
+    from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
+    from lookback.spark.replay.histories import make_history
+    from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.pipeline import Evaluation
+
+    tables, stream, settings = place.tables, place.stream, place.settings
+    folder = tables.find_place(checkpoint or checkpoint_folder(tables, stream))
+    metrics = Metrics(tables, stream, Checkpoint(folder), settings.metrics)
+
+    def take(report: BatchReport) -> None:
+        metrics.add(report)
+        if show is not None:
+            show(report)
+
+    evaluation = Evaluation(
+        tables, stream, place.streams, folder, every=every or settings.every, admission=settings.admission, on_batch=take,
+        default_shards=default_shards or stream.shards or settings.shards, gate=settings.gate,
+        accept_unknown=settings.accept_unknown_checkpoint, historian=make_history, **how,
+    )  # fmt: skip
+    return evaluation, metrics
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A rule's file with its document, its problems or remarks, and the number of its own tests."""
+
+    file: str
+    document: Mapping[str, Any]
+    problems: Sequence[Problem] = ()
+    remarks: Sequence[Remark] = ()
+    tests: int = 0
+    name: str = ""
+
+
+def check_file(place: Workspace, file: str, events: int | None = None) -> CheckedFile:
+    """Checks the rule in a file and runs its own tests. Compares it with the newest `events` events, unless None."""
+    from lookback.testing.rule_tests import check_rule
+
+    document = load_rule_document(file)
+    try:
+        rule = check_rule(document, place.streams)
+    except RuleError as error:
+        return CheckedFile(file, document, error.problems, name=error.name)
+    remarks = find_remarks(rule)
+    if events is not None:
+        remarks += _check_against_data(rule, place.streams[rule.spec.stream], place.tables, events)
+    return CheckedFile(file, document, (), remarks, len(rule.spec.tests), rule.spec.rule_id)
+
+
+def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+    from lookback.data_remarks import find_data_remarks
+    from lookback.spark.following.listfeed import read_contents
+    from lookback.spark.lists import list_names
+    from lookback.spark.tables.history import read_recent_events
+
+    unknown = find_unknown_lists(rule, list_names(tables)) if rule.lists else []
+    remarks = [Remark(problem.place, problem.message) for problem in unknown]
+    recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
+    if not len(recent):
+        missing = f"{stream.name!r} has no events to check the rule against; ingest some first"
+        return [*remarks, Remark("stream", missing)]
+    return [*remarks, *find_data_remarks(rule, stream, recent, read_contents(tables, rule.lists))]
+
+
+def try_rule(
+    tables: Tables, document: Mapping[str, Any], stream: Stream, events: int, progress: Callable[[str], None] | None = None
+) -> tuple[DocumentTrial, list[Remark]]:  # fmt: skip
+    """Runs a rule over the newest `events` events of its stream. Returns the result, and what no event satisfies."""
+    from lookback.data_remarks import find_data_remarks
+    from lookback.spark.following.listfeed import read_contents
+    from lookback.spark.tables.history import read_recent_events
+    from lookback.testing.trial import run_trial
+
+    rule = compile_rule(document, stream)
+    recent, lists = read_recent_events(tables, stream, events), read_contents(tables, rule.lists)
+    if progress is not None:
+        progress(f"judging {len(recent):,} events")
+    return run_trial(document, recent, stream, lists), find_data_remarks(rule, stream, recent, lists)
+
+
+def read_what_if(document: Mapping[str, Any], vary: str, since: str) -> tuple[dict[str, Any], Range]:
+    """Reads the values and the range of a what-if about a rule.
+
+    `vary` has values such as `limit=500,1000`, several parameters separated by semicolons; empty for values around that
+    of the first numeric parameter. `since` is the event time from which alerts count; empty for the first event. Raises
+    ValueError, with a message for people, if one of them is invalid.
+    """
+    from lookback.spark.replay.backtest import Range
+
+    varied = read_varied(part for part in vary.split(";") if part.strip())
+    return {**(varied or suggest_values(document))}, Range(parse_calendar_time(since) if since else None)
+
+
+def run_what_if(
+    rules: RulesTable, document: Mapping[str, Any], varied: Mapping[str, Any], within: Range, against: str = "",
+    progress: Callable[[str], None] | None = None,
+) -> Backtest:  # fmt: skip
+    """Runs a rule over all events of its stream with other values of its parameters. Nothing is published.
+
+    `against` is the id of a rule whose active version to compare with; empty for none.
+    """
+    from lookback.spark.replay.backtest import Candidate, backtest
+
+    candidate = Candidate(document, rules.next_version(str(document["rule_id"])))
+    other = rules.find_version(against) if against else None
+    compared = None if other is None else Candidate(dict(other.document or {}), other.version)
+    return backtest(
+        rules.tables, rules.streams[str(document.get("stream"))], [candidate], within, vary=varied, rows=False,
+        against=compared, streams=rules.streams, progress=progress,
+    )  # fmt: skip

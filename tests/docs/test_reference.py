@@ -1,0 +1,138 @@
+"""The public API is documented: docstrings that name what goes in and what is raised, examples that run, pages that build."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+def column(title: str) -> list[str]:
+    """The names in the first column of a table of docs/reference.md."""
+    (table,) = re.findall(rf"^\| {title} \|.*\n\|.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+PUBLIC = column("Module")
+SAME_EVERYWHERE = set(column("Parameter"))
+
+
+class Member(NamedTuple):
+    """A public class, function or method. documented: its docstring and, of a method, that of the class."""
+
+    name: str
+    value: Any
+    documented: str
+
+
+def members(module: ModuleType) -> Iterator[Member]:
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    for name in getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]:
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            yield Member(f"{module.__name__}.{name}", value, value.__doc__ or "")
+        if inspect.isclass(value):
+            for method, function in functions(value):
+                told = f"{function.__doc__ or ''}\n{value.__doc__ or ''}"
+                yield Member(f"{module.__name__}.{name}.{method}", function, told)
+
+
+def functions(value: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, found in vars(value).items():
+        function = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
+        if inspect.isfunction(function) and (not name.startswith("_") or name == "__init__"):
+            yield name, function
+
+
+MEMBERS = [member for name in PUBLIC for member in members(importlib.import_module(name))]
+WRITTEN = [
+    member for member in MEMBERS if inspect.isfunction(member.value) and "<" not in member.value.__code__.co_filename
+]
+
+
+def raised(function: Callable[..., Any]) -> set[str]:
+    """Lists the errors that a function raises itself."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def test_page_lists_what_the_reference_has() -> None:
+    tree = ast.parse((ROOT / "dev/tools/reference.py").read_text(encoding="utf-8"))
+    (listed,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "PUBLIC" in ast.unparse(node)
+    ]
+    assert list(listed) == PUBLIC
+    assert len(MEMBERS) > 100
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
+def test_public_name_says_what_it_answers(member: Member) -> None:
+    if not member.name.endswith(".__init__"):
+        assert len((member.value.__doc__ or "").split("\n")[0]) > 10
+
+
+@pytest.mark.parametrize("member", WRITTEN, ids=lambda member: member.name)
+def test_docstring_names_what_is_raised(member: Member) -> None:
+    assert {error for error in raised(member.value) if error not in member.documented} == set()
+
+
+@pytest.mark.parametrize("member", WRITTEN, ids=lambda member: member.name)
+def test_docstring_names_the_parameters(member: Member) -> None:
+    names = set(inspect.signature(member.value).parameters) - {"self", "cls"}
+    if len(names) == 1:
+        # The docstring speaks of nothing else.
+        return
+    names -= SAME_EVERYWHERE
+    assert {name for name in names if not re.search(rf"\b{name}\b", member.documented)} == set()
+
+
+def examples() -> list[doctest.DocTest]:
+    """The examples in docstrings of all modules that have any."""
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if re.search(r"^\s*>>> ", path.read_text(encoding="utf-8"), re.MULTILINE):
+            name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+            tests = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
+            found += [test for test in tests if test.examples]
+    return found
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_example_of_a_docstring_gives_what_it_says(example: doctest.DocTest) -> None:
+    said: list[str] = []
+    doctest.DocTestRunner().run(example, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_there_are_examples() -> None:
+    assert {"lookback.testing.harness.Harness", "lookback.testing.harness.replay"} <= {
+        example.name for example in examples()
+    }
+
+
+def test_reference_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "dev/tools/reference.py"), "--output", str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = [f"{name.replace('.', '/')}.html" for name in PUBLIC]
+    assert [page for page in pages if not (tmp_path / page).is_file()] == []
+    page = (tmp_path / "lookback.html").read_text(encoding="utf-8")
+    assert 'id="Harness.events"' in page
+    assert 'id="replay"' in page
