@@ -268,13 +268,16 @@ def test_c8_a_condition_that_is_another_one_in_each_match_takes_time_in_proporti
 @pytest.mark.parametrize("last", [_NEVER, _ALWAYS, "n = 1 and not array_contains(a.ip, ip)"])
 @pytest.mark.parametrize("resets", [False, True])
 def test_c8_events_of_many_commits_that_come_late_take_time_in_proportion_to_them(last: str, resets: bool) -> None:
-    """Every tenth event comes two minutes late, in commits of half a minute; the window sees half of the events."""
+    """Every tenth event comes two minutes late, in 48 commits; the window sees half of them.
+
+    A window is settled once for each commit in which one of its events came late, so the commits stay the same.
+    """
     steps = [{"name": "a", "where": "n = 1", "at_least": 2}, {"name": "b", "where": last}]
     document = {**rule(steps), "reset_on_alert": resets}
 
     def seconds_for(events: int) -> float:
         minutes = [120 * at / events - 2 * (at % 10 == 9) for at in range(events)]
-        rows = [{**row(at, minute, 1), "arrival": 1 + 240 * at // events} for at, minute in enumerate(minutes)]
+        rows = [{**row(at, minute, 1), "arrival": 1 + 48 * at // events} for at, minute in enumerate(minutes)]
         return judged_rows(rows, document)[2]
 
     assert grows_in_proportion(seconds_for, 1_000)
