@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dev.soak.scenario import STREAM, is_usable
-from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS
+from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, RETIRE_ALL
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.checkpoints.checkpoint import checkpoint_folder
 from lookback.spark.replay.proof import prove
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proofs
     from lookback.spark.tables.lakehouse import Tables
 
-# Rows with this message follow from a retire_all command, which is in the log, too.
-_BY_RETIRE_ALL = "by retire_all"
 _MAX_SHOWN = 5
 
 
@@ -43,8 +41,8 @@ def compare(tables: Tables, landing: Path) -> dict[str, Any]:
         "rule_changes": sum(map(_is_change, log)),
         "list_changes": sum(row["action"] == LIST_CHANGED for row in log),
         "warm-ups": sum(row["action"] == _WARMING for row in log),
-        "warm-ups activated with history": sum(row["message"] == WITH_HISTORY for row in log),
-        "warm-ups activated cold": sum(row["message"] == WITHOUT_HISTORY for row in log),
+        "warm-ups activated with history": sum(row["decision"] == WITH_HISTORY for row in log),
+        "warm-ups activated cold": sum(row["decision"] == WITHOUT_HISTORY for row in log),
         "differences": {name: len(found) for name, found in differences.items()},
         "examples": {
             name: [str(each)[:400] for each in found[:_MAX_SHOWN]] for name, found in differences.items() if found
@@ -72,7 +70,7 @@ _LOGGED_CHANGES = {*ACTIONS.values(), _WARMING, "clear_state", "advance", "retir
 
 def _is_change(entry: dict[str, Any]) -> bool:
     """Returns whether an entry of the log is of a row of `rules`. The row of a version that is warming was logged before."""
-    return entry["action"] in _LOGGED_CHANGES and entry["message"] not in (WITH_HISTORY, WITHOUT_HISTORY)
+    return entry["action"] in _LOGGED_CHANGES and entry["decision"] not in (WITH_HISTORY, WITHOUT_HISTORY)
 
 
 def find_differences(stored: Iterable[Any], replayed: Iterable[Any]) -> list[str]:
@@ -90,7 +88,8 @@ def _find_log_problems(tables: Tables, log: list[dict[str, Any]]) -> list[str]:
     logged = Counter(
         (entry["rule_id"], entry["version"] if entry["rule_id"] != "*" else entry["action"])
         for entry in changes
-        if entry["message"] != _BY_RETIRE_ALL
+        # Rows with this decision follow from a command, which is in the log, too.
+        if entry["decision"] != RETIRE_ALL
         and not (entry["action"] == _WARMING and (entry["rule_id"], entry["version"], entry["batch_id"]) in paused)
     )
     written = Counter(

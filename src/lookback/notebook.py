@@ -606,7 +606,7 @@ def show_alerts(workspace: Workspace, rule_id: str = "", days: float = 90) -> pd
 
 def show_log(workspace: Workspace, limit: int = 20) -> pd.DataFrame:
     """Shows the newest rows of rule_log: activated, paused and rejected rules, and failures."""
-    newest = _read_newest(workspace, "rule_log", limit, "logged_at", "rule_id", "version")
+    newest = _read_newest(workspace, "rule_log", limit, "logged_at", "position")
     columns = ("logged_at", "rule_id", "version", "action", "arrival", "message")
     return _show_frame(to_frame(newest.select(*columns)), "The log is empty.")
 

@@ -21,6 +21,7 @@ from lookback.core.operations.health import THRESHOLDS
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
 from lookback.core.streams.alerts import TABLE as ALERTS
+from lookback.questions import VIEWS, write_view
 from lookback.spark.operations.grants import Grantees, TablePlace, list_grants
 from lookback.spark.review import QUEUE_DAYS
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -163,16 +164,16 @@ def test_a_query_reads_tables_of_the_product_that_analysts_may_read(name: str, d
     readable = {
         grant.name[-1]
         for grant in list_grants(place, roles, [])
-        if grant.kind == "TABLE" and "SELECT" in grant.privileges
+        if grant.kind in ("TABLE", "VIEW") and "SELECT" in grant.privileges
     }
-    assert {each.name for each in tables} <= readable & set(PRODUCT_TABLES)
+    assert {each.name for each in tables} <= readable & {*PRODUCT_TABLES, *VIEWS}
     assert tables
 
 
 def test_numbers_and_names_in_queries_are_those_of_the_product() -> None:
     severities = ", ".join(f"'{each}'" for each in SEVERITIES)
     assert f"array({severities})" in QUERIES["open_queue"]
-    assert f"INTERVAL '{QUEUE_DAYS:.0f}' DAY" in QUERIES["open_queue"]
+    assert f"INTERVAL '{QUEUE_DAYS:.0f}' DAY" in write_view("open_queue", str)
     known = ", ".join(f"'{name}'" for name, positive in DISPOSITIONS.items() if positive is not None)
     assert f"disposition IN ({known})" in QUERIES["rule_figures"]
     assert [name for name, positive in DISPOSITIONS.items() if positive] == ["confirmed"]

@@ -41,7 +41,7 @@ PLACE = TablePlace("main", "fraud", "lookback", "landing")
 class Unity:
     """Answers as Unity Catalog would, remembers what it was asked to run, and refuses grants on what it does not own."""
 
-    def __init__(self, owned: Sequence[str] = ("SCHEMA", "TABLE", "VOLUME")) -> None:
+    def __init__(self, owned: Sequence[str] = ("SCHEMA", "TABLE", "VIEW", "VOLUME")) -> None:
         self.ran: list[str] = []
         self.volumes: set[str] = set()
         self.keys: set[str] = set()
@@ -103,7 +103,7 @@ def test_a_role_without_a_principal_gets_nothing_and_names_are_quoted_where_they
     (only, *_) = list_grants(TablePlace("my-catalog", "fraud"), Grantees(engineers="a`b"), [])
     assert only.statement == "GRANT USE CATALOG ON CATALOG `my-catalog` TO `a``b`"
     named = {grant.kind for grant in list_grants(TablePlace("main", "fraud"), ROLES, [])}
-    assert named == {"CATALOG", "SCHEMA", "TABLE"}
+    assert named == {"CATALOG", "SCHEMA", "TABLE", "VIEW"}
 
 
 @pytest.mark.parametrize(

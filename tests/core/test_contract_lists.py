@@ -27,6 +27,7 @@ from lookback.core.rules.wording import describe_rule
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values
@@ -461,11 +462,11 @@ def test_c11_3_state_made_anew_binds_the_commits_of_lists_at_the_arrivals_of_the
         dataclasses.replace(list_change(5), commit=4),
     ]
     log = [
-        LogRow("tx", "r", 1, "activated", "", None),
-        LogRow("tx", "*", 3, "list", "", 1),
-        LogRow("tx", "*", 5, "list", "", 3),
+        LogRow("tx", "r", 1, "activated", "", None, 1),
+        LogRow("tx", "*", 3, "list", "", 1, 2),
+        LogRow("tx", "*", 5, "list", "", 3, 4),
     ]
-    schedule = Schedule.from_log(changes, log, STREAM, {"tx": STREAM}, 9)
+    schedule = Schedule.from_log(changes, log, 9, Declarations.of(STREAM))
     assert dict(schedule.arrivals) == {1: None, 2: 1, 3: 3, 4: 3}
     assert not schedule.unexplained
     events = read_events([event(name, at) for at, name in enumerate("abcde", 1)], STREAM, 1)[0]
@@ -481,7 +482,7 @@ def test_c11_3_state_made_anew_binds_the_commits_of_lists_at_the_arrivals_of_the
     assert [dataclasses.astuple(row) for row in output.log] == [dataclasses.astuple(row) for row in log]
     assert not left
     # A row of rules that is gone leaves the log unexplained.
-    assert Schedule.from_log(changes[:1], log, STREAM, {"tx": STREAM}, 9).unexplained == {"*"}
+    assert Schedule.from_log(changes[:1], log, 9, Declarations.of(STREAM)).unexplained == {"*"}
 
 
 def test_c11_3_the_lists_of_a_commit_of_events_are_those_that_took_effect_before_it() -> None:

@@ -19,6 +19,7 @@ from lookback.spark.operations import maintenance
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
 from lookback.spark.operations.grants import Grantees
 from lookback.spark.operations.maintenance import maintain
+from lookback.spark.review import open_queue
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import COMMENTS, PRODUCT_TABLES, make_events_schema
@@ -137,6 +138,9 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
     alerts = stored_alerts(catalog)
     assert len(alerts) > 10
     assert alerts == replayed_alerts(replay_of_tables(catalog))
+    queue = [row["alert_id"] for row in open_queue(catalog).collect()]
+    view = catalog.spark.sql(f"select alert_id from {catalog.identifier('open_queue')}").collect()
+    assert [row["alert_id"] for row in view] == queue != []
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_c8_a_clock_that_is_set_back_does_not_change_the_order_in_which_rules_we
             evaluate(ready)
     right = replayed_alerts(replay_of_tables(ready))
     assert stored_alerts(ready) == right
-    log = ready.read("rule_log").orderBy("logged_at").collect()
+    log = ready.read("rule_log").orderBy("logged_at", "position").collect()
     arrivals = [-1 if row["arrival"] is None else row["arrival"] for row in log]
     assert arrivals == sorted(arrivals)
     with prove(ready, STREAM, STREAMS) as proofs:

@@ -20,6 +20,7 @@ from test_dashboard import DASHBOARD, QUERIES, encodings, layouts, widget_querie
 
 from lookback.core.operations.health import Figures, Sample, check_health
 from lookback.core.streams import metrics
+from lookback.questions import VIEWS, write_view
 from lookback.spark.figures import RuleFigures
 from lookback.spark.review import open_queue
 from lookback.spark.snoozes import TABLE as SNOOZES_TABLE
@@ -59,14 +60,21 @@ def show(tables: Tables, *names: str) -> None:
 def named(ready: Tables) -> Iterator[Tables]:
     """Tables that queries reach by their names alone, as in the schema that the bundle names."""
     show(ready, *PRODUCT_TABLES)
+    for name in VIEWS:
+        ready.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {write_view(name, str)}")
     yield ready
-    for name in PRODUCT_TABLES:
+    for name in (*VIEWS, *PRODUCT_TABLES):
         ready.spark.catalog.dropTempView(name)
 
 
 def ask(tables: Tables, dataset: str) -> DataFrame:
     """Asks a dataset as if it were NOW, however long the test takes."""
-    return tables.spark.sql(QUERIES[dataset].replace("current_timestamp()", f"timestamp'{NOW.isoformat()}'"))
+    now = f"timestamp'{NOW.isoformat()}'"
+    for name in VIEWS:
+        # A temporary view does not see the rows that were written after it was made.
+        text = write_view(name, str).replace("current_timestamp()", now)
+        tables.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {text}")
+    return tables.spark.sql(QUERIES[dataset].replace("current_timestamp()", now))
 
 
 def rows_of(frame: DataFrame, *names: str) -> list[tuple[Any, ...]]:

@@ -41,7 +41,7 @@ def insert(tables: Tables, document: dict[str, Any], version: int, **columns: st
 
 
 def logged(tables: Tables) -> list[tuple[Any, ...]]:
-    rows = tables.read("rule_log").where("rule_id is not null").orderBy("logged_at", "batch_id", "version").collect()
+    rows = tables.read("rule_log").where("rule_id is not null").orderBy("logged_at", "position").collect()
     return [(row["rule_id"], row["version"], row["action"]) for row in rows]
 
 

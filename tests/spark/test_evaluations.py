@@ -62,7 +62,7 @@ def test_c10_4_an_alert_is_the_row_of_the_last_evaluation_that_wrote_it(ready: T
         ready, [event(name, at, 1, 1) for at, name in enumerate(("kept", "gone", "alone", "twice", "seq", "e4", "e5"))]
     )
     publish(ready, [rule("r")])
-    ready.append_rows([(STREAM.name, None, None, "begun_afresh", "", None, 1, begun)], "rule_log")
+    ready.append_rows([{"stream": STREAM.name, "action": "begun_afresh", "arrival": 1, "logged_at": begun}], "rule_log")
     alerts = [
         alert("kept", before), alert("kept", before, revision=1, verdict="retracted"), alert("kept", after, message="new"),
         alert("gone", before), alert("gone", after, verdict="suppressed"), alert("alone", before),
@@ -93,8 +93,8 @@ def test_c10_7_a_challenger_is_compared_by_the_last_evaluation(ready: Tables):
     RulesTable(ready, STREAMS).push(rule("r", when="n >= 2"), status="shadow")
 
     def log(action: str, version: int | None, arrival: int | None, logged_at: dt.datetime) -> None:
-        name = None if version is None else "r"
-        ready.append_rows([(STREAM.name, name, version, action, "", None, arrival, logged_at)], "rule_log")
+        named = {"stream": STREAM.name, "rule_id": None if version is None else "r", "version": version}
+        ready.append_rows([{**named, "action": action, "arrival": arrival, "logged_at": logged_at}], "rule_log")
 
     log("shadowed", 2, 5, before)
     log("begun_afresh", None, 9, begun)

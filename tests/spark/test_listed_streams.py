@@ -209,7 +209,7 @@ def test_c11_3_a_backtest_obeys_what_one_batch_obeyed_in_its_order(
     evaluate(ready)
     obeyed = ready.read("rule_log").where("action in ('list', 'advance', 'clear_state')")
     assert obeyed.select("batch_id").distinct().count() == 1
-    assert [row["action"] for row in obeyed.orderBy("logged_at").collect()] == ["list", "advance", "clear_state"]
+    assert [row["action"] for row in obeyed.orderBy("position").collect()] == ["list", "advance", "clear_state"]
     alerts = stored_alerts(ready)
     (alert,) = alerts
     assert explain(ready, STREAMS, alert.alert_id).consistent

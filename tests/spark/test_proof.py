@@ -15,11 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.streams.declarations import Declarations
+from lookback.spark.record.evaluations import Term
+from lookback.spark.record.record import Record
 from lookback.spark.replay import history, tasks
 from lookback.spark.replay.proof import Proof, prove
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.declared import read_declarations
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
 from payins import (
@@ -194,7 +195,7 @@ def test_c10_6_a_nightly_proof_goes_on_from_its_saved_state(
     with pytest.raises(SetupError, match="a nightly proof begins after its saved state"):
         prove(ready, STREAM, STREAMS, saved=saved, first=3)
     # A state of other settings is of no use.
-    declarations = read_declarations(ready, STREAM)
+    declarations = Record.read(ready, STREAM, Term()).declarations
     assert SavedState.find(saved, Declarations.of(replace(STREAM, allowed_lateness=1))) is None
     ready.spark.sql(f"DELETE FROM {ready.identifier('alerts')} WHERE arrival = 11")
     (saved / next(saved.iterdir()).name / "state.json").unlink()

@@ -84,7 +84,8 @@ def test_c10_7_figures_of_a_workspace_are_those_of_local_status_with_both_roles_
     ]  # fmt: skip
     tables.append(spark.createDataFrame(samples, METRICS).coalesce(1), "metrics")
     spark.sql(
-        f"INSERT INTO {log} VALUES ('payments', 'often', 1, 'activated', '', 1, 1, current_timestamp() - interval 4 hours), "
+        f"INSERT INTO {log} (stream, rule_id, version, action, message, batch_id, arrival, logged_at) VALUES "
+        "('payments', 'often', 1, 'activated', '', 1, 1, current_timestamp() - interval 4 hours), "
         # What was in force goes on after a change of it that was rejected.
         "('payments', 'often', 1, 'rejected', 'no window', 2, 1, current_timestamp() - interval 3 hours), "
         "('payments', 'often', 2, 'shadowed', '', 2, 1, current_timestamp() - interval 2 hours), "

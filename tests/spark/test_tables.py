@@ -25,7 +25,7 @@ COLUMNS = {
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
     "window_end window_complete measures message evidence arrival decided_at entity entity_id score change queue",
     "late_events": "stream event_id event_time arrival late_by_us action",
-    "rule_log": "stream rule_id version action message batch_id arrival logged_at",
+    "rule_log": "stream rule_id version action message batch_id arrival logged_at rules_commit position decision",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
     "labels": "stream event_id positive label labelled_at source author",
     "snoozes": "rule_id key from until reason author",

@@ -57,7 +57,7 @@ def part(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def log_of(tables: Tables, *rule_ids: str) -> list[tuple[Any, ...]]:
-    rows = tables.read("rule_log").orderBy("logged_at", "batch_id").collect()
+    rows = tables.read("rule_log").orderBy("logged_at", "position").collect()
     return [tuple(row[name] for name in ("rule_id", "action", "arrival")) for row in rows if row["rule_id"] in rule_ids]
 
 

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
+# In a catalog, views with these names answer a question, with these values.
+VIEWS = ("open_queue",)
+_VIEW_VALUES = {"since": "current_timestamp() - INTERVAL '90' DAY", "with_snoozed": "false", "reports": "false"}
 # In a text: comments and strings stay as they are; what FROM and JOIN name, and values, are written by the engine.
 _PARTS = re.compile(r"--[^\n]*|'[^']*'|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_]+)")
 _SUBQUERY = re.compile(r"\b([a-z_]+) AS \(")
@@ -51,3 +54,10 @@ def write_question(
         return f"{part['before']} {source}"
 
     return _PARTS.sub(write, text)
+
+
+def write_view(name: str, write_table: Callable[[str], str]) -> str:
+    """Returns the query of a view: the question without restrictions, about the last 90 days."""
+    text = write_question(name, write_table, lambda value: _VIEW_VALUES.get(value, "NULL"))
+    # Catalogs do not keep comments before a view's query.
+    return re.sub(r"\A(--[^\n]*\n)+", "", text).strip()

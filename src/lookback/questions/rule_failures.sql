@@ -3,9 +3,7 @@ SELECT rule_id, CAST(has_failed AS INT) AS has_failed, at_us, newest.action AS a
 FROM (
   SELECT
     rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us,
-    max_by(
-      struct(action, message), struct(logged_at, coalesce(batch_id, -1) AS batch, coalesce(version, -1) AS number)
-    ) AS newest
+    max_by(struct(action, message), struct(logged_at, position)) AS newest
   FROM rule_log
   WHERE stream = :stream AND rule_id IS NOT NULL
   GROUP BY rule_id, action = 'failed'

@@ -13,8 +13,8 @@ from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.roles import SHADOW
 from lookback.core.streams.declaration import Stream
 from lookback.spark.labels import read_labels
+from lookback.spark.record.evaluations import Term
 from lookback.spark.rules import RulesTable
-from lookback.spark.stream.evaluations import Term
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

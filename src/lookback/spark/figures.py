@@ -20,7 +20,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.labels import read_labels
-from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.record.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from lookback.spark.explaining.counted import find_counted_events, list_named_ev
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
-from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.record.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import keep, to_timestamp
 
 if TYPE_CHECKING:

@@ -439,8 +439,8 @@ class RulesTable:
         """Changes the status of active rows that the stream rejected because of the gate to draft."""
         if not self.has_gate or not any(_is_objectionable(row) for row in rows) or not self.tables.exists("rule_log"):
             return rows
-        is_refused = (F.col("action") == "rejected") & F.col("message").startswith(REFUSAL)
-        last = F.max_by(is_refused, F.struct("logged_at", "batch_id")).alias("is_refused")
+        is_refused = (F.col("action") == "rejected") & (F.col("decision") == REFUSAL)
+        last = F.max_by(is_refused, F.struct("logged_at", "position")).alias("is_refused")
         own = self.tables.read("rule_log").where(is_refused | (F.col("action") == "activated"))
         found = own.groupBy("rule_id", "version").agg(last).where("is_refused").collect()
         refused = {(row["rule_id"], row["version"]) for row in found}

@@ -20,7 +20,7 @@ from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.declarations import Declarations, Declared, list_settings, plan_declarations
 from lookback.core.streams.events import read_events
-from payins import STREAM, STREAMS, rule
+from payins import STREAM, rule
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -227,11 +227,10 @@ def test_c3_7_what_was_accepted_under_an_earlier_declaration_is_scheduled_by_it(
     # Its own lateness is more than the stream allows today.
     document = json.dumps({**rule("own"), "allowed_lateness": "50 minutes"})
     changes = [RuleChange("insert", 1, "own", 1, "active", document)]
-    rows = [LogRow(STREAM.name, "own", 1, "activated", "", 4)]
+    rows = [LogRow(STREAM.name, "own", 1, "activated", "", 4, 1)]
     strict, lax = replace(STREAM, allowed_lateness=1_000_000), replace(STREAM, allowed_lateness=3_600_000_000)
-    assert dict(Schedule.from_log(changes, rows, strict, STREAMS, 9).arrivals) == {}
     declarations = Declarations((Declared.now(lax, "1"), Declared.now(strict, "1", 6)))
-    schedule = Schedule.from_log(changes, rows, strict, STREAMS, 9, declarations=declarations)
+    schedule = Schedule.from_log(changes, rows, 9, declarations)
     assert dict(schedule.arrivals) == {1: 4}
     assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
     assert declarations.widest.allowed_lateness == lax.allowed_lateness

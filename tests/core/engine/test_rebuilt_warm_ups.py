@@ -23,6 +23,7 @@ from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import empty_events, read_events
 
 STREAM = Stream.from_dict(
@@ -139,7 +140,7 @@ class Evaluated:
     def replay(self) -> tuple[Output, ShardState]:
         """Judges all again by the schedule that the log gives."""
         last = len(self.rows) or None
-        schedule = Schedule.from_log(self.changes, self.log, STREAM, STREAMS, last)
+        schedule = Schedule.from_log(self.changes, self.log, last, Declarations.of(STREAM))
         assert not schedule.unexplained
         assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
         state = new_state()

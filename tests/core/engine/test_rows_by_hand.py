@@ -19,6 +19,7 @@ from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import empty_events, read_events
 from lookback.core.values.lists import KnownLists, ListChange, Lists
 
@@ -197,7 +198,7 @@ def test_a_rebuild_rejects_what_was_rejected_also_where_the_commit_exists_by_the
     place.event()
     place.evaluator = replace(place.evaluator, lists=_Files({3: LISTED, 5: LISTED}))
     changes += place.obey(_announce(5))
-    schedule = Schedule.from_log(changes, place.log, STREAM, STREAMS, 2)
+    schedule = Schedule.from_log(changes, place.log, 2, Declarations.of(STREAM))
     assert schedule.arrivals == {1: None, 2: None, 3: None, 4: 1, 5: 2}
     assert not schedule.unexplained
     book = RuleBook(STREAM, STREAMS)
@@ -212,4 +213,4 @@ def test_a_schedule_reads_whatever_rows_the_table_has() -> None:
     rows = [replace(row, commit=at) for at, row in enumerate(_make_rows())]
     first = RuleBook(STREAM, STREAMS)
     log = [row for change in rows for row in obey(first, replace(change, warms=False), 1)]
-    assert not Schedule.from_log(rows, log, STREAM, STREAMS, 9).unexplained
+    assert not Schedule.from_log(rows, log, 9, Declarations.of(STREAM)).unexplained

@@ -18,7 +18,7 @@ from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.rules.versions import Entry
+from lookback.core.rules.versions import Entry, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -143,7 +143,7 @@ def test_versions_that_are_warming_make_no_other_slower() -> None:
             again = RuleBook(stream, {"tx": stream})
             again.load(book.to_json())
             for each in book.list_known_warming():
-                row, _ = book.finish_warming(each.key, 2)
+                row, _ = book.finish_warming(Piece(*each.key, 1), 2)
                 assert row.action == "activated"
             assert not book.warming
             assert len(again.warming) == size
@@ -158,17 +158,13 @@ def test_lanes_of_versions_that_are_warming_are_taken_again() -> None:
     book.apply(insert(range(4)), 1, lambda _: True)
     assert [each.entry.lane for each in book.list_known_warming()] == [2, 3, 4, 5]
     for name in ("r2", "r0"):
-        book.finish_warming((name, 1), 2)
+        book.finish_warming(Piece(name, 1, 1), 2)
     again = RuleBook(TX, {"tx": TX})
     again.load(book.to_json())
     for one in (book, again):
         log, _ = one.apply([replace(each, version=2) for each in insert(range(4, 7))], 2, lambda _: True)
         assert {row.action for row in log} == {"warming"}
         assert [each.entry.lane for each in one.list_known_warming()] == [3, 5, 2, 4, 6]
-        # A preview changes nothing.
-        kept = dict(one.warming)
-        one.preview(replace(insert(range(1, 2))[0], version=5, status="retired"))
-        assert dict(one.warming) == kept
 
 
 def test_the_limit_counts_rules_of_the_stream_in_force() -> None:

@@ -38,7 +38,7 @@ from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
-from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_start, describe_warming
+from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_warming
 from lookback.core.state.shard import ShardState
 from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
@@ -305,7 +305,7 @@ class Evaluator:
         elif command.opened is not None:
             self._open_warming(command.opened, state)
         elif command.action == WARM and command.piece is not None:
-            self._take_piece(command.piece, command.warms, state, output)
+            self._take_piece(command, command.piece, state, output)
 
     def _advance(self, state: ShardState, time: int, output: Output) -> None:
         """Moves the watermark by judging a segment without events."""
@@ -335,11 +335,12 @@ class Evaluator:
         if rule is not None:
             open_features(state, rule)
 
-    def _take_piece(self, piece: Piece, warms: bool | None, state: ShardState, output: Output) -> None:
+    def _take_piece(self, command: Command, piece: Piece, state: ShardState, output: Output) -> None:
         """Loads a piece of the history of a warming version; the last piece brings the version into force.
 
-        `warms` is as in `RuleChange`: in a replay, the version already has its history.
+        `command.warms` is as in `RuleChange`: in a replay, the version already has its history.
         """
+        warms, commit = command.warms, command.rules_commit
         warming = state.book.warming.get((piece.rule_id, piece.version))
         if warming is None or not warming.is_known or warms is False:
             return
@@ -347,12 +348,14 @@ class Evaluator:
             if not self._fits(piece, warming, state):
                 return
             if not self.knows_piece(piece):
-                output.log.append(LogRow(self.stream.name, "*", None, "rejected", NOT_BY_ENGINE, state.last_commit))
+                output.log.append(
+                    LogRow(self.stream.name, "*", None, "rejected", NOT_BY_ENGINE, state.last_commit, commit)
+                )
                 return
             if not self._load(piece, warming, state, output):
                 return
         waiting = state.book.compile_warming(warming)
-        row, entry = state.book.finish_warming(warming.key, state.last_commit, describe_start(piece))
+        row, entry = state.book.finish_warming(piece, state.last_commit, commit)
         output.log.append(row)
         if waiting is not None and not piece.is_cold:
             rule = next((rule for each, rule in state.book.in_force() if each is entry), None)

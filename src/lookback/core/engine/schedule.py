@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
-from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
-from lookback.core.rules.gate import APPROVAL
-from lookback.core.rules.quarantine import AUTHOR
+from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.rulebook import (
     ACTIONS,
     COMMANDS,
     LIST_CHANGED,
     LISTS,
+    MOVED,
+    RETIRE_ALL,
+    ROW_DELETED,
     LogRow,
     RuleBook,
     RuleChange,
     order_changes,
 )
-from lookback.core.rules.versions import WARM, Piece, describe_start
+from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
 from lookback.core.state.shard import ShardState
 from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations, Declared
-from lookback.core.values.columns import from_text, from_values, to_stored
+from lookback.core.values.columns import from_text, from_values, to_stored, to_text
 from lookback.core.values.keys import encode_keys
+from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.types import DataType
 
 # Actions of rule_log that do not result from a row of the rules table.
@@ -44,10 +46,9 @@ NO_CHANGES = frozenset({"failed", "commit_cut", "session_closed", "revisions_lim
 _OBEYED = frozenset(ACTIONS.values()) - {ACTIONS["draft"]} | frozenset(COMMANDS) | {LIST_CHANGED}
 # By table, the action with which rule_log records the last commit whose rows retention has deleted.
 DELETED = {"alerts": "alerts_deleted", "late_events": "late_events_deleted", "rule_log": "log_deleted"}
-# The rule_id, version and action of a row of rule_log.
-_Logged = tuple[str | None, int | None, str]
-# The arrival of a row of rule_log, and its position among all rows that were read.
-_Time = tuple[int, int]
+# By decision about a version that a command caused, not a row of its own, the status of the command.
+_STATUS_OF_COMMAND = {WITH_HISTORY: WARM, WITHOUT_HISTORY: WARM, RETIRE_ALL: RETIRE_ALL}
+STATUS_BY_ACTION = {action: status for status, action in ACTIONS.items()}
 # The commit, rule_id and version of a change.
 _Slot = tuple[int, str | None, int | None]
 
@@ -185,96 +186,46 @@ class Schedule:
 
     @classmethod
     def from_log(
-        cls, changes: Iterable[RuleChange], logged: Iterable[LogRow], stream: Stream, streams: Mapping[str, Stream],
-        through: int | None, seed: Seed | None = None, declarations: Declarations | None = None,
+        cls, changes: Iterable[RuleChange], logged: Iterable[LogRow], through: int | None, declarations: Declarations,
+        seed: Seed | None = None,
     ) -> Schedule:  # fmt: skip
         """Finds the schedule by which `changes` were logged.
 
-        Changes take effect in order. A change that was not logged because it has no effect on this stream takes effect
-        with the next one that was.
+        A change that was not logged, because it has no effect on this stream, takes effect with the next one that was.
 
         Args:
             changes: All changes of the rules table.
-            logged: The stream's rows of rule_log; rows with the same arrival in the order in which they were written.
-            stream: The stream.
-            streams: All streams, by name.
+            logged: The stream's rows of rule_log.
             through: The last arrival in the output tables; None if they are empty.
+            declarations: The declarations of the stream.
             seed: See `Schedule`.
-            declarations: The declarations of the stream; None if it had only one.
         """
-        declarations = declarations or Declarations.of(stream)
-        rows, ordered = list(logged), order_changes(replace(each, gate="") for each in changes)
-        candidates = _list_last_pieces(ordered, stream.name)
-        while True:
-            last = dict(rows_of_version[-1] for rows_of_version in candidates.values())
-            schedule, left = cls._follow_log(ordered, last, rows, stream, streams, declarations)
-            # The log has these versions in force, but not through this row. So an earlier row brought them into force.
-            early = {
-                rule_id: (rule_id, version)
-                for (rule_id, version), listed in candidates.items()
-                if len(listed) > 1 and (rule_id, version) in left and listed[-1][0] not in schedule.warming
-            }
-            if not early:
-                return replace(schedule, through=through, seed=seed)
-            for version in early.values():
-                candidates[version].pop()
-
-    @classmethod
-    def _follow_log(
-        cls, ordered: Sequence[RuleChange], pieces: Mapping[_Slot, Piece], logged: Sequence[LogRow], stream: Stream,
-        streams: Mapping[str, Stream], declarations: Declarations,
-    ) -> tuple[Schedule, set[tuple[str | None, int | None]]]:  # fmt: skip
-        """Finds the schedule, assuming that `pieces` brought their versions into force.
-
-        Returns the schedule, and the versions with log rows that it does not explain.
-        """
-        times = _list_times(logged)
-        reads = _list_reads(times)
-        book, reached = RuleBook(stream, streams), arrival_number(None)
-        arrivals: dict[int, int | None] = {}
-        unlogged: list[int] = []
-        refused, unexplained = set[_Slot](), set[str]()
-        warming, warmed = set[_Slot](), list[Warmed]()
-        warm_ids = {rule_id for rule_id, _, action in times if action == WARMING}
-        for change in ordered:
-            # The declaration that applied when the row was read decides whether it is accepted.
-            book.declare(declarations.after(_find_read(reads, change, reached)).stream)
-            if _was_refused(change, book, times, reached):
-                refused.add(change.slot)
-                change = replace(change, gate=APPROVAL)  # noqa: PLW2901 - the same row as the stream saw it
-            piece = pieces.get(change.slot)
-            if piece is not None:
-                is_warm = _was_last(piece, book, times, reached)
-            elif change.rule_id == "*":
-                is_warm = change.status == LISTS and _was_announced(change, times, reached)
-            else:
-                is_warm = change.rule_id in warm_ids and _was_warmed(change, book, times, reached)
-            if is_warm:
-                warming.add(change.slot)
-            if piece is not None and is_warm and not piece.is_cold:
-                entry = book.warming[piece.rule_id, piece.version].entry
-                listed = times[entry.rule_id, entry.version, ACTIONS[entry.status]]
-                arrival = min(time for time, _ in listed if time >= reached)
-                warmed.append(Warmed(arrival, entry.rule_id, entry.version, entry.status, entry.document))
-            log = obey(book, replace(change, warms=is_warm), None)
-            at = [_take_first(times.get((row.rule_id, row.version, row.action)), reached) for row in log]
-            if change.commit < 0:
-                unlike = zip(log, at, strict=True)
-                unexplained |= {str(row.rule_id) for row, time in unlike if time is None and row.action in _OBEYED}
-            unlogged.append(change.commit)
-            if known := [each for each in at if each is not None]:
-                reached = max(reached, *known)
-                arrivals.update(dict.fromkeys(unlogged, None if reached == arrival_number(None) else reached))
-                unlogged = []
-        left = {
-            (rule_id, version) for (rule_id, version, action), listed in times.items() if listed and action in _OBEYED
-        }
-        unexplained |= {str(rule_id) for rule_id, _ in left}
-        schedule = cls(
-            None, arrivals, None, frozenset(refused), declarations.to_rows(), frozenset(unexplained), warmed,
-            frozenset(warming),
+        ordered, rows = order_changes(changes), [row for row in logged if row.rules_commit is not None]
+        reached = {row.rules_commit: row.arrival for row in rows}
+        arrivals = dict[int, int | None]()
+        for change in reversed(ordered):
+            if change.commit in reached:
+                arrivals[change.commit] = reached[change.commit]
+            elif arrivals:
+                arrivals.setdefault(change.commit, next(reversed(arrivals.values())))
+        causes = list(find_causes(rows, ordered))
+        begun, warmed = dict[tuple[str | None, int | None], RuleChange](), list[Warmed]()
+        for row, cause in sorted(causes, key=lambda each: each[0].rules_commit or 0):
+            version = (row.rule_id, row.version)
+            if row.action == WARMING and cause is not None:
+                begun[version] = cause
+            elif row.decision == WITH_HISTORY and cause is not None and version in begun:
+                arrival, status = arrival_number(row.arrival), STATUS_BY_ACTION[row.action]
+                document = str(begun[version].document)
+                warmed.append(Warmed(arrival, str(row.rule_id), int(row.version or 0), status, document))
+        return cls(
+            through, arrivals, seed,
+            refused=frozenset(cause.slot for row, cause in causes if cause is not None and row.decision == REFUSAL),
+            declared=declarations.to_rows(),
+            unexplained=frozenset(str(row.rule_id) for row, cause in causes if cause is None and row.action in _OBEYED),
+            warmed=warmed,
+            warming=frozenset(cause.slot for row, cause in causes if cause is not None and _is_warm(row)),
         )  # fmt: skip
-        return schedule, left
 
 
 def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
@@ -282,10 +233,7 @@ def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow
     log, commands = book.apply([change], arrival)
     for command in commands:
         if command.piece is not None and command.warms:
-            row, _ = book.finish_warming(
-                (command.piece.rule_id, command.piece.version), arrival, describe_start(command.piece)
-            )
-            log.append(row)
+            log.append(book.finish_warming(command.piece, arrival, command.rules_commit)[0])
     return log
 
 
@@ -295,25 +243,106 @@ def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:
         state.book.open_warming(each.rule_id, each.version, each.status, each.document)
 
 
-def restore_changes(rows: Iterable[RuleChange], logged: Iterable[LogRow]) -> list[RuleChange]:
-    """Turns rows of the rules table whose commits are gone into insertions, in the order of the log.
+def find_causes(rows: Iterable[LogRow], changes: Iterable[RuleChange]) -> Iterator[tuple[LogRow, RuleChange | None]]:
+    """Yields each row of rule_log that names a commit, with the change that caused it; None if the change is not there.
 
-    Each gets a negative commit of its own. Rows that the log does not name were never read, and are left out.
-    `Schedule.unexplained` then names the rules that also had other rows, which were deleted or updated later.
+    Args:
+        rows: Rows of rule_log; those of one commit in the order in which they took effect.
+        changes: The changes of the rules table, in that order too. One without a version got one from the stream.
     """
-    first: dict[tuple[str | None, int | None], int] = {}
-    for row in logged:
-        if row.action in _OBEYED or row.action in ("rejected", WARMING):
-            slot, arrival = (row.rule_id, row.version), arrival_number(row.arrival)
-            first[slot] = min(arrival, first.get(slot, arrival))
+    groups = dict[_Slot, list[RuleChange]]()
+    for change in changes:
+        groups.setdefault(change.slot, []).append(change)
+        if change.rule_id == "*" and change.version is not None:
+            groups.setdefault((change.commit, "*", None), []).append(change)
+    # By slot, the last row that a change of it caused, and how many of its changes come up to that one.
+    reached = dict[_Slot, tuple[LogRow, int]]()
+    for row in rows:
+        if row.rules_commit is None:
+            continue
+        is_by_command = row.decision in _STATUS_OF_COMMAND
+        rule_id, version = ("*", None) if is_by_command else (row.rule_id, row.version)
+        cause = None
+        for slot in dict.fromkeys(((row.rules_commit, rule_id, version), (row.rules_commit, rule_id, None))):
+            fitting = [each for each in enumerate(groups.get(slot, ()), 1) if _fits(each[1], row)]
+            last, used = reached.get(slot, (row, 0))
+            # A change may cause two rows about its version: that it goes on to warm up, and its new status.
+            is_same = last.version == row.version and "rejected" not in (last.action, row.action)
+            left = [each for each in fitting if each[0] > used or (each[0] == used and is_same)]
+            if left:
+                at, cause = left[0]
+                reached[slot] = row, at
+                break
+            cause = fitting[-1][1] if fitting else cause
+        yield row, cause
 
-    def rank(row: RuleChange) -> tuple[float, float]:
-        return first.get((row.rule_id, row.version), -inf), inf if row.version is None else row.version
 
-    ids = {rule_id for rule_id, _ in first}
-    read = (row for row in rows if (row.rule_id, row.version) in first or (row.version is None and row.rule_id in ids))
-    ordered = sorted(read, key=rank)
-    return [replace(row, change="insert", commit=at - len(ordered)) for at, row in enumerate(ordered)]
+def _fits(change: RuleChange, row: LogRow) -> bool:
+    """Returns whether a change of the slot that a row of rule_log names may have caused the row."""
+    if row.decision == ROW_DELETED or change.change == "delete":
+        return row.decision == ROW_DELETED and change.change == "delete"
+    if row.action == WARMING:
+        return change.status in WITH_STATE
+    if row.action == LIST_CHANGED:
+        return change.status == LISTS
+    if row.action == "rejected" or row.decision == MOVED:
+        return True
+    wanted = _STATUS_OF_COMMAND.get(str(row.decision), row.action)
+    return wanted in (change.status, ACTIONS.get(str(change.status)))
+
+
+def restore_changes(rows: Iterable[RuleChange], logged: Sequence[LogRow], start: int) -> list[RuleChange]:
+    """Turns rows of the rules table, as they were before the commit `start`, into insertions of the commits in the log.
+
+    Rows that the log does not name were never read, and are left out. A row that has changed since the log named it
+    becomes the first of all. `Schedule.unexplained` then names the rules that also had other rows, which were deleted
+    or updated later.
+    """
+    left, restored = dict[str | None, list[RuleChange]](), list[RuleChange]()
+    for row in rows:
+        left.setdefault(row.rule_id, []).append(row)
+    lost = [row for row in logged if row.rules_commit is not None and row.rules_commit < start]
+    lost = [row for row in lost if row.action in _OBEYED or row.action in ("rejected", WARMING)]
+    # A row that was rejected may have taken effect later.
+    for log in sorted(lost, key=lambda log: log.action == "rejected"):
+        listed = left.get("*" if log.decision in _STATUS_OF_COMMAND else log.rule_id, [])
+        found = next((each for each in listed if _explains(each, log)), None)
+        if found is not None:
+            listed.remove(found)
+            restored.append(replace(found, change="insert", commit=int(log.rules_commit or 0)))
+    obeyed = {(row.rule_id, row.version) for row in lost if row.action in _OBEYED and row.rule_id != "*"}
+    changed = [each for listed in left.values() for each in listed if (each.rule_id, each.version) in obeyed]
+    return [*(replace(each, change="insert", commit=-1) for each in changed), *restored]
+
+
+def _explains(row: RuleChange, logged: LogRow) -> bool:
+    """Returns whether a row of the rules table, as it is now, may have caused a row of rule_log."""
+    if row.rule_id == "*":
+        return _is_command_of(row, logged)
+    if logged.decision == ROW_DELETED or row.version not in (None, logged.version):
+        return False
+    is_same = ACTIONS.get(str(row.status)) == logged.action
+    return is_same or logged.decision == MOVED or logged.action in ("rejected", WARMING)
+
+
+def _is_command_of(row: RuleChange, logged: LogRow) -> bool:
+    """Returns whether a command may have caused a row of rule_log."""
+    # A person may have written any text here.
+    with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        document = json.loads(row.document or "{}")
+        if document.get("stream") not in (None, logged.stream):
+            return False
+        if row.status == WARM:
+            piece = Piece.from_document(document)
+            is_own = (piece.rule_id, piece.version) == (logged.rule_id, logged.version)
+            return piece.is_last and is_own and logged.decision == describe_start(piece)[1]
+        if row.status == LISTS:
+            return bool(logged.action == LIST_CHANGED and document["commit"] == logged.version)
+        if row.status == "advance":
+            time = to_text(to_utc(parse_calendar_time(document.get("time"))))
+            return logged.action == "advance" and time == logged.decision
+        return row.status == logged.action
+    return False
 
 
 @dataclass(frozen=True)
@@ -361,7 +390,8 @@ def declare(evaluator: Evaluator, state: ShardState, declared: Declared, output:
         # The commit before the change may be one that is not read now.
         known = arrival_number(state.last_commit) >= arrival_number(declared.after)
         after = state.last_commit if known else declared.after
-        output.log.append(LogRow(declared.stream.name, None, None, "declared", declared.text, after))
+        row = LogRow(declared.stream.name, None, None, "declared", declared.text, after, decision=declared.text)
+        output.log.append(row)
     return evaluator if evaluator.stream == declared.stream else replace(evaluator, stream=declared.stream)
 
 
@@ -404,105 +434,9 @@ def _without_events(batch: Batch, changes: list[RuleChange]) -> Batch:
     return Batch(batch.events.take(np.empty(0, dtype=np.int64)), changes=changes, coverage=batch.coverage)
 
 
-def _list_times(logged: Iterable[LogRow]) -> dict[_Logged, list[_Time]]:
-    """Lists the arrivals of each rule change in the log, ascending."""
-    times: dict[_Logged, list[_Time]] = {}
-    for place, row in enumerate(logged):
-        if row.action not in NO_CHANGES and row.action != "declared":
-            times.setdefault((row.rule_id, row.version, row.action), []).append((arrival_number(row.arrival), place))
-    for listed in times.values():
-        listed.sort()
-    return times
-
-
-def _list_reads(times: Mapping[_Logged, list[_Time]]) -> dict[tuple[str | None, int | None], list[int]]:
-    """Lists the arrivals at which rows of a rule's version were read, whether or not they took effect."""
-    reads: dict[tuple[str | None, int | None], list[int]] = {}
-    for (rule_id, version, _), listed in times.items():
-        reads.setdefault((rule_id, version), []).extend(arrival for arrival, _ in listed)
-    return reads
-
-
-def _find_read(reads: Mapping[tuple[str | None, int | None], Sequence[int]], change: RuleChange, reached: int) -> int:
-    """Finds the arrival at which a change was read; `reached` if the log does not have it."""
-    listed = reads.get((change.rule_id, change.version), ())
-    return min((time for time in listed if time >= reached), default=reached)
-
-
-def _was_refused(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log shows that the gate rejected a change, rather than that it took effect without a gate."""
-    if change.status != "active" or (change.rule_id, change.version, "rejected") not in times:
-        return False
-    with_gate, without = (book.preview(replace(change, gate=gate)) for gate in (APPROVAL, ""))
-    if with_gate == without:
-        return False
-    return _find_first(with_gate, times, reached) < _find_first(without, times, reached)
-
-
-def _list_last_pieces(changes: Iterable[RuleChange], stream: str) -> dict[tuple[str, int], list[tuple[_Slot, Piece]]]:
-    """Lists, by version, the rows with the last piece of its history; one of them may have brought it into force.
-
-    A version has several if its warm-up was restarted, for example by another evaluation. If a driver was killed, it
-    may have written the row of one history twice, and only the first counts.
-    """
-    found: dict[tuple[str, int], list[tuple[_Slot, Piece]]] = {}
-    known = set[tuple[str, int, str, int]]()
-    for change in changes:
-        if change.rule_id != "*" or change.status != WARM or change.change != "insert":
-            continue
-        if change.author not in (None, AUTHOR):
-            continue
-        # A person may have written any text here.
-        with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            document = json.loads(change.document or "")
-            piece = Piece.from_document(document)
-            history = (piece.rule_id, piece.version, piece.query, piece.through)
-            if document["stream"] == stream and piece.is_last and history not in known:
-                known.add(history)
-                found.setdefault((piece.rule_id, piece.version), []).append((change.slot, piece))
-    return found
-
-
-def _was_warmed(change: RuleChange, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log shows that a version began to warm up, rather than that it started without history."""
-    warm, cold = (book.preview(replace(change, warms=warms)) for warms in (True, False))
-    return warm != cold and _find_first(warm, times, reached) < _find_first(cold, times, reached)
-
-
-def _was_last(piece: Piece, book: RuleBook, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log shows that the version of a last piece of history came into force with it."""
-    warming = book.warming.get((piece.rule_id, piece.version))
-    if warming is None:
-        return False
-    action = ACTIONS[warming.entry.status]
-    return any(time >= reached for time, _ in times.get((piece.rule_id, piece.version, action), []))
-
-
-def _was_announced(change: RuleChange, times: Mapping[_Logged, list[_Time]], reached: int) -> bool:
-    """Returns whether the log shows that a row's commit of lists took effect, rather than that the row was rejected.
-
-    The result does not matter for a row that only repeats a commit, because it changes nothing.
-    """
-    obeyed, rejected = (
-        min((time for time in times.get(("*", change.version, action), []) if time[0] >= reached), default=(inf, inf))
-        for action in (LIST_CHANGED, "rejected")
-    )
-    return obeyed < rejected
-
-
-def _find_first(log: Iterable[LogRow], times: Mapping[_Logged, list[_Time]], reached: int) -> tuple[float, float]:
-    """Finds the first time from `reached` on at which the log has one of these rows; infinite if it has none."""
-    listed = [times.get((row.rule_id, row.version, row.action), []) for row in log]
-    return min((time for each in listed for time in each if time[0] >= reached), default=(inf, inf))
-
-
-def _take_first(times: list[_Time] | None, reached: int) -> int | None:
-    """Removes the first time from `reached` on and returns its arrival; None if there is none."""
-    for at, (arrival, _) in enumerate(times or ()):
-        if arrival >= reached:
-            assert times is not None
-            return times.pop(at)[0]
-    return None
+def _is_warm(row: LogRow) -> bool:
+    """Returns whether a row of rule_log is about a warm-up that began or ended, or a commit of lists."""
+    return row.action in (WARMING, LIST_CHANGED) or row.decision in (WITH_HISTORY, WITHOUT_HISTORY)
 
 
 def _read_stored(type_: DataType, text: str | None) -> Any:

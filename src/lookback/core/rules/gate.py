@@ -15,8 +15,8 @@ from lookback.core.values.texts import format_figure
 _TEXTS = ("tests", "description", "message", "parameters")
 # What an enforced gate requires of an active row: evidence for its document, or also the name of an approver.
 EVIDENCE, APPROVAL = "evidence", "approval"
-# How rule_log's message begins when an enforced gate rejects a row.
-REFUSAL = "the gate is enforced"
+# The decision in rule_log about a row that an enforced gate rejects.
+REFUSAL = "gate"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, read_document
-from lookback.core.rules.gate import find_objection
+from lookback.core.rules.gate import REFUSAL, find_objection
 from lookback.core.rules.problems import quote_value
 from lookback.core.rules.quarantine import AUTHOR, NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import SHADOW, WARMING, read_quarantined
@@ -29,6 +29,7 @@ from lookback.core.rules.versions import (
     Piece,
     Warming,
     WarmingVersions,
+    describe_start,
     describe_warming,
     find_replaced,
 )
@@ -53,7 +54,9 @@ _MAX_ID_CHARACTERS = 103
 _MAX_LOG_CHARACTERS = 4_000
 # Rules cached per declaration, for all shards of a process: the maximum in force, and room for replaced versions.
 _MAX_COMPILED, _MAX_DECLARATIONS = LIMITS["rules"].most + 2_000, 100
-COMMANDS = ("clear_state", "retire_all", "advance")
+# The decisions in rule_log about versions that ended although no row of their own has status retired.
+ROW_DELETED, MOVED, RETIRE_ALL = "deleted", "moved", "retire_all"
+COMMANDS = ("clear_state", RETIRE_ALL, "advance")
 # The status of a row that names a commit of table `lists`, which the stream writes itself, and its action in rule_log.
 LISTS, LIST_CHANGED = "lists", "list"
 _DELETE_ROW = "delete the row: the stream writes such rows itself when the table changes"
@@ -108,6 +111,8 @@ class LogRow:
     action: str
     message: str
     arrival: int | None  # the last commit judged before the row; None before the first
+    rules_commit: int | None = None  # the commit of the rules table with the row that was obeyed or rejected
+    decision: str | None = None  # what was decided, for programs: see the column in the schema of rule_log
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,19 @@ class Command:
     piece: Piece | None = None  # of `warm`: a piece of history
     warms: bool | None = None  # see `RuleChange`
     opened: Warming | None = None  # of `warming`: the version whose features begin to keep rows
+    rules_commit: int | None = None  # of `warm`: the commit of the rules table with the row
 
 
 class Rejected(Exception):
-    """Raised for a row that cannot come into force; its text goes to rule_log."""
+    """Raised for a row that cannot come into force; its text goes to rule_log, and so does `decision`."""
+
+    decision: str | None = None
+
+
+class GateRejected(Rejected):
+    """Raised for a row that the gate rejects."""
+
+    decision = REFUSAL
 
 
 @dataclass
@@ -181,17 +195,6 @@ class RuleBook:
             commands += self._apply(change, arrival, log)
         return log, commands
 
-    def preview(self, change: RuleChange) -> list[LogRow]:
-        """Returns the log rows that a change of one rule would give, without applying it."""
-        rule_id = str(change.rule_id)
-        before, warming = self._list_roles(rule_id), self.warming.list_versions(rule_id)
-        log, _ = self.apply([change], None)
-        self._drop_warming(self.warming.list_versions(rule_id))
-        for each in warming:
-            self.change_warming(each)
-        self._set_roles(rule_id, *before)
-        return log
-
     def declare(self, stream: Stream) -> None:
         """Switches to a new declaration of the same stream, which may have other lateness and limits."""
         if stream != self.stream or stream != self.streams.get(stream.name):
@@ -230,10 +233,13 @@ class RuleBook:
         self.warming.put(warming)
         self._note_warming(warming.entry.rule_id)
 
-    def finish_warming(self, key: tuple[str, int], arrival: int | None, message: str = "") -> tuple[LogRow, Entry]:
-        """Brings a version that was warming into force, and returns its log row and its entry."""
-        entry = self.warming[key].entry
-        self._drop_warming([self.warming[key]])
+    def finish_warming(
+        self, piece: Piece, arrival: int | None, rules_commit: int | None = None
+    ) -> tuple[LogRow, Entry]:
+        """Brings a version into force with the last piece of its history, and returns its log row and its entry."""
+        warming = self.warming[piece.rule_id, piece.version]
+        entry = warming.entry
+        self._drop_warming([warming])
         roles = self._list_roles(entry.rule_id)
         # A later version in shadow stays beside it.
         later = [each for each in roles if each.status == SHADOW and each.version > entry.version]
@@ -243,7 +249,17 @@ class RuleBook:
             self._enter(replace(main, status=entry.status), *later)
         else:
             self._enter(*fill_role(roles, replace(entry, lane=0)))
-        row = LogRow(self.stream.name, entry.rule_id, entry.version, ACTIONS[entry.status], message, arrival)
+        message, decision = describe_start(piece)
+        row = LogRow(
+            self.stream.name,
+            entry.rule_id,
+            entry.version,
+            ACTIONS[entry.status],
+            message,
+            arrival,
+            rules_commit,
+            decision,
+        )
         held = next(each for each in self._list_roles(entry.rule_id) if each.version == entry.version)
         return row, held
 
@@ -369,8 +385,10 @@ class RuleBook:
         if isinstance(logged_id, str):
             logged_id = cut_end(logged_id, _MAX_ID_CHARACTERS)
 
-        def write(action: str, message: str = "", version: int | None = change.version) -> None:
-            log.append(LogRow(self.stream.name, logged_id, version, action, message, arrival))
+        def write(
+            action: str, message: str = "", version: int | None = change.version, decision: str | None = None
+        ) -> None:
+            log.append(LogRow(self.stream.name, logged_id, version, action, message, arrival, change.commit, decision))
 
         self._arrival, self._opened = arrival, list[Command]()
         try:
@@ -381,7 +399,7 @@ class RuleBook:
             else:
                 self._put(change, write)
         except Rejected as reason:
-            write("rejected", str(reason))
+            write("rejected", str(reason), decision=reason.decision)
         except RuleError as error:
             write("rejected", _join_problems(error.problems))
         except NOT_THE_RULES:
@@ -394,13 +412,13 @@ class RuleBook:
         for warming in self._list_warming(str(change.rule_id)):
             if _is_meant(change, warming.entry):
                 self._drop_warming([warming])
-                write("retired", "the row of the warming version was deleted", warming.entry.version)
+                write("retired", "the row of the warming version was deleted", warming.entry.version, ROW_DELETED)
                 return
         for entry in self._list_roles(str(change.rule_id)):
             if _is_meant(change, entry) and entry.status != "retired":
                 self._end_role(entry, replace(entry, status="retired"))
                 if entry.stream == self.stream.name:
-                    write("retired", "the row in force was deleted")
+                    write("retired", "the row in force was deleted", decision=ROW_DELETED)
                 return
 
     def _end_role(self, ending: Entry, ended: Entry) -> None:
@@ -526,7 +544,7 @@ class RuleBook:
             left = {each.version for each in self._list_roles(entry.rule_id) if each.stream == self.stream.name}
             here = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
             if warming or any(each.version not in left for each in here):
-                write("retired", f"version {version} is for stream {name!r}", version=version)
+                write("retired", f"version {version} is for stream {name!r}", version, MOVED)
 
     def _warm_first(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
         """Starts to warm an active or shadow version if its windows need history, and returns whether they do."""
@@ -606,6 +624,11 @@ class RuleBook:
             return []
         if change.status == LISTS:
             return self._change_lists(change, document, log, arrival)
+
+        def make_retired(entry: Entry) -> LogRow:
+            named = (self.stream.name, entry.rule_id, entry.version)
+            return LogRow(*named, "retired", "by retire_all", arrival, change.commit, RETIRE_ALL)
+
         time = None
         if change.status == "advance":
             try:
@@ -614,22 +637,22 @@ class RuleBook:
                 raise Rejected(
                     f"advance needs a time such as '2026-01-31T12:00:00Z', got {quote_value(document.get('time'))} (time)"
                 ) from None
-        if change.status == "retire_all":
+        if change.status == RETIRE_ALL:
             for each in self.list_known_warming():
                 self._drop_warming([each])
-                log.append(LogRow(self.stream.name, *each.key, "retired", "by retire_all", arrival))
+                log.append(make_retired(each.entry))
             for rule_id in list(self.entries):
                 roles = self._list_roles(rule_id)
                 ending = [each for each in roles if each.stream == self.stream.name and each.status != "retired"]
                 left = [each for each in roles if each not in ending and each.is_in_force]
                 if ending:
                     self._enter(*(left or [replace(ending[0], status="retired")]))
-                log += [
-                    LogRow(self.stream.name, rule_id, each.version, "retired", "by retire_all", arrival)
-                    for each in ending
-                ]
-        message = "" if time is None else f"to {to_text(to_utc(time))}"
-        log.append(LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival))
+                log += map(make_retired, ending)
+        until = None if time is None else str(to_text(to_utc(time)))
+        message = "" if until is None else f"to {until}"
+        log.append(
+            LogRow(self.stream.name, "*", change.version, str(change.status), message, arrival, change.commit, until)
+        )
         return [Command(str(change.status), time)]
 
     def _change_lists(
@@ -653,7 +676,7 @@ class RuleBook:
             raise Rejected(f"the stream did not announce commit {commit} of table lists; {_DELETE_ROW} (commit)")
         self.lists_commit = commit
         text = cut_end(to_one_line(message), _MAX_LOG_CHARACTERS) if isinstance(message, str) else ""
-        log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival))
+        log.append(LogRow(self.stream.name, "*", commit, LIST_CHANGED, text, arrival, change.commit))
         return [Command(LISTS, commit=commit)]
 
     def _read_piece(self, change: RuleChange, document: Mapping[str, Any]) -> list[Command]:
@@ -666,7 +689,7 @@ class RuleBook:
             raise Rejected(NOT_BY_ENGINE) from None
         if not _is_by_engine(change):
             raise Rejected(NOT_BY_ENGINE)
-        return [Command(WARM, piece=piece, warms=change.warms)]
+        return [Command(WARM, piece=piece, warms=change.warms, rules_commit=change.commit)]
 
 
 def _is_by_engine(change: RuleChange) -> bool:
@@ -739,7 +762,7 @@ def _check_gate(change: RuleChange, roles: list[Entry], version: int) -> None:
         return
     document = read_document(change.document, WIDEST_LIMITS)
     if objection := find_objection(document, change.author, change.approved_by, change.evidence, required=change.gate):
-        raise Rejected(
+        raise GateRejected(
             f"the gate is enforced: version {version} is not active, since {objection}; publish it as a draft, then run "
             f"`lookback rules activate {change.rule_id}`"
         )

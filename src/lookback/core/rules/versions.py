@@ -16,10 +16,8 @@ EVALUATED = ("active", SHADOW)
 WITH_STATE = (*EVALUATED, "paused")
 # The status of the rows of `*` with which the stream's driver hands out history.
 WARM = "warm"
-# The message of rule_log for a version that has come into force after a warm-up.
-WITH_HISTORY = "with the history of its windows"
-# That of a version whose history could not be made.
-WITHOUT_HISTORY = "without history: it could not be made"
+# The decision in rule_log about a version that has come into force after a warm-up, with its history or without one.
+WITH_HISTORY, WITHOUT_HISTORY = "with_history", "without_history"
 # Fields of a piece of history that are numbers; the rest are texts.
 _NUMBERS = {"version", "through", "piece", "pieces"}
 
@@ -217,9 +215,11 @@ class Piece:
         return cls(**values)  # type: ignore[arg-type]
 
 
-def describe_start(piece: Piece) -> str:
-    """Returns the message of rule_log for a version that comes into force with a piece of history."""
-    return WITHOUT_HISTORY if piece.is_cold else WITH_HISTORY
+def describe_start(piece: Piece) -> tuple[str, str]:
+    """Returns the message and the decision of rule_log for a version that comes into force with a piece of history."""
+    if piece.is_cold:
+        return "without history: it could not be made", WITHOUT_HISTORY
+    return "with the history of its windows", WITH_HISTORY
 
 
 def describe_warming(begun: int | None) -> str:

@@ -23,7 +23,7 @@ from lookback.core.values.types import BIGINT, DataType
 # A table that Lookback does not write is declared by its path or as catalog.schema.table.
 _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
 _TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
-# Tables of Lookback, whose names a stream must not take.
+# Tables and views of Lookback, whose names a stream must not take.
 RESERVED_TABLES = frozenset(
     {
         "rules",
@@ -38,6 +38,7 @@ RESERVED_TABLES = frozenset(
         "labels",
         "snoozes",
         "lists",
+        "open_queue",
     }
 )
 # Streams whose events Lookback writes, so their id, time and fields are fixed -> id, time, fields, and who writes them.

@@ -66,7 +66,7 @@ class Declarations:
 
     @classmethod
     def from_rows(cls, stream: Stream, rows: Iterable[tuple[int | None, str]]) -> Declarations:
-        """Reads rows of rule_log, each an arrival and a message, in the order in which they were written.
+        """Reads rows of rule_log, each an arrival and a decision, in the order in which they were written.
 
         Invalid rows are skipped. If none is left, the stream's current declaration applies throughout.
         """

@@ -35,7 +35,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 _LOG_SCHEMA = pa.schema(
     [
         ("stream", pa.string()), ("rule_id", pa.string()), ("version", pa.int64()), ("action", pa.string()),
-        ("message", pa.string()), ("arrival", pa.int64()),
+        ("message", pa.string()), ("arrival", pa.int64()), ("rules_commit", pa.int64()), ("decision", pa.string()),
     ]
 )  # fmt: skip
 _LOG = logging.getLogger("lookback")
@@ -135,10 +135,8 @@ class Sink:
         """
         mark, failures = f"{self.query_id}:{batch_id}", _merge_failures(answers)
         log = _make_log(answers, failures, self.stream.name, batch_id)
-        started = self._choose_time(log.num_rows)
-        # Increasing times keep the order in which the changes of a batch took effect.
-        times = [started + dt.timedelta(microseconds=at) for at in range(log.num_rows)]
-        log = log.append_column("logged_at", pa.array(times, _TIME))
+        started = self._choose_time(is_logged=bool(log.num_rows))
+        log = log.append_column("logged_at", pa.array([started] * log.num_rows, _TIME))
         alerts = _merge_alerts(answers, started)
         late = _merge_late(answers, self.stream)
         if self.missing is not None:
@@ -167,14 +165,14 @@ class Sink:
             for done in [threads.submit(self.tables.append_arrow, rows, name, mark) for name, rows in missing.items()]:
                 done.result()
 
-    def _choose_time(self, rows: int) -> dt.datetime:
-        """Chooses the time of a batch so that its `rows` rows of rule_log sort after all earlier ones."""
-        if self._next_time is None and rows:
+    def _choose_time(self, *, is_logged: bool) -> dt.datetime:
+        """Chooses the time of a batch so that its rows of rule_log, if it has any, sort after all earlier ones."""
+        if self._next_time is None and is_logged:
             self._next_time = choose_log_time(self.tables, self.stream.name)
         time = dt.datetime.now(dt.timezone.utc)
         if self._next_time is not None:
             time = max(time, self._next_time)
-            self._next_time = time + dt.timedelta(microseconds=rows)
+            self._next_time = time + dt.timedelta(microseconds=is_logged)
         return time
 
 
@@ -246,7 +244,7 @@ def _read_rows(answers: pa.Table, kind: str) -> list[dict[str, Any]]:
 
 
 def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch_id: int) -> pa.Table:
-    """Returns the rows of rule_log in the order in which they took effect, without times."""
+    """Returns the rows of rule_log in the order in which they took effect, which `position` records, without times."""
     # Keep equal commands of a batch, but drop duplicate notes, which several shards may send.
     rows = _read_rows(answers, LOG)
     notes = {json.dumps(row): row for row in _read_rows(answers, NOTES)}.values()
@@ -261,7 +259,8 @@ def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch
         for failure in failures
     ]  # fmt: skip
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
-    return log.add_column(5, "batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
+    log = log.append_column("position", pa.array(range(log.num_rows), pa.int64()))
+    return log.append_column("batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
 
 
 def _count_verdicts(alerts: pa.Table) -> dict[str, Counter[str]]:

@@ -19,7 +19,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import prepare_evidence, select_changes
 from lookback.spark.explaining.history import RuleHistory, read_feed
-from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.record.evaluations import Evaluations
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row

@@ -19,7 +19,6 @@ from lookback.spark.explaining.history import (
     find_advances,
     read_feed,
     read_list_history,
-    read_obeyed,
     read_or_refuse,
 )
 from lookback.spark.queries import functions as F  # noqa: N812
@@ -69,10 +68,10 @@ def prepare_evidence(
         The lanes, and a function that makes the evidence of a key; see `Evidence.read`.
     """
     arrival = int(alert["arrival"])
-    log = read_obeyed(tables, arrival, history)
+    log = history.list_obeyed(arrival)
     lanes = Lanes(log, history, alert)
     clock = Clock(history.declarations, _read_highs(feed, history.declarations, arrival), find_advances(log))
-    lists = read_list_history(tables, clock.stream, rule, lanes.activations, history)
+    lists = read_list_history(tables, rule, lanes.activations, history)
     return lanes, partial(Evidence.read, rule=rule, clock=clock, activations=lanes.activations, lists=lists)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
 from lookback.core.explaining.evidence import (
@@ -25,14 +26,15 @@ from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_time, to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, to_arrow
-from lookback.spark.explaining.history import STATUS_BY_ACTION, Lanes, RuleHistory, rank_version, read_feed, read_obeyed
+from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.evaluations import Evaluations
+from lookback.spark.record.evaluations import Evaluations
 from lookback.spark.tables.lakehouse import to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
+    from lookback.core.rules.rulebook import LogRow
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
@@ -180,7 +182,7 @@ def explain_event(
     stream = _find_stream_of_rule(tables, streams, rule_id)
     history = RuleHistory(tables, stream, streams)
     place = _find_event(tables, stream, event_id)
-    log = read_obeyed(tables, tables.version(stream.name), history)
+    log = history.list_obeyed(tables.version(stream.name))
     standing = _find_standing(log, history, rule_id, version, place.arrival)
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
@@ -248,17 +250,19 @@ def _find_event(tables: Tables, stream: Stream, event_id: str) -> _EventPlace:
     return _EventPlace(events.take(np.arange(1)), int(events.commits[0]))
 
 
-def _find_standing(log: list[Row], history: RuleHistory, rule_id: str, version: int | None, arrival: int) -> Standing:
+def _find_standing(
+    log: list[LogRow], history: RuleHistory, rule_id: str, version: int | None, arrival: int
+) -> Standing:
     """Finds the rule version in force for an event of commit `arrival`, or the status of the chosen version then."""
-    own = [row for row in log if row["rule_id"] == rule_id and STATUS_BY_ACTION.get(row["action"], "draft") != "draft"]
-    before = [row for row in own if row["arrival"] is None or row["arrival"] < arrival]
+    own = [row for row in log if row.rule_id == rule_id and STATUS_BY_ACTION.get(row.action, "draft") != "draft"]
+    before = [row for row in own if row.arrival is None or row.arrival < arrival]
     roles = Lanes(before, history, {"rule_id": rule_id, "rule_version": version}).list_roles(rule_id)
     meant = next((each.version for each in roles if version in (None, each.version)), None)
-    if meant is not None or (before and version in (None, before[-1]["version"])):
-        last = next((row for row in reversed(before) if row["version"] == meant), before[-1])
-        return Standing(int(last["version"]), STATUS_BY_ACTION[last["action"]], last["arrival"])
+    if meant is not None or (before and version in (None, before[-1].version)):
+        last = next((row for row in reversed(before) if row.version == meant), before[-1])
+        return Standing(int(last.version or 0), STATUS_BY_ACTION[last.action], last.arrival)
     version = history.find_last(rule_id) if version is None else version
-    since = next((row["arrival"] for row in own if row["version"] == version), None)
+    since = next((row.arrival for row in own if row.version == version), None)
     return Standing(version, "", since)
 
 

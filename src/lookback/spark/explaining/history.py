@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lookback.core.engine.schedule import Schedule, obey
+from lookback.core.engine.schedule import STATUS_BY_ACTION, find_causes
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.explaining.evidence import Activation, ListHistory
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.document import read_document
-from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LogRow, RuleBook, RuleChange, fill_role, order_changes
-from lookback.core.rules.versions import WARM, WITH_HISTORY, Entry
+from lookback.core.rules.roles import WARMING, read_quarantined
+from lookback.core.rules.rulebook import LIST_CHANGED, LogRow, RuleChange, fill_role
+from lookback.core.rules.versions import WITH_HISTORY, WITHOUT_HISTORY, Entry
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import first_line, join_words
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.following.listfeed import ReplayedLists
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.declared import read_declarations
-from lookback.spark.stream.evaluations import Term
-from lookback.spark.stream.rebuild import read_log, restore_rule_changes
-from lookback.spark.tables.history import find_first_readable
+from lookback.spark.record.evaluations import Term
+from lookback.spark.record.record import Record
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -38,14 +33,9 @@ if TYPE_CHECKING:
 
 
 _Result = TypeVar("_Result")
-_Row = TypeVar("_Row")
-# The arrival, rule_id, version and action of a row of rule_log, and the message of a command.
-_LogName = tuple[int | None, str | None, int | None, str, str]
-
-
+_Row = TypeVar("_Row", LogRow, RuleChange)
 # Greater than any commit number.
 _NOT_JUDGED = 2**62
-STATUS_BY_ACTION = {action: status for status, action in ACTIONS.items()}
 
 
 class RuleVersion(NamedTuple):
@@ -69,12 +59,10 @@ class _Document(NamedTuple):
     Attributes:
         change: The row.
         judged: The last commit that was judged before the stream applied the row; None for none.
-        action: The row's action in rule_log; empty if the stream never applied it.
     """
 
     change: RuleChange
     judged: int | None
-    action: str = ""
 
 
 class RuleHistory:
@@ -100,20 +88,15 @@ class RuleHistory:
             decided_at: When the explained row was written, which selects the evaluation; None: the last evaluation.
         """
         self.term = Term.find(tables, stream, decided_at)
-        self.declarations = read_declarations(tables, stream, self.term.begun_at, self.term.ended_at)
         self._stream, self._streams = stream, {**(streams or {}), stream.name: stream}
         self._name = tables.identifier("rules")
-        logged = read_log(tables, stream, self.term)
-        # The first readable commit of the rules table.
-        self._begins = read_or_refuse(lambda: find_first_readable(tables, "rules"), "rules")
-        changes = order_changes(read_or_refuse(lambda: restore_rule_changes(tables, self._begins, logged), "rules"))
-        changes = [each for each in changes if not _is_command_elsewhere(each, stream)]
-        self._changes = _group_by_rule(changes, lambda change: change.rule_id)
-        # These changes put versions into force that had waited for the history of their windows.
-        self._pieces = _group_by_rule(changes, _find_warmed_rule)
-        self._logged = _group_by_rule(logged, lambda row: row.rule_id)
-        self._actions: list[Row] | None = None
+        self._record = read_or_refuse(lambda: Record.read(tables, stream, self.term), "rules")
+        self.declarations = self._record.declarations
+        self._changes = _group_by_rule(self._record.changes)
+        self._logged = _group_by_rule(self._record.logged)
+        # By rule, the applied rows of its versions; by row of rule_log, the row of the rules table that caused it.
         self._documents: dict[str, dict[int, list[_Document]]] = {}
+        self._causes: dict[LogRow, RuleChange] = {}
         self._compiled: dict[tuple[str, int, int], CompiledRule | None] = {}
 
     def find_version(self, rule_id: str, version: int, judged: int | None) -> RuleVersion:
@@ -127,7 +110,7 @@ class RuleHistory:
         """
         found = self._make_version(self._find_change(rule_id, version, judged), version, judged)
         if found is None:
-            begins = f", which begins at commit {self._begins}" if self._begins else ""
+            begins = f", which begins at commit {self._record.begins}" if self._record.begins else ""
             raise ReviewError(
                 f"version {version} of rule {rule_id!r} is neither in the rules table nor in its history{begins}"
             )
@@ -191,22 +174,26 @@ class RuleHistory:
         change = change or self._find_change(rule_id, version, judged)
         return None if change is None else self._compile(change, judged, lane)
 
-    def find_obeyed(self, row: Row, obeyed: int) -> tuple[int, RuleChange | None]:
+    def find_obeyed(self, row: LogRow) -> RuleChange | None:
         """Finds the row of a rule's version that the stream applied when it wrote a row of rule_log.
 
-        Args:
-            row: The row of rule_log.
-            obeyed: How many of the version's rows the stream had applied before.
-
-        Returns:
-            The number of applied rows including this one, and the row; None if it is no longer known, or if the log's
-            row is about a deletion or a command.
+        None if it is no longer known, or if the log's row is about a deletion or a command.
         """
-        documents = self._find_documents(row["rule_id"]).get(row["version"], [])
-        for at in range(obeyed, len(documents)):
-            if (documents[at].judged, documents[at].action) == (row["arrival"], row["action"]):
-                return at + 1, documents[at].change
-        return obeyed, None
+        self._find_documents(str(row.rule_id))
+        return self._causes.get(row)
+
+    def list_obeyed(self, arrival: int) -> list[LogRow]:
+        """Lists the rule changes and commands up to an alert's commit in rule_log, in the order of their effect.
+
+        Changes right after that commit are included, since rows produced by an advance name the last commit before it.
+        """
+        rows = (row for row in self._record.logged if arrival_number(row.arrival) <= arrival)
+        return [row for row in rows if row.action in STATUS_BY_ACTION or row.action in ("clear_state", "advance")]
+
+    def list_obeyed_lists(self) -> list[tuple[int | None, int]]:
+        """Lists the commits of the table `lists` that took effect, each after the last commit judged before it."""
+        rows = (row for row in self._record.logged if row.action == LIST_CHANGED)
+        return [(row.arrival, int(row.version or 0)) for row in rows]
 
     def find_quarantined(self, rule_id: str, version: int) -> Any:
         """Finds the version that a quarantined row disabled; None if the row does not name it."""
@@ -219,17 +206,21 @@ class RuleHistory:
 
         Empty if the rule does not depend on lost rows.
         """
-        if not self._begins:
+        if not self._record.begins:
             return ""
-        unexplained = self._make_schedule([name for name in self._logged if name is not None]).unexplained
+        unexplained = self._record.make_schedule().unexplained
         parts = []
-        if any(each.commit < 0 for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
+        if any(each.commit < self._record.begins for each in self._changes.get(rule_id, [])) or rule_id in unexplained:
             parts.append("earlier versions are read from the table's current rows")
         if rule_id in unexplained:
             parts.append(f"rows of {rule_id!r} were updated or deleted, so it may have had another document")
         if beside := [repr(name) for name in sorted(unexplained - {rule_id, "*"})]:
             parts.append(f"rows of {join_words(beside)} are missing, so state that they kept first may begin too late")
-        return f"The change feed of {self._name} begins at commit {self._begins}: {'; '.join(parts)}." if parts else ""
+        return (
+            f"The change feed of {self._name} begins at commit {self._record.begins}: {'; '.join(parts)}."
+            if parts
+            else ""
+        )
 
     def _find_change(self, rule_id: str, version: int, judged: int | None) -> RuleChange | None:
         documents = self._find_documents(rule_id).get(version, [])
@@ -243,82 +234,27 @@ class RuleHistory:
         return self._documents[rule_id]
 
     def _list_documents(self, rule_id: str) -> dict[int, list[_Document]]:
-        logged = self._logged.get(rule_id, [])
-        known = {(row.version, row.action) for row in logged if row.action in STATUS_BY_ACTION}
+        changes = [each for each in self._changes.get(rule_id, []) if each.change != "delete"]
         obeyed, never_obeyed = dict[int, list[_Document]](), dict[int, list[_Document]]()
-        for change, judged, log in self._obey([rule_id]):
-            if change.change == "delete":
-                continue
-            if change.status != WARM:
-                number = max([0, *obeyed, *never_obeyed]) + 1 if change.version is None else change.version
-                never_obeyed[number] = [_Document(change, judged)]
-            for row in log:
-                if (row.version, row.action) in known and change.status != "draft" and row.version is not None:
-                    own = never_obeyed[row.version][0].change if change.status == WARM else change
-                    obeyed.setdefault(row.version, []).append(_Document(own, judged, row.action))
+        for change in changes:
+            number = max([0, *never_obeyed]) + 1 if change.version is None else change.version
+            never_obeyed[number] = [_Document(change, _NOT_JUDGED)]
+        # By version, the row with which it began to wait for its history.
+        begun = dict[int, RuleChange]()
+        for row, cause in find_causes(self._logged.get(rule_id, []), changes):
+            version = int(row.version or 0)
+            if row.action == WARMING and cause is not None:
+                begun[version] = cause
+            if row.decision in (WITH_HISTORY, WITHOUT_HISTORY):
+                cause = begun.get(version)  # noqa: PLW2901 - the command's own row has no document
+            if cause is not None and STATUS_BY_ACTION.get(row.action, "draft") != "draft":
+                self._causes[row] = cause
+                obeyed.setdefault(version, []).append(_Document(cause, row.arrival))
         return {**never_obeyed, **obeyed}
 
     def may_reset(self, rule_id: str) -> bool:
         """Returns whether any version of a rule, in force or not, resets its windows on alert."""
         return any(map(_resets_on_alert, self._changes.get(rule_id, ())))
-
-    def read_actions(self, tables: Tables) -> list[Row]:
-        """Reads the rule changes and commands from rule_log, sorted by arrival, batch and version; cached."""
-        if self._actions is None:
-            log = tables.read("rule_log").where(F.col("stream") == self._stream.name)
-            log = log.where(F.col("action").isin([*STATUS_BY_ACTION, "clear_state", "advance"]))
-            in_order = (F.col("arrival").asc_nulls_first(), F.col("batch_id"), F.col("version").asc_nulls_last())
-            self._actions = self.term.select(log, "logged_at").orderBy(*in_order).collect()
-        return self._actions
-
-    def sort_obeyed(self, log: Sequence[Row]) -> list[Row]:
-        """Sorts rows of rule_log, given by arrival and batch, in the order in which they took effect.
-
-        The rows of a batch took effect in the order of the rules table. A row that the table does not explain stays
-        after the row before it.
-        """
-        mixed: set[str] = set()
-        for _, group in groupby(log, key=lambda row: (row["arrival"], row["batch_id"])):
-            ids = [row["rule_id"] for row in group]
-            mixed.update(ids if "*" in ids or len(set(ids)) < len(ids) else ())
-        places: dict[_LogName, deque[int]] = {}
-        for place, (_, judged, given) in enumerate(self._obey(sorted(mixed))):
-            for each in given:
-                places.setdefault(_name_row(judged, vars(each)), deque()).append(place)
-        placed: list[tuple[int, int, Row]] = []
-        reached = -1
-        for row in log:
-            known = places.get(_name_row(row["arrival"], row.asDict()))
-            place = known.popleft() if known else reached
-            reached = max(reached, place)
-            placed.append((arrival_number(row["arrival"]), place, row))
-        return [row for _, _, row in sorted(placed, key=lambda each: each[:2])]
-
-    def _obey(self, rule_ids: Sequence[str]) -> Iterator[tuple[RuleChange, int | None, list[LogRow]]]:
-        """Applies the changes of some rules as the stream did.
-
-        Yields:
-            Each change, the last commit that was judged before it or None, and the rows that it logs.
-        """
-        schedule = self._make_schedule(rule_ids)
-        book = RuleBook(self._stream, self._streams)
-        for change in map(schedule.restore_decision, self._list_changes(rule_ids)):
-            judged = schedule.arrivals.get(change.commit, _NOT_JUDGED)
-            book.declare(self.declarations.after(judged).stream)
-            yield change, judged, obey(book, change, None)
-
-    def _make_schedule(self, rule_ids: Sequence[str]) -> Schedule:
-        """Makes the schedule of the changes of some rules from their rows in rule_log."""
-        own = self._list_changes(rule_ids)
-        logged = [row for name in rule_ids for row in self._logged.get(name, [])]
-        return Schedule.from_log(own, logged, self._stream, self._streams, None, declarations=self.declarations)
-
-    def _list_changes(self, rule_ids: Sequence[str]) -> list[RuleChange]:
-        """Lists the changes of some rules in the order of the rules table."""
-        listed = [each for name in rule_ids for each in self._changes.get(name, [])]
-        if "*" not in rule_ids:
-            listed += [each for name in rule_ids for each in self._pieces.get(name, [])]
-        return sorted(listed, key=lambda each: each.order)
 
     def _compile(self, change: RuleChange, judged: int | None, lane: int = 0) -> CompiledRule | None:
         """Compiles a row for the declaration in force; lowered limits do not make a rule invalid."""
@@ -332,16 +268,6 @@ class RuleHistory:
         return _compile(change, self.declarations.widest)
 
 
-def _is_command_elsewhere(change: RuleChange, stream: Stream) -> bool:
-    """Returns whether a change is a command to another stream."""
-    if change.rule_id != "*" or not change.document:
-        return False
-    try:
-        return read_document(change.document).get("stream") not in (None, stream.name)
-    except RuleError:
-        return False
-
-
 def _resets_on_alert(change: RuleChange) -> bool:
     """Returns whether the document of a change has `reset_on_alert`; False if it cannot be read."""
     try:
@@ -350,26 +276,10 @@ def _resets_on_alert(change: RuleChange) -> bool:
         return False
 
 
-def _find_warmed_rule(change: RuleChange) -> str | None:
-    """Returns the id of the rule whose history a change names; None for any other change."""
-    if change.rule_id != "*" or change.status != WARM:
-        return None
-    try:
-        return str(read_document(change.document).get("rule_id"))
-    except RuleError:
-        return None
-
-
-def _name_row(arrival: int | None, row: Mapping[str, Any]) -> _LogName:
-    """Returns a name for a row of rule_log; rows without a version, such as advances, are distinguished by message."""
-    message = row["message"] if row["rule_id"] == "*" else ""
-    return arrival, row["rule_id"], row["version"], row["action"], message
-
-
-def _group_by_rule(rows: Iterable[_Row], find_rule: Callable[[_Row], str | None]) -> dict[str | None, list[_Row]]:
+def _group_by_rule(rows: Iterable[_Row]) -> dict[str | None, list[_Row]]:
     groups: dict[str | None, list[_Row]] = {}
     for row in rows:
-        groups.setdefault(find_rule(row), []).append(row)
+        groups.setdefault(row.rule_id, []).append(row)
     return groups
 
 
@@ -381,10 +291,9 @@ def _compile(change: RuleChange, stream: Stream, lane: int = 0) -> CompiledRule 
     return rule
 
 
-def find_advances(log: list[Row]) -> list[tuple[int | None, int]]:
+def find_advances(log: Iterable[LogRow]) -> list[tuple[int | None, int]]:
     """Finds the `advance` commands in rule_log: (arrival, time in microseconds)."""
-    rows = [row for row in log if row["action"] == "advance"]
-    return [(row["arrival"], parse_time(row["message"].removeprefix("to "))) for row in rows]
+    return [(row.arrival, parse_time(row.decision)) for row in log if row.action == "advance" and row.decision]
 
 
 def rank_version(row: Row) -> int:
@@ -411,26 +320,15 @@ def read_or_refuse(read: Callable[[], _Result], name: str) -> _Result:
         ) from error
 
 
-def read_obeyed(tables: Tables, arrival: int, history: RuleHistory) -> list[Row]:
-    """Reads the rule changes and commands up to the alert's commit from rule_log, in the order of their effect.
-
-    Changes right after that commit are included, since rows produced by an advance name the last commit before it.
-    """
-    log = history.read_actions(tables)
-    return history.sort_obeyed([row for row in log if arrival_number(row["arrival"]) <= arrival])
-
-
 def read_list_history(
-    tables: Tables, stream: Stream, rule: CompiledRule, activations: Iterable[Activation], history: RuleHistory
+    tables: Tables, rule: CompiledRule, activations: Iterable[Activation], history: RuleHistory
 ) -> ListHistory:
     """Reads the history of the lists named by a rule or by rules that may share its state."""
     names = rule.lists.union(*(each.rule.lists for each in activations if each.rule is not None))
     if not names:
         return ListHistory()
-    own = (F.col("stream") == stream.name) & (F.col("action") == LIST_CHANGED)
-    rows = history.term.select(tables.read("rule_log").where(own), "logged_at").orderBy("version").collect()
     source = read_or_refuse(lambda: ReplayedLists.find(tables, names), "lists")
-    return ListHistory(source, [(row["arrival"], row["version"]) for row in rows])
+    return ListHistory(source, history.list_obeyed_lists())
 
 
 class Lanes:
@@ -441,11 +339,11 @@ class Lanes:
             another version of its rule has lane 1.
     """
 
-    def __init__(self, log: list[Row], history: RuleHistory, alert: Mapping[str, Any]) -> None:
+    def __init__(self, log: Sequence[LogRow], history: RuleHistory, alert: Mapping[str, Any]) -> None:
         self._history, self._rule_id = history, alert["rule_id"]
         self._roles: dict[str, list[Entry]] = {}
-        # By rule version, how many of its rows were applied, and the last of them.
-        self._obeyed: dict[tuple[str, int | None], tuple[int, RuleChange | None]] = {}
+        # By rule version, the last of its rows that was applied.
+        self._obeyed: dict[tuple[str | None, int | None], RuleChange] = {}
         self._lanes: dict[int, int] = {}
         # Versions that were replaced by one with its own history, which their alerts did not reset.
         self._apart: set[int] = set()
@@ -455,15 +353,14 @@ class Lanes:
         changes: list[_LaneChange] = []
         cuts = history.declarations.cuts
         for row in log:
-            while cuts and cuts[0] <= arrival_number(row["arrival"]):
+            while cuts and cuts[0] <= arrival_number(row.arrival):
                 changes += self._list_redeclared(cuts.pop(0))
-            is_warmed = row["message"] == WITH_HISTORY and row["rule_id"] == self._rule_id
-            if is_warmed and alert["rule_version"] not in self._lanes:
-                self._apart.update(self._lanes)
-            if row["message"] == WITH_HISTORY:
-                self._advances_before[row["rule_id"], row["version"]] = self._advances
+            if row.decision == WITH_HISTORY:
+                if row.rule_id == self._rule_id and alert["rule_version"] not in self._lanes:
+                    self._apart.update(self._lanes)
+                self._advances_before[str(row.rule_id), int(row.version or 0)] = self._advances
             changes += self._list_changes(row)
-            self._advances += row["action"] == "advance"
+            self._advances += row.action == "advance"
         for cut in cuts:
             changes += self._list_redeclared(cut)
         self._own = self._lanes.get(alert["rule_version"], 0)
@@ -477,15 +374,15 @@ class Lanes:
         """Returns whether a version of the alert's rule shared the state of the alert's version."""
         return version not in self._apart and self._lanes.get(version, self._own) == self._own
 
-    def _list_openings(self, log: list[Row], arrival: int | None) -> Iterator[Activation]:
+    def _list_openings(self, log: Sequence[LogRow], arrival: int | None) -> Iterator[Activation]:
         """Yields an activation for each version that got the history of its windows before the alert's commit.
 
         Such a version keeps rows from the first commit on, separately. Only one version at a time keeps the state of a
         session or a sequence: first the waiting version, then the one in force.
         """
         for row in log:
-            if row["message"] == WITH_HISTORY and (arrival is None or row["arrival"] < arrival):
-                rule_id, version, active = row["rule_id"], row["version"], row["arrival"]
+            if row.decision == WITH_HISTORY and (arrival is None or arrival_number(row.arrival) < arrival):
+                rule_id, version, active = str(row.rule_id), int(row.version or 0), row.arrival
                 rule, name = self._history.find_kept(rule_id, version, active), f"history of {rule_id} {version}"
                 if rule is not None and rule.store:
                     if rule_id != self._rule_id or self._lanes.get(version, self._own) != self._own:
@@ -493,28 +390,28 @@ class Lanes:
                     yield Activation(active, name, None, self._advances_before[rule_id, version])
                 yield Activation(None, name, rule, is_silent=True)
 
-    def _list_changes(self, row: Row) -> list[_LaneChange]:
+    def _list_changes(self, row: LogRow) -> list[_LaneChange]:
         """Lists the changes that a row of rule_log makes."""
-        status = STATUS_BY_ACTION.get(row["action"], "")
-        if status == "draft" or row["action"] == "advance":
+        status, rule_id = STATUS_BY_ACTION.get(row.action, ""), str(row.rule_id)
+        if status == "draft" or row.action == "advance":
             return []
-        if row["rule_id"] == "*":
-            return [_LaneChange(row["arrival"], "*", 0, None, self._advances)]
-        before = {each.lane: each.version for each in self._roles.get(row["rule_id"], ())}
-        self._change_roles(row, status)
-        after = {each.lane: each.version for each in self._roles[row["rule_id"]]}
+        if rule_id == "*":
+            return [_LaneChange(row.arrival, "*", 0, None, self._advances)]
+        before = {each.lane: each.version for each in self._roles.get(rule_id, ())}
+        self._change_roles(row, rule_id, status)
+        after = {each.lane: each.version for each in self._roles[rule_id]}
         changed = {lane for lane in before | after if before.get(lane) != after.get(lane)}
         # An UPDATE may have given a version another document.
-        updated = {lane for lane, version in after.items() if version == row["version"]} - changed
+        updated = {lane for lane, version in after.items() if version == row.version} - changed
         return [
-            self._make_change(row["arrival"], row["rule_id"], lane, after.get(lane), is_same=lane in updated)
+            self._make_change(row.arrival, rule_id, lane, after.get(lane), is_same=lane in updated)
             for lane in sorted(changed | updated)
         ]
 
     def _make_change(
         self, arrival: int | None, rule_id: str, lane: int, version: int | None, *, is_same: bool
     ) -> _LaneChange:
-        _, change = self._obeyed.get((rule_id, version), (0, None))
+        change = self._obeyed.get((rule_id, version))
         return _LaneChange(arrival, rule_id, lane, version, self._advances, change, is_same)
 
     def _list_redeclared(self, cut: int) -> list[_LaneChange]:
@@ -524,16 +421,15 @@ class Lanes:
             for rule_id, roles in sorted(self._roles.items()) for each in roles
         ]  # fmt: skip
 
-    def _change_roles(self, row: Row, status: str) -> None:
-        rule_id, version = row["rule_id"], row["version"]
+    def _change_roles(self, row: LogRow, rule_id: str, status: str) -> None:
+        version, change = int(row.version or 0), self._history.find_obeyed(row)
         before = self._roles.get(rule_id, [])
-        obeyed, known = self._obeyed.get((rule_id, version), (0, None))
-        obeyed, change = self._history.find_obeyed(row, obeyed)
-        self._obeyed[rule_id, version] = obeyed, change or known
+        if change is not None:
+            self._obeyed[rule_id, version] = change
         if status == "quarantined" and before:
             failing = self._history.find_quarantined(rule_id, version)
             left = [each for each in before if each.version != (version - 1 if failing is None else failing)]
-        elif status == "retired" and row["message"]:
+        elif status == "retired" and row.decision:
             # The log names the version that a deletion or a command ended, or a version for another stream if it fills
             # a role.
             if change is not None:

@@ -1,4 +1,4 @@
-"""Sets up a deployment: schema, volumes, grants, and tables with their comments, layout and keys.
+"""Sets up a deployment: schema, volumes, grants, views, and tables with their comments, layout and keys.
 
 It changes only what is missing or different. Run it again after an upgrade, since a release may have new comments or
 grants.
@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
+from lookback.questions import VIEWS, write_view
 from lookback.spark.operations.grants import Grant, Grantees, TablePlace, list_grants
 from lookback.spark.tables.lakehouse import quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
@@ -82,9 +83,9 @@ def set_up(
     """Creates the missing parts of a deployment, and returns a step for each part.
 
     It always creates the tables of the product and of the streams, with comments. In a catalog, it also sets up the
-    schema and the file layout; in Unity Catalog also volumes, primary keys (not enforced) and grants. A grant that the
-    caller may not give becomes a step with `to_do`. A table that another program writes is left unchanged; if it is
-    missing or does not fit, its step is `refused` and gives the reason.
+    schema, the file layout and the views that answer questions; in Unity Catalog also volumes, primary keys (not
+    enforced) and grants. A grant that the caller may not give becomes a step with `to_do`. A table that another program
+    writes is left unchanged; if it is missing or does not fit, its step is `refused` and gives the reason.
 
     Args:
         tables: The tables of the deployment.
@@ -135,6 +136,8 @@ class _Setup:
             self._tables.create(stream)
         steps += [self._check_foreign_table(stream) for stream in self._streams.values() if stream.table]
         steps += [self._update_table(table, table.name not in existing) for table in self._list_tables()]
+        if self._tables.root is None:
+            steps += map(self._update_view, VIEWS)
         if self._unity is not None:
             own = {use: volume.name for use, volume in volumes.items() if volume is not None and self._is_own(volume)}
             place = TablePlace(str(self._tables.catalog_name), str(self._tables.schema_name), **own)
@@ -190,6 +193,18 @@ class _Setup:
         done = ["created"] if is_new else []
         done += self._set_comments(table, detail) + self._set_clustering(table, detail) + self._add_key(table)
         return SetUpStep(f"table {self._tables.identifier(table.name)}", ", ".join(done) or AS_IT_SHOULD_BE)
+
+    def _update_view(self, name: str) -> SetUpStep:
+        """Creates the view that answers a question, or changes it if the question has changed."""
+        place, text = self._tables.identifier(name), write_view(name, self._tables.identifier)
+        before = ""
+        if self._tables.exists(name):
+            rows = self._tables.spark.sql(f"DESCRIBE TABLE EXTENDED {place}").collect()
+            before = next((row["data_type"] for row in rows if row["col_name"] == "View Text"), "")
+        if before == text:
+            return SetUpStep(f"view {place}", AS_IT_SHOULD_BE)
+        self._tables.spark.sql(f"CREATE OR REPLACE VIEW {place} AS {text}")
+        return SetUpStep(f"view {place}", "changed" if before else "created")
 
     def _set_comments(self, table: _Table, detail: Mapping[str, Any]) -> list[str]:
         name, done = self._tables.identifier(table.name), []

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lookback.core.streams import metrics
+from lookback.questions import VIEWS
 from lookback.spark.tables.lakehouse import quote_name
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -40,7 +41,7 @@ class Grant:
 
     Attributes:
         privileges: The privileges.
-        kind: CATALOG, SCHEMA, TABLE or VOLUME.
+        kind: CATALOG, SCHEMA, TABLE, VIEW or VOLUME.
         name: The parts of the thing's name.
         principal: The group or service.
     """
@@ -81,6 +82,7 @@ def _generate_grants(place: TablePlace, roles: Grantees, streams: Sequence[str])
     yield from (Grant(("SELECT", "MODIFY"), "TABLE", (*schema, name), roles.analysts) for name in _WRITTEN)
     events = [name for name in streams if name not in _READ]
     yield from (Grant(("SELECT",), "TABLE", (*schema, name), roles.analysts) for name in (*_READ, *events))
+    yield from (Grant(("SELECT",), "VIEW", (*schema, name), roles.analysts) for name in VIEWS)
     yield Grant(("SELECT",), "SCHEMA", schema, roles.engineers)
     if place.checkpoints:
         yield Grant(("READ VOLUME",), "VOLUME", (*schema, place.checkpoints), roles.engineers)

@@ -83,7 +83,8 @@ def _log_deletions(tables: Tables, name: str, old: DataFrame, limit: dt.datetime
         now = choose_log_time(tables, row["stream"])
         through = f"from before {limit:%Y-%m-%dT%H:%M:%SZ}, through commit {row['arrival']}"
         message = f"{row['rows']:,} rows of {name} {through}, are deleted by the settings' retention"
-        log.append((row["stream"], None, None, DELETED[name], message, None, row["arrival"], now))
+        named = {"stream": row["stream"], "action": DELETED[name], "message": message}
+        log.append({**named, "arrival": row["arrival"], "logged_at": now})
     if log:
         tables.append_rows(log, "rule_log")
     return sum(row["rows"] for row in streams)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.engine.schedule import Schedule, WaitingChange
+from lookback.core.engine.schedule import WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.account import Account
 from lookback.core.rules.compiled import CompiledRule, compile_rule
@@ -31,24 +31,17 @@ from lookback.core.streams.declarations import Declarations
 from lookback.spark.following.listfeed import ReplayedLists
 from lookback.spark.platform.faults import explain_unreadable
 from lookback.spark.platform.session import open_own_session
+from lookback.spark.record.evaluations import Term
+from lookback.spark.record.record import Record
 from lookback.spark.replay.history import History
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
-from lookback.spark.stream.declared import read_declarations
-from lookback.spark.stream.evaluations import Term
-from lookback.spark.stream.rebuild import (
-    find_deletions,
-    find_last_arrival,
-    find_new_beginning,
-    read_log,
-    restore_rule_changes,
-)
-from lookback.spark.tables.history import find_first_readable
+from lookback.spark.stream.rebuild import find_deletions, find_last_arrival
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
@@ -163,19 +156,13 @@ def _prove(
     tables.require_fields(stream)
     tables.require(stream)
     last = _find_last_written(tables, stream, nightly=saved is not None) if last is None else last
-    begun = find_new_beginning(tables, stream)
-    begun_at = None if begun is None else begun["logged_at"]
-    declarations = read_declarations(tables, stream, begun_at)
+    record = Record.read(tables, stream, Term.find(tables, stream))
+    declarations, begun_at = record.declarations, record.term.begun_at
     start = _Start.find(tables, stream, declarations, begun_at, saved, first, last)
     if start.history is None:
         return _prove_nothing(tables, (start.first, last))
-    history, logged, begins = (
-        start.history,
-        read_log(tables, stream, Term(begun_at)),
-        find_first_readable(tables, "rules"),
-    )
-    changes = restore_rule_changes(tables, begins, logged)
-    plan, lost = _make_plan(changes, begins, declarations, streams, logged, last)
+    history, logged = start.history, record.logged
+    plan, lost = _make_plan(record, streams, last)
     warmed = {f"{each.rule_id} {each.version}" for each in plan.warmed}
     if start.saved is not None and not warmed <= start.saved.warmed:
         # A version has come into force with a history of the first commits, which the saved state does not have.
@@ -192,11 +179,11 @@ def _prove(
     )
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
     unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
-    excuses = _Excuses.find(tables, stream, history, logged, changes, unreached)
+    excuses = _Excuses.find(tables, stream, history, record, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(between), begun_at)
     alerts = excuses.mark_alerts(alerts)
-    late = excuses.mark_late(_compare_late(tables, stream, answers, between), begun)
+    late = excuses.mark_late(_compare_late(tables, stream, answers, between), record.term.begun_after)
     rows = _add(_count(alerts, F.col("rule_id")), "unprovable", earlier)
     rows = _add(rows, "unjudged", excuses.select_unjudged(answers.find_missing(account)))
     rows += _count(late, F.lit(None).cast("string"))
@@ -231,7 +218,7 @@ class _Start:
         cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
         saved: Place | None, first: int | None, last: int,
     ) -> _Start:  # fmt: skip
-        """Finds where a proof begins. For the arguments see `prove` and, for begun_at, `find_begun_at`."""
+        """Finds where a proof begins. For the arguments see `prove` and, for begun_at, `Term`."""
         state = None if saved is None else SavedState.find(saved, declarations, begun_at)
         if state is None:
             history = History.read(tables, stream, last)
@@ -358,18 +345,15 @@ def _find_last_written(tables: Tables, stream: Stream, *, nightly: bool) -> int:
     return max(0, *(find_last_arrival(tables, name, stream) or 0 for name in ("alerts", "late_events", "rule_log")))
 
 
-def _make_plan(
-    changes: Sequence[RuleChange], begins: int, declarations: Declarations, streams: Mapping[str, Stream],
-    logged: Sequence[LogRow], last: int,
-) -> tuple[ReplayPlan, LostRules]:  # fmt: skip
+def _make_plan(record: Record, streams: Mapping[str, Stream], last: int) -> tuple[ReplayPlan, LostRules]:
     """Plans a replay in which each rule change takes effect at its logged arrival, or never if it has none.
 
-    `begins` is the first commit of the rules that can be read. Rules with unknown versions are left out.
+    Rules with unknown versions are left out.
     """
-    schedule = Schedule.from_log(changes, logged, declarations.last, streams, None, declarations=declarations)
+    schedule, declarations = record.make_schedule(), record.declarations
     first, waiting = list[RuleChange](), list[WaitingChange]()
-    unknown = schedule.unexplained if begins else frozenset[str]()
-    for change in map(schedule.restore_decision, changes):
+    unknown = schedule.unexplained if record.begins else frozenset[str]()
+    for change in map(schedule.restore_decision, record.changes):
         if change.commit not in schedule.arrivals or change.rule_id in unknown:
             continue
         after = schedule.arrivals[change.commit]
@@ -381,7 +365,7 @@ def _make_plan(
     rules = _compile_all([*first, *(each.change for each in waiting)], declarations.widest)
     warmed = [each for each in schedule.warmed if each.arrival <= last and each.rule_id not in unknown]
     plan = ReplayPlan(rules, first, waiting, streams, erases=True, declarations=declarations, warmed=warmed)
-    return plan, LostRules.find(begins, unknown, logged, waiting)
+    return plan, LostRules.find(record.begins, unknown, record.logged, waiting)
 
 
 def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[CompiledRule]:
@@ -456,14 +440,12 @@ class _Excuses:
     late_unreached: Column
 
     @classmethod
-    def find(
-        cls, tables: Tables, stream: Stream, history: History, logged: Sequence[LogRow], changes: Sequence[RuleChange],
-        unreached: _Unreached,
-    ) -> _Excuses:  # fmt: skip
-        """Finds the reasons in the tables, the stream's log (`logged`) and the rule changes."""
+    def find(cls, tables: Tables, stream: Stream, history: History, record: Record, unreached: _Unreached) -> _Excuses:
+        """Finds the reasons in the tables and in what the stream obeyed."""
+        logged = record.logged
         cut = {row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}
         return cls(
-            _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, changes), sorted(cut),
+            _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, record.changes), sorted(cut),
             unreached.excuse(), unreached.excuse(late=True),
         )  # fmt: skip
 
@@ -485,12 +467,12 @@ class _Excuses:
         others = self.unreached | is_broken | F.col("_alert_id").isNotNull()
         return self._mark(rows, self.deleted["alerts"], others).drop(*redacted.columns)
 
-    def mark_late(self, rows: DataFrame, begun: Row | None) -> DataFrame:
-        """Marks, as `is_excused`, the late events whose difference is explained. For begun see `find_new_beginning`."""
+    def mark_late(self, rows: DataFrame, begun_after: int | None) -> DataFrame:
+        """Marks, as `is_excused`, the late events whose difference is explained. For begun_after see `Term`."""
         is_older = F.lit(False)
-        if begun is not None and begun["arrival"] is not None:
+        if begun_after is not None:
             # late_events does not record when a row was written.
-            is_older = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun["arrival"])
+            is_older = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun_after)
         return self._mark(rows, self.deleted["late_events"], self.late_unreached | is_older)
 
     def _mark(self, rows: DataFrame, deleted_through: int, others: Column) -> DataFrame:

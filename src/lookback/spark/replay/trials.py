@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
@@ -24,11 +23,10 @@ from lookback.core.values.lists import ListSource
 from lookback.spark.following.listfeed import ListFeed, ReplayedLists
 from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.record.evaluations import Term
+from lookback.spark.record.log import DECLARED, read_rows
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import ReplayPlan, Tried
-from lookback.spark.stream.declared import read_declared
-from lookback.spark.stream.evaluations import Term
-from lookback.spark.stream.rebuild import find_begun_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -95,8 +93,8 @@ class Course:
             only_logged: True ignores list commits that were not logged, like a running stream that has yet to apply
                 them.
         """
-        begun_at = find_begun_at(tables, stream)
-        commands, lists = _read_commands(tables, stream, history, begun_at), ReplayedLists()
+        term = Term.find(tables, stream)
+        commands, lists = _read_commands(tables, stream, history, term), ReplayedLists()
         if names and tables.may_have_rows(LISTS_TABLE):
             changes = ListFeed.read(tables, names=names)
             lists = ReplayedLists.of(changes)
@@ -110,24 +108,18 @@ class Course:
         placed = [PlacedCommand(change, each.after) for change, each in zip(numbered, commands, strict=True)]
         unknown = sorted(set(names) - lists.steps.keys())
         warnings = [f"list {name!r} never existed; it counts as empty" for name in unknown]
-        return cls(placed, _read_declarations(tables, stream, history, begun_at), lists, warnings)
+        return cls(placed, _read_declarations(tables, stream, history, term), lists, warnings)
 
 
-def _read_commands(
-    tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None
-) -> list[PlacedCommand]:
+def _read_commands(tables: Tables, stream: Stream, history: History, term: Term) -> list[PlacedCommand]:
     """Reads the stream's commands from rule_log in order, without commit numbers."""
-    if not tables.may_have_rows("rule_log"):
-        return []
-    own = (F.col("stream") == stream.name) & F.col("action").isin("advance", "clear_state", LIST_CHANGED)
-    rows, commands = Term(begun_at).select(tables.read("rule_log").where(own), "logged_at"), []
-    for row in rows.orderBy("logged_at", "batch_id").collect():
+    commands = []
+    for row in read_rows(tables, stream, term, "advance", "clear_state", LIST_CHANGED):
         after = history.find_place(tables, row["arrival"], row["logged_at"])
         if row["action"] == LIST_CHANGED:
             commands.append(_place_lists(stream, row["version"], after))
             continue
-        time = str(row["message"]).removeprefix("to ") if row["action"] == "advance" else None
-        document = {"stream": stream.name, **({} if time is None else {"time": time})}
+        document = {"stream": stream.name, **({"time": row["decision"]} if row["action"] == "advance" else {})}
         commands.append(PlacedCommand(RuleChange("insert", 0, "*", None, row["action"], json.dumps(document)), after))
     return commands
 
@@ -171,11 +163,11 @@ def _read_times(tables: Tables, name: str) -> list[Row]:
     return tables.history(name).select("version", F.unix_micros("timestamp").alias("at")).collect()
 
 
-def _read_declarations(tables: Tables, stream: Stream, history: History, begun_at: dt.datetime | None) -> Declarations:
+def _read_declarations(tables: Tables, stream: Stream, history: History, term: Term) -> Declarations:
     """Reads the declarations by which the commits of a history were judged."""
-    logged = read_declared(tables, stream, begun_at)
-    rows = [(history.find_place(tables, after, logged_at), text) for after, text, logged_at in logged]
-    return Declarations.from_rows(stream, rows)
+    logged = read_rows(tables, stream, term, DECLARED)
+    places = [history.find_place(tables, row["arrival"], row["logged_at"]) for row in logged]
+    return Declarations.from_rows(stream, zip(places, (row["decision"] for row in logged), strict=True))
 
 
 def make_plan(

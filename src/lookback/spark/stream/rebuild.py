@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed, restore_changes
+from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
-from lookback.core.rules.rulebook import LogRow, RuleChange
-from lookback.core.streams.blocks import COMMIT
+from lookback.core.rules.rulebook import LogRow
 from lookback.core.streams.declarations import Declared
-from lookback.spark.batches.dispatch import select_rule_changes
-from lookback.spark.checkpoints.checkpoint import EVENTS, RULES
+from lookback.spark.checkpoints.checkpoint import EVENTS
 from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.stream.declared import read_declarations, read_release
-from lookback.spark.stream.evaluations import Term
+from lookback.spark.record.evaluations import Term
+from lookback.spark.record.record import Record
+from lookback.spark.stream.declared import read_release
 from lookback.spark.tables.history import choose_log_time
 from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -67,15 +65,13 @@ class Rebuild:
 
     @classmethod
     def from_tables(
-        cls, tables: Tables, stream: Stream, streams: Mapping[str, Stream], starts: Mapping[str, int],
-        judged_through: int | None,
-    ) -> Rebuild | None:  # fmt: skip
+        cls, tables: Tables, stream: Stream, starts: Mapping[str, int], judged_through: int | None
+    ) -> Rebuild | None:
         """Plans a rebuild from the tables; returns None if they have no output of this stream.
 
         Args:
             tables: The tables.
             stream: The stream.
-            streams: All streams by name.
             starts: The first commits of events and rules to read.
             judged_through: The last commit evaluated with the previous checkpoint, if known.
 
@@ -99,15 +95,14 @@ class Rebuild:
         if judged_through is not None and max(through, starts[EVENTS] - 1) < judged_through <= last_commit:
             first = max(through + 1, starts[EVENTS])
             through = max(through, _find_last_change(tables, stream, first, judged_through))
-        begun_at = find_begun_at(tables, stream)
-        logged = read_log(tables, stream, Term(begun_at))
+        record = Record.read(tables, stream, Term.find(tables, stream))
         seed = _make_seed(tables, stream, starts[EVENTS]) if starts[EVENTS] else None
-        changes = read_rule_changes(tables, starts[RULES])
         last = None if through < 0 else through
-        declarations = read_declarations(tables, stream, begun_at)
-        declarations = declarations.then(Declared.now(stream, read_release(), last))
-        schedule = Schedule.from_log(changes, logged, stream, streams, last, seed, declarations)
-        deleted = find_deletions(logged)
+        # The stream does not read changes of lost commits again.
+        changes = [each for each in record.changes if each.commit >= record.begins]
+        declarations = record.declarations.then(Declared.now(stream, read_release(), last))
+        schedule = replace(record, changes=changes, declarations=declarations).make_schedule(last, seed)
+        deleted = find_deletions(record.logged)
         if judged_through is not None and judged_through <= last_commit:
             known = {name: max(known.get(name, -1), judged_through) for name in _IDENTITIES}
         return cls(schedule, known, not _has_removals(tables, stream.name), deleted)
@@ -209,59 +204,15 @@ def has_outputs(tables: Tables, stream: Stream) -> bool:
     )
 
 
-def read_rule_changes(tables: Tables, start: int) -> list[RuleChange]:
-    """Reads all changes of the rules table from the commit `start` on."""
-    return [RuleChange(**row.asDict()) for row in select_rule_changes(tables.read_changes("rules", start)).collect()]
-
-
-def read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
-    """Returns the rows of the rules table before the commit `start`: the current rows with later changes undone."""
-    last = tables.version("rules")
-    columns = {"_change_type": F.lit("insert"), COMMIT: F.lit(0).cast("bigint")}
-    now = select_rule_changes(tables.read("rules", version=last).withColumns(columns))
-    rows = Counter(_drop_place(row) for row in now.collect())
-    for row in select_rule_changes(tables.read_changes("rules", start, last)).collect():
-        rows[_drop_place(row)] += -1 if row["change"] in ("insert", "update") else 1
-    return list((+rows).elements())
-
-
-def restore_rule_changes(tables: Tables, start: int, logged: Sequence[LogRow]) -> list[RuleChange]:
-    """Reads all changes of the rules table. Lost changes before the commit `start` are reconstructed from its rows."""
-    before = restore_changes(read_rules_before(tables, start), logged) if start else []
-    return [*before, *read_rule_changes(tables, start)]
-
-
-def _drop_place(row: Row) -> RuleChange:
-    return RuleChange(**{**row.asDict(), "change": "", "commit": 0})
-
-
 def log_new_beginning(tables: Tables, stream: Stream) -> None:
     """Logs in rule_log that a new evaluation begins at the first commit while outputs of another one exist."""
     known = [find_last_arrival(tables, name, stream) for name in _IDENTITIES]
     last = max((each for each in known if each is not None), default=-1)
     message = "an evaluation begins at the first commit with a new checkpoint (--fresh); earlier rows are of another"
     now = choose_log_time(tables, stream.name)
-    row = LogRow(stream.name, None, None, "begun_afresh", message, None if last < 0 else last)
-    tables.append_rows([(row.stream, None, None, row.action, row.message, None, row.arrival, now)], "rule_log")
-
-
-def find_new_beginning(tables: Tables, stream: Stream) -> Row | None:
-    """Returns arrival and logged_at of the last row from `log_new_beginning`, or None."""
-    own = (F.col("stream") == stream.name) & (F.col("action") == "begun_afresh")
-    return tables.read("rule_log").where(own).orderBy(F.col("logged_at").desc()).select("arrival", "logged_at").head()
-
-
-def find_begun_at(tables: Tables, stream: Stream) -> dt.datetime | None:
-    """Returns when the stream's evaluation began if there was an earlier one, else None."""
-    begun = find_new_beginning(tables, stream) if tables.may_have_rows("rule_log") else None
-    return None if begun is None else begun["logged_at"]
-
-
-def read_log(tables: Tables, stream: Stream, term: Term) -> list[LogRow]:
-    """Reads the rows that an evaluation of the stream wrote to rule_log, in order, without messages."""
-    own = term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
-    rows = own.orderBy("logged_at", "batch_id").select("rule_id", "version", "action", "arrival").collect()
-    return [LogRow(stream.name, row["rule_id"], row["version"], row["action"], "", row["arrival"]) for row in rows]
+    arrival = None if last < 0 else last
+    row = {"stream": stream.name, "action": "begun_afresh", "message": message, "arrival": arrival, "logged_at": now}
+    tables.append_rows([row], "rule_log")
 
 
 def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "arrival") -> int | None:

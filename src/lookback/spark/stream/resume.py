@@ -131,7 +131,7 @@ def _prepare_new_checkpoint(
     # An unreadable checkpoint can also be rebuilt.
     judged, plan = checkpoint.find_last_judged(), None
     if rebuild:
-        plan = Rebuild.from_tables(tables, stream, streams, _find_starts(tables, stream), judged)
+        plan = Rebuild.from_tables(tables, stream, _find_starts(tables, stream), judged)
     moved = checkpoint.move_aside()
     if moved is not None:
         _LOG.warning(f"the previous checkpoint is kept as {moved}; delete it when the new one has caught up")

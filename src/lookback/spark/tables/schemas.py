@@ -153,8 +153,14 @@ RULE_LOG = StructType(
         _make_column("message", _STRING, "What happened and what to do"),
         _make_column("batch_id", _LONG, "The micro-batch in which it happened"),
         _make_column("arrival", _LONG, "Last commit of the stream's table evaluated before; NULL before the first"),
+        _make_column("logged_at", _TIME, "When the batch was logged; each later than the one before", required=True),
+        _make_column("rules_commit", _LONG, "The commit of rules with the row that was obeyed or rejected, else NULL"),
+        _make_column("position", _LONG, "Its place in the order in which the batch took effect, from 0"),
         _make_column(
-            "logged_at", _TIME, "When it was logged; rows of one batch are a microsecond apart", required=True
+            "decision",
+            _STRING,
+            "What was decided, for programs. advance: the watermark; declared: the settings; activated, shadowed: "
+            "with_history or without_history; retired: deleted, moved or retire_all; rejected: gate; else NULL",
         ),
     ]
 )

@@ -45,27 +45,35 @@ class Evaluations:
 
 
 class Term(NamedTuple):
-    """The time of one evaluation of a stream, between two starts with `--fresh`; None means unbounded."""
+    """The time of one evaluation of a stream, between two starts with `--fresh`; None means unbounded.
+
+    Attributes:
+        begun_at: When it began.
+        ended_at: When the next one began.
+        begun_after: The last commit of the events that appears in the outputs of earlier evaluations, if any.
+    """
 
     begun_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
+    begun_after: int | None = None
 
     @classmethod
     def find(cls, tables: Tables, stream: Stream, decided_at: dt.datetime | None = None) -> Term:
         """Finds the evaluation that wrote a row at `decided_at`; by default the last evaluation."""
-        if not tables.exists("rule_log"):
+        if not tables.may_have_rows("rule_log"):
             return cls()
         own = tables.read("rule_log").where((F.col("stream") == stream.name) & (F.col("action") == "begun_afresh"))
         is_before = F.lit(True) if decided_at is None else F.col("logged_at") < to_timestamp(parse_time(decided_at))
-        rows = own.orderBy("logged_at").select("logged_at", is_before.alias("is_before")).collect()
-        before = [row["logged_at"] for row in rows if row["is_before"]]
-        after = [row["logged_at"] for row in rows if not row["is_before"]]
-        return cls(before[-1] if before else None, after[0] if after else None)
+        rows = own.orderBy("logged_at").select("logged_at", "arrival", is_before.alias("is_before")).collect()
+        begun = [(row["logged_at"], row["arrival"]) for row in rows if row["is_before"]]
+        ended = [row["logged_at"] for row in rows if not row["is_before"]]
+        begun_at, begun_after = begun[-1] if begun else (None, None)
+        return cls(begun_at, ended[0] if ended else None, begun_after)
 
     def covers(self, written_at: dt.datetime) -> bool:
         """Returns whether the evaluation wrote a row at `written_at`, a time with a zone."""
         # Spark's rows contain local times without a zone.
-        begun_at, ended_at = (None if each is None else each.astimezone(dt.timezone.utc) for each in self)
+        begun_at, ended_at = (None if each is None else each.astimezone(dt.timezone.utc) for each in self[:2])
         return (begun_at is None or begun_at < written_at) and (ended_at is None or written_at <= ended_at)
 
     def select(self, rows: DataFrame, column: str) -> DataFrame:
