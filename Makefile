@@ -16,7 +16,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links check fix clean java chromium
+.PHONY: help setup demo test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -33,8 +33,11 @@ demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest $(TWO_PROCESSES)
 
-test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare faults, of lost state, of notebooks in Jupyter
+test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare faults, of lost state, of growth
 	@$(BIN)/python -m pytest $(TWO_PROCESSES) -m long --durations=20
+
+test-notebooks: setup ## the notebooks, in order, in Jupyter by nbmake, some minutes
+	@$(BIN)/python -m pytest -m "long or not long" -k under_nbmake tests/notebooks
 
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
