@@ -30,14 +30,14 @@ setup: java $(INSTALLED) $(PREFETCHED) ## make .venv with the locked versions an
 demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 	@$(BIN)/lookback demo
 
-test: setup $(BROKER) ## the tests, with real Spark, Delta and RocksDB
+test: setup ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest $(TWO_PROCESSES)
 
 test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare faults, of lost state, of growth
 	@$(BIN)/python -m pytest $(TWO_PROCESSES) -m long --durations=20
 
 test-notebooks: setup ## the notebooks, in order, in Jupyter by nbmake, some minutes
-	@$(BIN)/python -m pytest -m "long or not long" -k under_nbmake tests/notebooks
+	@$(BIN)/python -m pytest -m notebook tests/notebooks
 
 test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py

@@ -52,14 +52,11 @@ _JAVA = (
     "-Xmn500m",
     "-XX:MetaspaceSize=300m",
 )
-# The folders of tests by how long their files take; all others follow.
-_LONGEST_FIRST = ("notebooks", "spark")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take long first: each of two processes takes a file at a time, and so both end together."""
-    for folder in reversed(_LONGEST_FIRST):
-        items.sort(key=lambda item: item.path.parent.name != folder)
+    items.sort(key=lambda item: item.path.parent.name != "spark")
     for item in items if _IS_FUZZ else ():
         generated = getattr(getattr(item, "obj", None), "hypothesis", None)
         if generated is not None:

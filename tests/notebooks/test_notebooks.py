@@ -1,9 +1,7 @@
-"""The notebooks, in order, in one temporary place, each from its first cell to its last: as plain Python, and under nbmake."""
+"""The notebooks under nbmake, in order, in one temporary place, each from its first cell to its last."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import runpy
 import shutil
@@ -20,9 +18,9 @@ from nbmake.nb_run import NotebookRun
 from workspace_server import Answer, WorkspaceServer
 
 if TYPE_CHECKING:
-    from nbformat import NotebookNode
+    pass
 
-pytestmark = [pytest.mark.notebook, pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.notebook
 ROOT = Path(__file__).parents[2]
 inject = runpy.run_path(str(ROOT / "dev/tools/pictures.py"))["inject"]
 TIMEOUT = 300
@@ -32,35 +30,8 @@ EVENTS = 5_000
 Run = Callable[..., str]
 
 
-def as_python(document: NotebookNode, path: Path) -> str:
-    """Runs the cells in this process, in the Spark session that it has. Returns what they printed."""
-    said = io.StringIO()
-    variables: dict[str, Any] = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(said):
-        for number, cell in enumerate(document.cells):
-            if cell.cell_type == "code":
-                exec(compile(cell.source, f"{path.name}[{number}]", "exec"), variables)
-    return said.getvalue()
-
-
-def under_nbmake(document: NotebookNode, path: Path) -> str:
-    """Runs the notebook in a Jupyter kernel and a Spark of its own. Returns all that it displayed as text."""
-    nbformat.write(document, path)
-    result = NotebookRun(path, default_timeout=TIMEOUT).execute()
-    assert result.error is None, result.error.trace
-    outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
-    return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
-
-
-@pytest.fixture(scope="module", params=[as_python, pytest.param(under_nbmake, marks=pytest.mark.long)])
-def execute(request: pytest.FixtureRequest) -> Callable[[NotebookNode, Path], str]:
-    if request.param is as_python:
-        request.getfixturevalue("spark")
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def place(execute: Callable[[NotebookNode, Path], str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of conf/ with a small Spark, and a few thousand of the sample's events, one of them unusable."""
     place = tmp_path_factory.mktemp("notebooks")
     shutil.copytree(ROOT / "conf", place / "conf", ignore=shutil.ignore_patterns("samples", "jobs"))
@@ -75,8 +46,8 @@ def place(execute: Callable[[NotebookNode, Path], str], tmp_path_factory: pytest
 
 
 @pytest.fixture
-def run(execute: Callable[[NotebookNode, Path], str], place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a notebook with parameters; returns what it displayed.
+def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a notebook with parameters in a Jupyter kernel and a Spark of its own; returns what it displayed as text.
 
     injected: the parameters stand in a cell after the tagged one, as papermill puts them; else in the environment.
     """
@@ -90,7 +61,11 @@ def run(execute: Callable[[NotebookNode, Path], str], place: Path, monkeypatch: 
             for key, value in given.items():
                 monkeypatch.setenv(f"LOOKBACK_PARAM_{key.upper()}", str(value))
         monkeypatch.setenv("MPLBACKEND", "agg")
-        return execute(document, place / name)
+        nbformat.write(document, place / name)
+        result = NotebookRun(place / name, default_timeout=TIMEOUT).execute()
+        assert result.error is None, result.error.trace
+        outputs = [output for cell in result.nb.cells if cell.cell_type == "code" for output in cell.outputs]
+        return "\n".join(output.get("data", {}).get("text/plain", output.get("text", "")) for output in outputs)
 
     return run
 
@@ -158,7 +133,6 @@ def test_4_an_alert_is_explained_reviewed_and_leaves_the_queue(place: Path, run:
     assert re.search(r"customer-day +confirmed +1\b", said)
 
 
-@pytest.mark.long
 def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place: Path, run: Run):
     said = run("05_maintain.ipynb")
     assert "compacted" in said
@@ -166,7 +140,6 @@ def test_5_maintenance_says_what_it_did_and_that_the_evaluation_can_go_on(place:
     assert "judged through commit 1, nothing waits" in said
 
 
-@pytest.mark.long
 def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     declared = {"name": "desk", "webhook": {"url_env": "DESK_URL"}, "rules": ["customer-*"]}
     (place / "conf/notifiers.yml").write_text(yaml.safe_dump({"receivers": [declared]}))
@@ -179,14 +152,12 @@ def test_6_alerts_are_sent_to_a_receiver(place: Path, run: Run, monkeypatch: pyt
     assert f"{len(server.asked):,} sent, 0 failed, 0 given up, 0 waiting." in said
 
 
-@pytest.mark.long
 def test_8_what_the_stream_wrote_is_proved(place: Path, run: Run):
     said = run("08_prove.ipynb")
     assert "transactions: commits 0 to 1." in said
     assert re.search(r"transactions +customer-day +\d+ +0 +0 +0", said)
 
 
-@pytest.mark.long
 def test_7_a_privacy_request_is_counted_first(place: Path, run: Run):
     said = run("07_forget.ipynb", where="customer_id = 596")
     assert "transactions where customer_id = 596: " in said

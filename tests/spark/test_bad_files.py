@@ -228,6 +228,7 @@ def test_parquet_files_of_other_columns_and_types_and_broken_ones(tables: Tables
     assert told["9-torn.parquet"].startswith("the file cannot be read as parquet: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format_", ["csv", "json"])
 def test_a_file_that_vanished_is_not_read_as_an_empty_one(tables: Tables, tmp_path: Path, format_: str):
     content = "id,at\na,2024-03-04T00:00:00Z\n" if format_ == "csv" else '{"id": "a", "at": "2024-03-04T00:00:00Z"}\n'

@@ -217,6 +217,7 @@ def test_c10_4_precision_and_recall_are_those_of_the_figures(drawn: tuple[Tables
 # Every query ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_on_empty_tables_every_query_answers_and_every_widget_shows_a_column_of_its_kind(named: Tables) -> None:
     schemas = {}
     for name in QUERIES:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 # By delta-rs's own file system, which Arrow's threads call, this crashed two times of three, and hung the third time.
@@ -20,6 +21,7 @@ with open_folders(sys.argv[1]) as tables:
 """
 
 
+@pytest.mark.long
 def test_a_scan_that_ends_early_does_not_outlive_the_interpreter(tmp_path: Path) -> None:
     texts = [f"{at:032d}" for at in range(4_000)]
     for number in range(50):

@@ -200,6 +200,7 @@ def test_fields_named_like_words_of_sql_are_judged(tables: Tables) -> None:
     assert tables.read("rule_log").where("action in ('failed', 'rejected', 'quarantined')").isEmpty()
 
 
+@pytest.mark.long
 def test_a_name_that_is_printed_without_backticks_is_the_field_to_spark_too(spark: SparkSession) -> None:
     # `forget` and checks against data give printed conditions to Spark.
     words = {word.lower() for word in LookbackSql.Tokenizer.KEYWORDS if word.isidentifier()}

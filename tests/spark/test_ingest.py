@@ -204,6 +204,7 @@ def test_c4_new_events_among_known_ones_are_all_taken(tables: Tables, tmp_path: 
     assert ids(tables) == [row["id"] for row in [*known, *new]]
 
 
+@pytest.mark.long
 def test_c4_of_equal_time_and_id_the_first_of_the_file_stays(tables: Tables, tmp_path: Path):
     rows = [{"id": f"x{n % 3}", "at": at(0), "note": str(n)} for n in range(30)]
 
@@ -258,6 +259,7 @@ def test_c8_killed_between_commits_and_run_again_takes_in_what_is_missing(
     assert tables.read("rejected_events").count() == 1
 
 
+@pytest.mark.long
 def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Tables, tmp_path: Path):
     columns = {
         "amount": "cast(cents as decimal(18,2)) / 100",
@@ -322,6 +324,7 @@ def test_json_lines_without_the_time_are_refused_by_name(tables: Tables, tmp_pat
         ingest(tables, stream(), json_lines(tmp_path / "x.jsonl", [{"id": "a", "time": at(0)}]), progress=None)
 
 
+@pytest.mark.long
 def test_parquet_types_are_cast_to_the_declared_ones(tables: Tables, tmp_path: Path):
     times = pa.array([START, START, None], pa.timestamp("ns", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
     rows = pa.table({"id": [1, 2, 3], "at": times, "amount": [0.5, 1e30, 1.0], "note": [1, None, 3]})

@@ -216,6 +216,7 @@ def tables_files(tables: Tables) -> list[Path]:
     return [path for path in Path(str(tables.root)).rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_a_topic_that_is_not_there_is_said_in_words_and_files_beside_it_go_in(
     tables: Tables, broker: Broker, tmp_path: Path
 ):

@@ -96,6 +96,7 @@ def test_c11_3_plain_sql_may_change_lists_and_the_time_of_the_insert_is_theirs(r
     assert {properties[f"delta.{kind}RetentionDuration"] for kind in ("log", "deletedFile")} == {"interval 3650 days"}
 
 
+@pytest.mark.long
 def test_c11_3_what_is_refused_changes_nothing(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     add_values(ready, "offices", ["10.0.0.0/8"], kind="cidr")
     version = ready.version("lists")

@@ -292,6 +292,7 @@ def test_c4_plain_sql_update_and_delete_and_equal_commands_are_obeyed_and_logged
     assert "superseded: version 1 is not above version 1" in superseded["message"]
 
 
+@pytest.mark.long
 def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(ready: Tables) -> None:
     publish(ready, [RULES[0]])
     events = make_events(100, seed=5)
@@ -314,6 +315,7 @@ def test_c8_a_batch_repeated_after_its_output_was_written_writes_nothing_twice(r
     assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
 
 
+@pytest.mark.long
 def test_c3_2_event_from_the_future_moves_no_watermark(ready: Tables) -> None:
     publish(ready, [rule("any", when="n >= 1")])
     events = make_events(25, seed=1)

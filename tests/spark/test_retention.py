@@ -170,6 +170,7 @@ def test_an_alert_is_not_sent_again_once_what_was_sent_has_been_deleted(tables: 
     assert came == ["a1", "a2"]
 
 
+@pytest.mark.long
 def test_where_others_keep_writing_old_rows_are_left_and_it_is_told(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

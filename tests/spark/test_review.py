@@ -550,6 +550,7 @@ def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
     assert list(explain(tables, STREAMS, last["alert_id"], days=3).timeline["event_id"]) == ["3", "4", "5", "6", "7"]
 
 
+@pytest.mark.long
 def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whatever_the_kind(tables: Tables):
     rules = RulesTable(tables, STREAMS)
     base = {"rule_id": "long", "stream": "spends", "group_by": ["customer"]}

@@ -209,10 +209,8 @@ def log_new_beginning(tables: Tables, stream: Stream) -> None:
     known = [find_last_arrival(tables, name, stream) for name in _IDENTITIES]
     last = max((each for each in known if each is not None), default=-1)
     message = "an evaluation begins at the first commit with a new checkpoint (--fresh); earlier rows are of another"
-    now = choose_log_time(tables, stream.name)
-    arrival = None if last < 0 else last
-    row = {"stream": stream.name, "action": "begun_afresh", "message": message, "arrival": arrival, "logged_at": now}
-    tables.append_rows([row], "rule_log")
+    row = LogRow(stream.name, None, None, "begun_afresh", message, None if last < 0 else last)
+    tables.append_rows([{**vars(row), "logged_at": choose_log_time(tables, stream.name)}], "rule_log")
 
 
 def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "arrival") -> int | None:
