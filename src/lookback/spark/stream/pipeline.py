@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 from py4j.protocol import Py4JJavaError
@@ -38,7 +38,7 @@ from lookback.spark.checkpoints.checkpoint import (
 from lookback.spark.following.listwatch import ListsWatch
 from lookback.spark.following.quarantine import Quarantines
 from lookback.spark.following.rulewatch import RulesWatch
-from lookback.spark.following.warmups import Historian, WarmUps
+from lookback.spark.following.warmups import WarmUps
 from lookback.spark.platform.faults import explain_failure, explain_full_disk, succeeds
 from lookback.spark.platform.owner import become_owner
 from lookback.spark.platform.session import (
@@ -51,6 +51,7 @@ from lookback.spark.platform.session import (
 )
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.declared import plan_start
+from lookback.spark.stream.options import EvaluationOptions
 from lookback.spark.stream.rebuild import UnwrittenRows
 from lookback.spark.stream.resume import Beginning, begin, is_being_rebuilt
 from lookback.spark.stream.serverless import RemoteBatches
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from lookback.core.rules.gate import Gate
     from lookback.core.streams.declarations import Declarations
     from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "checkpoint_folder"]
 
 _LOG = logging.getLogger("lookback")
-DEFAULT_EVERY = "500 milliseconds"
 # Limits for a batch, and so for the memory of a worker: about 600,000 card transactions.
 _ADMISSION = {"maxFilesPerTrigger": "1000", "maxBytesPerTrigger": "8m"}
 # During a rebuild, the first batch reads all rule changes, which then wait for their time.
@@ -104,24 +103,8 @@ class Evaluation:
         stream: The stream to evaluate.
         streams: All streams by name.
         checkpoint: The folder of the checkpoint.
-        once: Whether to end after evaluating the existing events.
-        every: How often to look for new events.
-        admission: Options of the Delta source that limit a batch.
-        on_batch: Called with the report of each batch.
-        idle_after: After this many microseconds without a new commit, an `advance` in the rules table moves the
-            watermark forward by as much, repeatedly.
-        shards: The number of parts that the keys of a new checkpoint are divided into, permanently (see `repartition`).
-            Raises SetupError if an existing checkpoint has another number. Defaults to `default_shards`, then to the
-            stream's `shards`, then to the cores of the cluster, at most 48.
-        default_shards: The same as a setting: if an existing checkpoint has another number, only a warning is logged.
-        rebuild: Whether to move the checkpoint aside and rebuild the state from the tables. Existing rows are not
-            written again.
-        fresh: Whether to allow a new checkpoint if the tables already have outputs of the stream, which are then
-            written again.
-        accept_unknown: Whether to use a checkpoint with an unknown format, unchecked.
-        gate: The gate in the settings. If enforced, it rejects active rows without evidence, from the next row of the
-            rules table on.
-        historian: Builds the history of new versions' windows. If None, they start without history.
+        options: How to evaluate.
+        changes: Fields of the options to change, such as `once=True`.
 
     Attributes:
         reports: The reports of the last batches, newest last.
@@ -134,34 +117,17 @@ class Evaluation:
         stream: Stream,
         streams: Mapping[str, Stream],
         checkpoint: str | Place,
-        *,
-        once: bool = False,
-        every: str = DEFAULT_EVERY,
-        admission: Mapping[str, str] | None = None,
-        on_batch: Callable[[BatchReport], None] | None = None,
-        idle_after: int | None = None,
-        shards: int | None = None,
-        default_shards: int | None = None,
-        rebuild: bool = False,
-        fresh: bool = False,
-        accept_unknown: bool = False,
-        gate: Gate | None = None,
-        historian: Historian | None = None,
+        options: EvaluationOptions | None = None,
+        **changes: Any,
     ) -> None:
         self.tables, self.stream = replace(tables.holding(stream), spark=open_own_session(tables.spark)), stream
         self.streams = dict(streams)
         self.checkpoint = Checkpoint(tables.find_place(checkpoint))
         self.reports: deque[BatchReport] = deque(maxlen=1_000)
         self.replans = 0
-        self._once, self._every, self._on_batch = once, every, on_batch
-        self._idle = None if idle_after is None else _Idle(self, idle_after)
-        self._admission = {**_ADMISSION, **(admission or {})}
-        for number in (shards, default_shards):
-            if number is not None and number < 1:
-                raise SetupError(f"an evaluation needs at least one shard, got {number}")
-        self._shards, self._default_shards = shards, default_shards or stream.shards
-        self._rebuild, self._fresh, self._accept_unknown = rebuild, fresh, accept_unknown
-        self._gate, self._historian = gate, historian
+        options = replace(options or EvaluationOptions(), **changes)
+        self._options = replace(options, default_shards=options.default_shards or stream.shards)
+        self._idle = None if options.idle_after is None else _Idle(self, options.idle_after)
         self._warm_ups: WarmUps | None = None
         self._goes_on = False
         self._query: StreamingQuery | None = None
@@ -191,25 +157,21 @@ class Evaluation:
         with become_owner(
             self.checkpoint.owner_file, f"checkpoint {self.checkpoint.folder}"
         ) as self._require_ownership:
-            self._beginning = begin(
-                self.tables, self.stream, self.streams, self.checkpoint,
-                rebuild=self._rebuild, fresh=self._fresh, shards=self._shards, default_shards=self._default_shards,
-                accept_unknown=self._accept_unknown,
-            )  # fmt: skip
+            self._beginning = begin(self.tables, self.stream, self.streams, self.checkpoint, self._options)
             self._quarantines = Quarantines(
-                self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._gate is not None
+                self.tables, self.stream, self.streams, self.checkpoint, has_gate=self._options.gate is not None
             )
             is_rebuilding = partial(is_being_rebuilt, self.checkpoint, self._beginning.rebuild)
             self._lists = ListsWatch(self.tables, self.stream, self.streams, self.checkpoint, is_rebuilding)
             # Over Spark Connect, another process writes the batches and knows the warming versions.
-            if self._historian is not None and not is_connect(self.tables.spark):
+            if self._options.historian is not None and not is_connect(self.tables.spark):
                 rules = RulesTable(self.tables, self.streams)
-                self._warm_ups = WarmUps(self.tables, self.stream, rules, self.checkpoint, self._historian)
+                self._warm_ups = WarmUps(self.tables, self.stream, rules, self.checkpoint, self._options.historian)
             try:
                 self._lists.begin()
                 while not self._stopping.is_set():
                     self._quarantines.publish(at_once=True)
-                    if self._once and self._warm_ups is not None:
+                    if self._options.once and self._warm_ups is not None:
                         self._warm_ups.prepare()
                     self._plan_and_start()
                     if self._wait() and not self._must_go_on():
@@ -229,7 +191,7 @@ class Evaluation:
 
     def _must_go_on(self) -> bool:
         """Returns whether a version unexpectedly still waits for its history after all events were evaluated."""
-        is_waiting = self._once and self._warm_ups is not None and not self._warm_ups.is_idle
+        is_waiting = self._options.once and self._warm_ups is not None and not self._warm_ups.is_idle
         must_go_on, self._goes_on = is_waiting and not self._goes_on, is_waiting
         return must_go_on
 
@@ -297,7 +259,7 @@ class Evaluation:
                 f"{pyspark.__version__}, which has no stateful operator for Python; it needs Spark 4.1. Use a cluster "
                 "with dedicated access mode, or a runtime, environment version or databricks-connect with a newer Spark"
             )
-        if self._rebuild:
+        if self._options.rebuild:
             raise SetupError(_NO_REBUILD)
 
     def _plan_and_start(self) -> None:
@@ -308,8 +270,12 @@ class Evaluation:
         if self._beginning.rebuild is not None and self.checkpoint.is_new:
             coverage |= self._watch.find_past_needs(self._beginning.starts[RULES])
         spark = self.tables.spark
-        shards = before.shards if before else self._shards or self._default_shards or choose_default_shards(spark)
-        gates = self.checkpoint.plan_gates("" if self._gate is None else self._gate.enforced)
+        shards = (
+            before.shards
+            if before
+            else self._options.shards or self._options.default_shards or choose_default_shards(spark)
+        )
+        gates = self.checkpoint.plan_gates("" if self._options.gate is None else self._options.gate.enforced)
         rebuild = self._beginning.rebuild
         declarations = plan_start(self.stream, self.checkpoint, None if rebuild is None else rebuild.schedule)
         plan = Plan(
@@ -323,7 +289,9 @@ class Evaluation:
     def _start_query(self, plan: Plan, declarations: Declarations) -> StreamingQuery:
         labels = self._find_labels(plan.shards)
         rebuild = self._beginning.rebuild
-        events = self.tables.stream_changes(self.stream.name, plan.first_commit(EVENTS), self._admission)
+        events = self.tables.stream_changes(
+            self.stream.name, plan.first_commit(EVENTS), {**_ADMISSION, **self._options.admission}
+        )
         rules = self.tables.stream_changes("rules", plan.first_commit(RULES), _ALL_FILES if rebuild else None)
         blocks = build_event_blocks(events, declarations, plan, labels, self.checkpoint).union(
             build_rule_blocks(rules, labels, plan.gates)
@@ -345,9 +313,9 @@ class Evaluation:
             use_files_of(self.tables.spark, self.checkpoint.folder),
             apply_query_settings(self.tables.spark, partitions),
         ):
-            if self._once:
+            if self._options.once:
                 return writer.trigger(availableNow=True).start()
-            return writer.trigger(processingTime=self._every).start()
+            return writer.trigger(processingTime=self._options.every).start()
 
     def _find_labels(self, shards: int) -> list[str]:
         # Finding the labels takes a Spark job, so reuse them when the query is planned again.
@@ -362,7 +330,7 @@ class Evaluation:
                 raise SetupError(_NO_REBUILD)
             return RemoteBatches.from_evaluation(
                 self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id(),
-                has_gate=self._gate is not None,
+                has_gate=self._options.gate is not None,
             )  # fmt: skip
         sink: Sink | None = None
         missing = None if rebuild is None else UnwrittenRows(self.tables, self.stream.name, rebuild)
@@ -388,8 +356,8 @@ class Evaluation:
             # The batch continues without a note; the next start then uses an earlier one.
             with suppress(SetupError, OSError):
                 self._note_read(batch_id)
-            if self._on_batch is not None:
-                self._on_batch(report)
+            if self._options.on_batch is not None:
+                self._options.on_batch(report)
 
         def write_unless_interrupted(answers: DataFrame, batch_id: int) -> None:
             try:
@@ -430,7 +398,7 @@ class Evaluation:
                 self._watch.follow_if_due(self.reports[-1] if self.reports else None)
                 self._lists.follow_if_due()
                 self._quarantines.publish()
-                if self._warm_ups is not None and not self._once:
+                if self._warm_ups is not None and not self._options.once:
                     self._warm_ups.follow()
                 if self._idle is not None:
                     self._idle.advance_if_due(query)

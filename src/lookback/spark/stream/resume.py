@@ -17,6 +17,7 @@ from lookback.spark.tables.history import find_first_readable, find_other_histor
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.stream.options import EvaluationOptions
     from lookback.spark.tables.lakehouse import Tables
 
 _LOG = logging.getLogger("lookback")
@@ -36,9 +37,8 @@ class Beginning:
 
 
 def begin(
-    tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
-    rebuild: bool, fresh: bool, shards: int | None, default_shards: int | None = None, accept_unknown: bool = False,
-) -> Beginning:  # fmt: skip
+    tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, options: EvaluationOptions
+) -> Beginning:
     """Checks and repairs a checkpoint, and returns how the evaluation begins.
 
     Args:
@@ -46,12 +46,7 @@ def begin(
         stream: The stream to evaluate.
         streams: All streams by name.
         checkpoint: The checkpoint.
-        rebuild: Whether to move the checkpoint aside and rebuild the state from the tables.
-        fresh: Whether to allow a new checkpoint although the tables have outputs of the stream, which are written
-            again.
-        shards: The number of shards that the checkpoint must have.
-        default_shards: The number of shards of a new checkpoint, from the settings.
-        accept_unknown: Whether to use a checkpoint with an unknown format, without repairs.
+        options: The options of the evaluation.
 
     Returns:
         The start of the evaluation.
@@ -59,28 +54,28 @@ def begin(
     Raises:
         SetupError: If the evaluation cannot begin; the message has the remedy.
     """
-    if not fresh:
+    if not options.fresh:
         require_known_tables(tables, stream, checkpoint)
-    if rebuild or (fresh and find_other_histories(tables, checkpoint.read_noted(stream))):
-        _prepare_new_checkpoint(tables, stream, streams, checkpoint, rebuild=rebuild)
+    if options.rebuild or (options.fresh and find_other_histories(tables, checkpoint.read_noted(stream))):
+        _prepare_new_checkpoint(tables, stream, streams, checkpoint, rebuild=options.rebuild)
     checkpoint.require_spark(tables.spark.version, stream.name)
-    is_known = not (accept_unknown and _warn_if_unknown_format(checkpoint))
+    is_known = not (options.accept_unknown and _warn_if_unknown_format(checkpoint))
     if is_known:
         for line in checkpoint.repair(stream, lambda mark: any(is_written(tables, name, mark) for name in OUTPUTS)):
             _LOG.warning(line)
-    checkpoint.require_fit(stream, shards)
+    checkpoint.require_fit(stream, options.shards)
     document, plan = checkpoint.read_rebuild(), checkpoint.read_plan()
     rebuild_plan = None if document is None else Rebuild.from_dict(document)
     if not checkpoint.is_new:
-        if plan is not None and shards is None:
-            _warn_about_shards(checkpoint, stream, plan.shards, default_shards)
+        if plan is not None and options.shards is None:
+            _warn_about_shards(checkpoint, stream, plan.shards, options.default_shards)
         if is_known:
             require_sources(tables, stream, checkpoint)
             _require_newest(tables, stream, checkpoint)
         return Beginning(
             {} if plan is None else plan.starts, rebuild_plan if is_being_rebuilt(checkpoint, rebuild_plan) else None
         )
-    if rebuild_plan is None and not fresh and has_outputs(tables, stream):
+    if rebuild_plan is None and not options.fresh and has_outputs(tables, stream):
         raise SetupError(
             f"{checkpoint.folder} is a new checkpoint, but the tables already have alerts or log rows of stream "
             f"{stream.name!r}, which would be written twice. To continue where they end, run lookback evaluate "
