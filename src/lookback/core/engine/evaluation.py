@@ -1,5 +1,14 @@
 """Evaluates batches of events and rule changes, with the same results as if events came one at a time.
 
+A batch of three commits, the last of which also deletes a row; W is the watermark, with disorder of 5 minutes:
+
+    commit        7        8        9
+    latest    10:20    10:31    10:35      the highest event time
+    W         10:10    10:15    10:26      before the commit: it decides which events are late
+    part      1        1        2          each part: delete rows, judge events, move W, keep rows, drop old state
+
+All changes of rules come before part 1. W is 10:30 at the end.
+
 Read `Evaluator.process` first: the methods below are in the order in which it calls them. The stream's shards, the test
 harness and replay all use this evaluator. It reads no clock and no files; its memory is a ShardState. All arithmetic is
 by column over a whole batch.

@@ -1,5 +1,11 @@
 """Judges session windows: consecutive events of a key at most one gap apart belong to the same session.
 
+With a gap of 10 minutes, 10:09 arrives last, late but in time:
+
+    event      10:00  10:05           10:16  10:20
+    before     [----------]           [----------]      two sessions, which end just after 10:15 and 10:30
+    10:09      [---------------------------------]      joins them: 10:00 keeps its alert, that of 10:16 is retracted
+
 State is two keyed tables: the rows of each key (`SessionRows`), which are cut into sessions (`Sessions`), and the last
 verdict on each session (`SessionMemory`).
 """

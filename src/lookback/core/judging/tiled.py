@@ -1,5 +1,12 @@
 """Judges tumbling and sliding windows: when the watermark passes their end, and again for each late event.
 
+Tumbling windows of 10 minutes that count events, which are up to 5 minutes out of order:
+
+    event        10:03    10:08    10:16    10:09    10:26    in order of arrival
+    watermark     9:58    10:03    10:11    10:11    10:21    after each
+    10:00-10:10      1        2       2!       3!             judged when W is 10:11, and again for 10:09, which is late
+    10:10-10:20                        1                1!    judged when W is 10:21
+
 A window is judged when the watermark passes its end and whenever a later event arrives in it; with `early`, earlier
 events count as well. Adjacent windows with the same events are judged once (`_Results`). Only windows that can get a
 row of alerts are processed one by one (`_Writer`). Rules with the same windows share everything but their measures and
