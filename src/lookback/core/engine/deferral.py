@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.judging.segment import RuleRun, Timeline
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Timeline
 from lookback.core.judging.sequences import select_taken
 from lookback.core.judging.sessions import open_measures
 from lookback.core.rules.compiled import CompiledRule

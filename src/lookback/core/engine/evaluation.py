@@ -37,7 +37,8 @@ from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_histor
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
-from lookback.core.judging.segment import RuleRun, Segment, Timeline
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import TiledJudge
@@ -494,8 +495,7 @@ class Evaluator:
         judged = list[tuple[Entry, CompiledRule]]()
         for entry, rule in _drop_stopped(state, rules):
             if _has_deferred(state, entry, rule):
-                undo = partial(segment.restore, segment.take_snapshot(entry.role))
-                with _contain_failure(output, state, [(entry, rule)], commit, undo):
+                with _contain_failure(output, state, [(entry, rule)], commit):
                     self._judge_or_defer(segment, entry, rule)
             else:
                 judged.append((entry, rule))
@@ -503,7 +503,7 @@ class Evaluator:
 
     def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
         """Judges the events whose keys have their history, silently, and defers the remaining events."""
-        state, rule_run = segment.state, segment.start_run(entry, rule)
+        state, rule_run = segment.state, RuleRun(segment, entry, rule)
         warming = state.book.warming[entry.rule_id, entry.version]
         selected, is_loaded = select_events(rule_run), mark_loaded(rule_run, warming, self.shards)
         left = selected & ~is_loaded
@@ -511,13 +511,14 @@ class Evaluator:
             state.deferred.add(rule.store, encode_events(rule_run, left), int(left.sum()))
         if warming.loaded:
             self._judge_in_silence(state, entry, rule, segment.events.take(selected & is_loaded), segment.timeline)
+        rule_run.finish()
 
     def _judge_in_silence(
         self, state: ShardState, entry: Entry, rule: CompiledRule, events: Events, timeline: Timeline
     ) -> None:
         """Judges events by a warming version and discards the output, which is reported when events arrive."""
         segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
-        JUDGES[rule.spec.kind](segment.start_run(replace(entry, is_unseen=True), rule))
+        JUDGES[rule.spec.kind](RuleRun(segment, replace(entry, is_unseen=True), rule))
 
     def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
         """Makes a segment, with its events looked up in the lists that the rules name."""
@@ -658,9 +659,10 @@ def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
     # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
     # judging.
     for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
-        before = segment.take_snapshot(entry.role)
-        with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
-            judges[rule.spec.kind](segment.start_run(entry, rule))
+        with _contain_failure(output, segment.state, [(entry, rule)], commit):
+            rule_run = RuleRun(segment, entry, rule)
+            judges[rule.spec.kind](rule_run)
+            rule_run.finish()
     if any(rule.presence is not None for _, rule in rules):
         tiled.finish()
     gathered = segment.finish()
@@ -707,9 +709,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
 
 
 @contextmanager
-def _contain_failure(
-    output: Output, state: ShardState, rules: _Rules, commit: int, undo: Callable[[], None] | None = None
-) -> Iterator[None]:
+def _contain_failure(output: Output, state: ShardState, rules: _Rules, commit: int) -> Iterator[None]:
     """Confines an unexpected exception to `rules`, which this shard then stops judging.
 
     Their state may be half changed by then, so the keyed tables of these rules are dropped. Alerts of earlier segments
@@ -720,8 +720,6 @@ def _contain_failure(
     except NOT_THE_RULES:
         raise
     except Exception as error:  # noqa: BLE001 - other rules and the stream must continue, whatever the error
-        if undo is not None:
-            undo()
         reason = describe_error(error)
         for entry, rule in rules:
             state.book.mark_broken(entry)

@@ -22,7 +22,8 @@ import numpy as np
 
 from lookback.core.judging.keyedbatch import Answer, Arrival
 from lookback.core.judging.keystates import FixedMatch, KeyState, Wait, time_of
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Order
 from lookback.core.judging.steps import Index, LinkedRows, LinkedStep, Steps, Taken
 from lookback.core.judging.taken import Row, RowRange, SortKey, TakenRows, sort_key
 from lookback.core.judging.verdicts import Subject

@@ -16,7 +16,7 @@ import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.measuring import Ceiling, Measuring
-from lookback.core.judging.segment import RuleRun
+from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.versions import Entry
@@ -56,7 +56,7 @@ def judge_lookback(rule_run: RuleRun) -> None:
         _judge_resetting(rule_run, taken, judged)
     else:
         _judge_once(rule_run, taken, judged, ordered)
-    rule_run.count_failed_events(rule_run.failed)
+    rule_run.count_failed_events()
 
 
 def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -> None:
@@ -133,7 +133,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
         known_as = None if counted_as is None else (window, counted_as)
         columns[measure.name] = measuring.measure(measure.feature, None, queries, known_as)
-        complete_from = rule_run.find_complete_from(measure.feature)
+        complete_from = rule_run.state.features[measure.feature.feature_id].complete_from
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
@@ -384,7 +384,7 @@ class _Revising:
             assert isinstance(measure.window, Lookback)
             queries = Queries(numbers, positions, *measure.window.bounds(times))
             columns[measure.name] = rule_run.measuring.measure(measure.feature, None, queries)
-            complete_from = rule_run.find_complete_from(measure.feature)
+            complete_from = rule_run.state.features[measure.feature.feature_id].complete_from
             if complete_from is not None:
                 is_complete &= queries.first >= complete_from
         event_columns = {

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Order
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts, memories_value, read_memories
 from lookback.core.rules.compiled import Feature
 from lookback.core.state.keyed import Key
@@ -87,7 +88,7 @@ class _OpenKeys:
     def find_stored_key(self, key: Key, number: int) -> list[Any]:
         """Returns the stored values of a key's fields; `number` is the key's in the grouping, -1 if it has none."""
         if number >= 0:
-            return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
+            return self._rule_run.list_stored_keys(self._grouping.first_positions[number : number + 1])[0]
         value = self._table.get(key)
         assert value is not None
         stored: list[Any] = value["key"]
