@@ -131,9 +131,8 @@ def read_deferred(
 
 
 def _join(parts: list[tuple[Events, Timeline]]) -> tuple[Events, Timeline]:
-    first, *others = (events for events, _ in parts)
     commits, before, after = (
         np.concatenate([getattr(timeline, name) for _, timeline in parts]) for name in ("commits", "before", "after")
     )
     assert all(one < other for one, other in pairwise(commits.tolist()))
-    return first.join(others), Timeline(commits, before, after)
+    return Events.join([events for events, _ in parts]), Timeline(commits, before, after)

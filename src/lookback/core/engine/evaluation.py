@@ -273,7 +273,9 @@ class Evaluator:
         _open_features(state, rules)
         if not batch.marks:
             return output
-        _open_memories(state, rules)
+        for entry, rule in rules:
+            if rule.spec.late == "revise":
+                forget_other_versions(state, entry, rule)
         is_cut = self._note_cut_commit(state, batch, output)
         watermark = None
         for part in _split_batch(batch):
@@ -284,12 +286,6 @@ class Evaluator:
         _forget_unused(state, _drop_stopped(state, rules), watermark)
         if is_cut or batch.deleting:
             self._begin_anew(state, output, state.book.list_known_warming())
-        return output
-
-    def advance(self, state: ShardState, time: int) -> Output:
-        """Moves the watermark to `time` (microseconds), if that is later, and judges what is due by then."""
-        output = Output()
-        self._advance(state, time, output)
         return output
 
     # Changes ----------------------------------------------------------------------------------------------------------
@@ -307,7 +303,7 @@ class Evaluator:
 
     def _run_command(self, command: Command, state: ShardState, output: Output) -> None:
         if command.action == "advance" and command.time is not None:
-            self._advance(state, command.time, output)
+            self.advance(state, command.time, output)
         elif command.action == "clear_state":
             state.clear()
             for warming in state.book.list_known_warming():
@@ -317,9 +313,12 @@ class Evaluator:
         elif command.action == WARM and command.piece is not None:
             self._take_piece(command.piece, command.warms, state, output)
 
-    def _advance(self, state: ShardState, time: int, output: Output) -> None:
-        """Moves the watermark by judging a segment without events."""
-        before = self._watermark(state)
+    def advance(self, state: ShardState, time: int, output: Output | None = None) -> Output:
+        """Moves the watermark to `time` (microseconds), if that is later, and judges what is due by then.
+
+        Adds the results to `output`, if there is one.
+        """
+        output, before = Output() if output is None else output, self._watermark(state)
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
@@ -333,6 +332,7 @@ class Evaluator:
             segment = self._segment(state, rules, events, timeline, output)
             self._judge(segment, rules, output)
         self._pass_time(state, {})
+        return output
 
     # Warm-ups ---------------------------------------------------------------------------------------------------------
 
@@ -490,7 +490,10 @@ class Evaluator:
         return segment
 
     def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:
-        """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary."""
+        """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary.
+
+        A rule that fails stops alone, and its results of this segment are lost.
+        """
         state, commit = segment.state, int(segment.timeline.commits[0])
         judged = list[tuple[Entry, CompiledRule]]()
         for entry, rule in _drop_stopped(state, rules):
@@ -499,7 +502,24 @@ class Evaluator:
                     self._judge_or_defer(segment, entry, rule)
             else:
                 judged.append((entry, rule))
-        _judge_segment(segment, judged, output)
+        tiled = TiledJudge()
+        judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
+        # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
+        # judging.
+        for entry, rule in sorted(judged, key=lambda each: each[1].sharing_key):
+            with _contain_failure(output, state, [(entry, rule)], commit):
+                rule_run = RuleRun(segment, entry, rule)
+                judges[rule.spec.kind](rule_run)
+                rule_run.finish()
+        if any(rule.presence is not None for _, rule in judged):
+            tiled.finish()
+        gathered = segment.finish()
+        output.add_rows(gathered.alerts)
+        output.late += gathered.late
+        output.notes += gathered.notes
+        output.evaluated.update(gathered.evaluated)
+        output.failures += gathered.failures
+        output.flagged += gathered.flagged
 
     def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
         """Judges the events whose keys have their history, silently, and defers the remaining events."""
@@ -629,13 +649,6 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
             held.buckets, held.row_set = feature.buckets, feature.row_set
 
 
-def _open_memories(state: ShardState, rules: _Rules) -> None:
-    """Prepares the tables of judged events of rules whose version has changed."""
-    for entry, rule in rules:
-        if rule.spec.late == "revise":
-            forget_other_versions(state, entry, rule)
-
-
 # Steps of a batch -----------------------------------------------------------------------------------------------------
 
 
@@ -650,28 +663,6 @@ def _split_batch(batch: Batch) -> list[Batch]:
     commits = sorted(batch.marks)
     edges = [commits[0], *sorted(cut for cut in cuts if cut > commits[0]), commits[-1] + 1]
     return [ranges.select(start, end) for start, end in pairwise(edges)]
-
-
-def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
-    """Judges a segment by all rules; a rule that fails stops alone and loses its results of this segment."""
-    commit, tiled = int(segment.timeline.commits[0]), TiledJudge()
-    judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
-    # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
-    # judging.
-    for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
-        with _contain_failure(output, segment.state, [(entry, rule)], commit):
-            rule_run = RuleRun(segment, entry, rule)
-            judges[rule.spec.kind](rule_run)
-            rule_run.finish()
-    if any(rule.presence is not None for _, rule in rules):
-        tiled.finish()
-    gathered = segment.finish()
-    output.add_rows(gathered.alerts)
-    output.late += gathered.late
-    output.notes += gathered.notes
-    output.evaluated.update(gathered.evaluated)
-    output.failures += gathered.failures
-    output.flagged += gathered.flagged
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:

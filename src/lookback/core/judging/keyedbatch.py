@@ -82,7 +82,7 @@ class KeyedBatch:
         others = np.flatnonzero(numbers_due < 0)
         numbers_due[others] = len(distinct) + np.arange(len(others))
         own = rule_run.grouping.numbers[positions]
-        self.keys = Keys(np.append(distinct.low, due.low[others]), np.append(distinct.high, due.high[others]))
+        self.keys = Keys.concat([distinct, due.take(others)])
         wanted = np.unique(np.append(own, numbers_due))
         self._found = self._table.find_rows(self.keys.take(wanted))
         # The keys with rows in columns, the keys with another kind of value, and the rows of both.

@@ -24,12 +24,6 @@ _ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluat
 _Times = TypeVar("_Times", int, Int64s)
 
 
-def find_late(times: Int64s, watermarks: Int64s) -> Mask:
-    """Marks the late events, whose times are below their watermarks."""
-    is_late: Mask = times < watermarks
-    return is_late
-
-
 def find_in_time(times: Int64s, watermarks: Int64s, allowed_lateness: int, tiles: TiledWindow | None = None) -> Mask:
     """Marks the events that are not late, or not later than allowed.
 
@@ -56,7 +50,7 @@ class LateEvents:
 
     def __init__(self, events: Events, watermarks: Int64s) -> None:
         self._events, self._watermarks = events, watermarks
-        self.is_late = find_late(events.times, watermarks)
+        self.is_late: Mask = events.times < watermarks
         self._positions = np.flatnonzero(self.is_late)
         self._actions: NDArray[np.int8] = np.full(len(self._positions), _UNWANTED, dtype=np.int8)
 

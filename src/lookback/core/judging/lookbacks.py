@@ -165,8 +165,8 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
     for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
         subject = Subject(key_texts[row], keys[row], ids[row], time, first, last)
-        verdict, order = rule_run.writer.decide_first(subject), rule_run.order_by_event(at)
-        rule_run.write_alert(order, subject, verdict, 0, measures[row], is_complete[row], values[row])
+        order = rule_run.order_by_event(at)
+        rule_run.writer.raise_alert(order, subject, measures[row], is_complete[row], values[row])
 
 
 def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def _reset_windows(rule_run: RuleRun, order: Int64s, starts: Int64s, begin: Int6
     for key in emptied.tolist():
         is_emptied[order[starts[key] : starts[key] + begin[key]]] = True
     keys = rule_run.grouping.distinct.take(emptied)
-    rule_run.empty_windows(is_emptied, zip(keys.low.tolist(), keys.high.tolist(), strict=True))
+    rule_run.empty_windows(is_emptied, keys.list_pairs())
 
 
 @dataclass(eq=False)
@@ -285,7 +285,7 @@ def delete_judged(
         return
     table = state.table(rule.memory)
     for at in np.flatnonzero(selected).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
+        key = keys.pair(at)
         value = table.get(key)
         if value is not None:
             time, event_id = int(deleted.times[at]), deleted.id_text(at)
@@ -414,7 +414,7 @@ class _Revising:
         subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
         order = rule_run.order_by_event(item.position, item.rank)
         judgement = Judgement(holds, measures, to_texts(measures), is_complete)
-        judged.memory = rule_run.revise(order, judged.memory, subject, judgement, values) or judged.memory
+        judged.memory = rule_run.writer.revise(order, judged.memory, subject, judgement, values) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Keeps the judged events whose windows a future event can still enter in time."""

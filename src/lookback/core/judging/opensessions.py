@@ -35,7 +35,7 @@ class SessionRow(list[Any]):
         return [row[at] if at < len(row) else None for row in rows]
 
 
-_time = attrgetter("time")
+_time, _start = attrgetter("time"), attrgetter("start")
 
 
 @dataclass
@@ -203,7 +203,3 @@ def _merge(parts: list[OpenSession], row: SessionRow) -> OpenSession:
     session.rows.insert(bisect_right(session.rows, row.time, key=_time), row)
     session.log += [*left, *right, row]
     return session
-
-
-def _start(session: OpenSession) -> int:
-    return session.start

@@ -13,22 +13,12 @@ from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import earliest_in_time
 from lookback.core.judging.measuring import select_kept
 from lookback.core.judging.segment import Flags, Gathered, Order, Segment, list_key_texts
-from lookback.core.judging.verdicts import AlertWriter, Judgement, Memory, Subject
+from lookback.core.judging.verdicts import AlertWriter
 from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
-from lookback.core.streams.alerts import (
-    BEGINS,
-    BY_EVENT,
-    BY_WATERMARK,
-    CEASES,
-    Alert,
-    AlertOrder,
-    EncodedKey,
-    Failure,
-    encode_key,
-)
+from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Failure
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_values, to_text
 from lookback.core.values.keys import Int64s
@@ -51,10 +41,9 @@ class RuleRun:
         self.events, self.watermarks, self.commit_indexes = segment.events, segment.watermarks, segment.commit_indexes
         self.measuring, self.is_late = segment.measuring, segment.late_events.is_late
         self.grouping = segment.measuring.group_events(rule.group_by)
-        self.writer = AlertWriter(entry, rule, segment.stream.name, segment.state)
         self.is_evaluated, self.max_evidence = entry.status in EVALUATED, segment.max_evidence
         self._segment, self._gathered = segment, Gathered()
-        self._encoded: dict[Key, EncodedKey] = {}
+        self.writer = AlertWriter(entry, rule, segment, self._gathered.alerts)
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
@@ -227,57 +216,6 @@ class RuleRun:
         """Flags events for a rule that writes no alerts (see `Evaluator`)."""
         place = self._segment.flagging[self.entry.rule_id]
         self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
-
-    def write_alert(
-        self,
-        order: Order,
-        subject: Subject,
-        verdict: str,
-        revision: int,
-        measures: Mapping[str, Any],
-        is_complete: bool,
-        values: Mapping[str, Any],
-    ) -> None:
-        """Writes the first row of an alert, or its retraction.
-
-        `measures` are typed, and `values` are further values that the message may name.
-        """
-        arrival, key = self.arrival_of(order), self._encode_key(subject)
-        make, begin, change = self.writer.make_alert, key.id_begin, CEASES if verdict == "retracted" else BEGINS
-        alert = make(subject, verdict, revision, arrival, measures, is_complete, values, begin, change)
-        self._add_alert(order, key, alert)
-
-    def revise(
-        self, order: Order, memory: Memory | None, subject: Subject, judgement: Judgement, values: Mapping[str, Any]
-    ) -> Memory | None:
-        """Decides the verdict on a subject, and writes its row if the verdict or the measures have changed.
-
-        `memory` is that of the previous row, and `values` are further values that the message may name. Returns the
-        memory of the new row; None if no row is written.
-        """
-        arrival, key = self.arrival_of(order), self._encode_key(subject)
-        memory, alert = self.writer.revise(memory, subject, judgement, arrival, values, key.id_begin)
-        if alert is None:
-            return None
-        self._add_alert(order, key, alert)
-        return memory
-
-    def _encode_key(self, subject: Subject) -> EncodedKey:
-        """Encodes the key of a subject, only once for all its alerts."""
-        encoded = self._encoded.get(subject.key)
-        if encoded is None:
-            encoded = encode_key(self.entry.rule_id, self.entry.version, tuple(subject.key_texts.items()))
-            self._encoded[subject.key] = encoded
-        return encoded
-
-    def _add_alert(self, order: Order, key: EncodedKey, alert: Alert) -> None:
-        time, event = order.cause, ""
-        if order.phase == BY_EVENT:
-            time, event = self.events.times.item(order.cause), self.events.sort_text(order.cause)
-        place = AlertOrder(
-            alert.arrival, order.phase, time, event, alert.rule_id, alert.rule_version, key.sort_text, order.rank
-        )
-        self._gathered.alerts.append((place, alert))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
         """Adds a row of this shard for rule_log."""

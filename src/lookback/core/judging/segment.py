@@ -20,13 +20,7 @@ from lookback.core.rules.rulebook import LogRow
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
 from lookback.core.state.windowrows import FeatureState
-from lookback.core.streams.alerts import (
-    MAX_EVIDENCE_IDS,
-    Alert,
-    AlertOrder,
-    Failure,
-    LateEvent,
-)
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace, make_bits
@@ -78,12 +72,7 @@ class Timeline:
 
     def find_passing_one(self, time: int) -> int:
         """Does the same as `find_passing` for one time."""
-        return bisect_left(self._after, time)
-
-    @cached_property
-    def _after(self) -> list[int]:
-        listed: list[int] = self.after.tolist()
-        return listed
+        return bisect_left(self.after, time)
 
 
 @dataclass
@@ -178,17 +167,14 @@ class Segment:
         gathered.alerts.sort(key=lambda row: row[0])
         gathered.notes.sort(key=lambda row: (row.arrival, row.rule_id, row.version, row.action, row.message))
         gathered.failures = merge_failures(gathered.failures)
-        gathered.flagged = self._list_flagged()
+        groups: dict[int, list[Flags]] = {}
+        for flags in gathered.flags:
+            groups.setdefault(flags.place.group, []).append(flags)
+        gathered.flagged = [self._merge_flags(group, listed) for group, listed in groups.items()]
         return gathered
 
-    def _list_flagged(self) -> list[FlaggedEvents]:
-        """Lists the events that rules that write no alerts have flagged, merged for all rules of a group."""
-        groups: dict[int, list[Flags]] = {}
-        for flags in self.gathered.flags:
-            groups.setdefault(flags.place.group, []).append(flags)
-        return [self._merge_flags(group, listed) for group, listed in groups.items()]
-
     def _merge_flags(self, group: int, listed: Sequence[Flags]) -> FlaggedEvents:
+        """Merges the events that all rules of a group have flagged."""
         at = np.unique(np.concatenate([flags.positions for flags in listed]))
         bits = make_bits(len(at), [(flags.place.bit, np.searchsorted(at, flags.positions)) for flags in listed])
         keys = list_key_texts(self.events, listed[0].group_by, at)

@@ -99,9 +99,8 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
         _run_together(some, batch, settler)
     lateness = rule_run.rule.allowed_lateness
     batch.save(
-        is_kept, is_followed, within + lateness + 1,
-        lambda state: state.forget(oldest, within, lateness, common.wait),
-    )  # fmt: skip
+        is_kept, is_followed, within + lateness + 1, lambda state: state.forget(oldest, within, lateness, common.wait)
+    )
 
 
 def _run_together(judges: Iterable[Judging], batch: KeyedBatch, settler: Settler) -> None:
@@ -129,7 +128,7 @@ def delete_from_sequences(
     assert rule.spec.sequence is not None
     table = state.table(rule.store)
     for at in np.flatnonzero(selected).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
+        key = keys.pair(at)
         value = table.get(key)
         if value is not None:
             key_state = KeyState.from_value(value)

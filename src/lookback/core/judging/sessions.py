@@ -363,7 +363,7 @@ class _Judge:
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
         judgement = Judgement(holds, measures, to_texts(measures), is_complete)
-        memory = self._rule_run.revise(result.order, known and known.last, subject, judgement, values)
+        memory = self._rule_run.writer.revise(result.order, known and known.last, subject, judgement, values)
         if memory is not None:
             texts = dict(judgement.texts) if known is None or memory != known.last else known.texts
             self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end, texts=texts))
@@ -376,9 +376,7 @@ class _Judge:
             retracted, values = known._replace(revision=known.revision + 1, holds=False), self._key_values(result)
             self._remember(result, memories, retracted)
             subject, measures = self._make_subject(result, known.end, values), self._type_measures(known.texts)
-            rule_run.write_alert(
-                result.order, subject, "retracted", retracted.revision, measures, known.complete, values
-            )
+            rule_run.writer.retract(result.order, subject, retracted.revision, measures, known.complete, values)
 
     def _type_measures(self, texts: Mapping[str, str | None]) -> dict[str, object]:
         """Parses the texts of measures; returns the text itself if the rule no longer has such a measure."""

@@ -22,7 +22,7 @@ from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.taken import ArrayPart, Row, RowRange, SortKey, TakenRows
 from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, to_python
+from lookback.core.values.columns import Column, Mask, from_values, make_objects, to_python
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, BOOLEAN, array
 
@@ -100,7 +100,7 @@ class Steps:
                 columns[name] = Column(BIGINT, np.array([len(rows) for rows in of_step], dtype=np.int64))
                 continue
             parts = [rows.part(self._kept[own], len(rows)) for rows in of_step]
-            columns[name] = Column(array(self.fields[own]), to_objects(parts))
+            columns[name] = Column(array(self.fields[own]), make_objects(parts))
         holds = iter(step.condition.evaluate(columns, len(seen)).is_true().tolist())
         return [is_able and next(holds) for is_able in able]
 
@@ -131,12 +131,6 @@ class Steps:
                 value = row.values[self._kept[name]]
                 values[name] = None if value is None else to_python(self.fields[name], value)
         return values
-
-
-def to_objects(parts: Sequence[Sequence[Any]]) -> Values:
-    """Makes the values of a column of arrays."""
-    # If a list were assigned, numpy would read the length of each part.
-    return np.fromiter(parts, dtype=object, count=len(parts))
 
 
 class Index:
