@@ -33,7 +33,7 @@ from lookback.core.state.keyruns import Key
 from lookback.core.state.storedruns import StoredRun, StoredRuns, find_middle
 from lookback.core.state.tables import KeyedTables
 from lookback.core.values.columns import Values
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import align_down
 
@@ -97,11 +97,19 @@ class FeatureState:
     def find_resets(self, keys: Keys) -> Int64s:
         """Returns for each key the number of the segment in which its windows were emptied; -1 for none."""
         segments = np.full(len(keys), -1, dtype=np.int64)
-        if self.resets is not None:
-            at = np.flatnonzero(self.resets.may_have(keys))
-            found = map(self.resets.get, keys.take(at).list_pairs())
-            segments[at] = [-1 if segment is None else segment for segment in found]
-        return segments
+        if self.resets is None:
+            return segments
+        if len(segments) <= self.resets.most_keys:
+            found = map(self.resets.get, keys.list_pairs())
+            segments[:] = [-1 if segment is None else segment for segment in found]
+            return segments
+        emptied = [(key, segment) for key, _, segment in self.resets.items()]
+        halves = np.array([key for key, _ in emptied], dtype=np.int64).reshape(-1, 2)
+        numbers, distinct = number_keys(Keys(halves[:, 0], halves[:, 1]))
+        emptied_in = np.zeros(len(emptied) + 1, dtype=np.int64)
+        emptied_in[numbers] = [segment for _, segment in emptied]
+        emptied_in[-1] = -1
+        return emptied_in[find_keys(keys, distinct)]
 
     def next_expiry(self, stored: StoredRun) -> int:
         """Returns the watermark at which half of the run's rows are below the floor or can be combined."""
