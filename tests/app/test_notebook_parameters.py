@@ -302,7 +302,7 @@ def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.Captu
     )
     windows = pd.DataFrame({"window_start": [time], "window_end": [time], "name": ["steps"]})
     explanation = Explanation(
-        alert, {"author": "kim"}, "Raised when it is quiet.", {}, (), pd.DataFrame(timeline), kind="sequence",
+        pd.DataFrame(timeline), alert=alert, rule={"author": "kim"}, sentence="Raised when it is quiet.", limits={}, kind="sequence",
         notes=("Retracted: 8 came after all.",), steps=steps, windows=windows, missing=1,
     )  # fmt: skip
 

@@ -192,7 +192,7 @@ def test_money_in_a_picture_has_the_digits_of_its_field():
 def test_a_key_timeline_without_events_or_limit_is_still_drawn():
     explained = explanation()
     nothing = {"rule": explained.rule, "sentence": "", "limits": {}, "timeline": explained.timeline.iloc[:0]}
-    empty = Explanation({**explained.alert, "key": {}}, measures=explained.measures, main="total", **nothing)
+    empty = Explanation(alert={**explained.alert, "key": {}}, measures=explained.measures, main="total", **nothing)
     assert "all events" in texts(plot_key_timeline(empty))
     assert png(plot_key_timeline(empty))
 

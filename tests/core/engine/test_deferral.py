@@ -10,6 +10,7 @@ import pytest
 
 from lookback.core.engine.deferral import encode_events, find_pieces, list_no_events, read_deferred
 from lookback.core.errors import StateError
+from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook
@@ -54,7 +55,7 @@ def start(rows: list[dict[str, Any]], commits: list[int]) -> Any:
     timeline = Timeline(*(np.arange(1, 9) + shift for shift in (0, 100, 101)))
     state = ShardState(RuleBook(STREAM, {"s": STREAM}))
     segment = Segment(STREAM, state, events.look_up(rule.memberships, Lists.empty()), timeline, 0, 1)
-    return segment.start_run(Entry("r", 1, "paused", json.dumps(RULE), "s", 1, lane=2), rule)
+    return RuleRun(segment, Entry("r", 1, "paused", json.dumps(RULE), "s", 1, lane=2), rule)
 
 
 def listed(column: Column) -> list[Any]:

@@ -22,7 +22,6 @@ from growth import grows_in_proportion, takes_at_most
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.errors import RuleError
-from lookback.core.explaining.counted import find_counted
 from lookback.core.explaining.evidence import (
     NOT_DELETED,
     Activation,
@@ -31,7 +30,7 @@ from lookback.core.explaining.evidence import (
     Explanation,
     Reset,
 )
-from lookback.core.explaining.explanation import explain_alert, picture_span
+from lookback.core.explaining.explanation import explain_alert, find_counted, picture_span
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits

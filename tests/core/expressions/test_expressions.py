@@ -12,7 +12,6 @@ import pytest
 from sqlglot.parsers.spark import SparkParser
 
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions import binding
 from lookback.core.expressions.compiling import (
     AggregateCall,
     Expression,
@@ -30,6 +29,7 @@ from lookback.core.expressions.functions import (
     change_to_upper,
     compile_like,
 )
+from lookback.core.expressions.refusals import REMEDIES
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
 from lookback.core.values.columns import Column, from_values
 from lookback.core.values.types import (
@@ -781,7 +781,7 @@ REMEDIED = {
 
 
 def test_what_a_message_says_to_use_can_be_used() -> None:
-    assert REMEDIED.keys() == binding._REMEDIES.keys()
+    assert REMEDIED.keys() == REMEDIES.keys()
     for text in REMEDIED.values():
         compile_expression(text, SCHEMA)
     # A cast that has a function of its own says what the cast says.

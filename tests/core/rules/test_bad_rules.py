@@ -18,7 +18,8 @@ from lookback.core.engine.evaluation import Batch, Evaluator, Output
 from lookback.core.errors import RuleError, StateError, StreamError
 from lookback.core.expressions import functions
 from lookback.core.expressions.compiling import compile_expression, recompile
-from lookback.core.judging.segment import RuleRun, Segment, merge_failures
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Segment, merge_failures
 from lookback.core.rules import rulebook
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_rule

@@ -305,12 +305,12 @@ def test_merged_runs_hold_the_rows_of_each_feature_at_or_above_its_floor(
         )
         found = []
         if merged is not None and name in merged[1]:
-            run = merged[0].column(merged[1][name]).to_run()
+            run = FeatureColumn(merged[0], merged[1][name]).to_run()
             assert run.values is not None
             found = sorted(zip(run.keys.low[run.groups].tolist(), run.times.tolist(), run.values.tolist(), strict=True))
         assert found == expected
         if merged is not None and found:
-            column, count = merged[0].column(merged[1][name]), AGGREGATES["count"]
+            column, count = FeatureColumn(merged[0], merged[1][name]), AGGREGATES["count"]
             everything = np.array([0]), np.array([len(merged[0])])
             assert column.aggregate_ranges("count", count, *everything)[0].tolist() == [len(expected)]
 

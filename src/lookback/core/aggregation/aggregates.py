@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Column, Values, from_values, normalize_zeros, replace_nan
+from lookback.core.values.columns import Column, Values, from_values, make_objects, normalize_zeros
 from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
 
 Int64s = npt.NDArray[np.int64]
@@ -117,29 +117,11 @@ class Count(Aggregate):
         return Column(BIGINT, partial[0])
 
 
-class CountDistinct(Aggregate):
-    """The number of distinct values; NULLs are not counted, and all NaNs are one value, as in Spark."""
+class CountDistinct(Count):
+    """The number of distinct values, for which `distinct` counts the rows; NULLs are left out."""
 
-    def result_type(self, argument: DataType | None) -> DataType:
-        """Returns bigint."""
-        return BIGINT
-
-    def build_index(self, values: Values) -> Any:
-        """Returns the values as Python objects, with NaN replaced so that it equals itself."""
-        return [replace_nan(value) for value in values.tolist()]
-
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Collects the set of values of each range."""
-        return (_objects([frozenset(index[a:b]) for a, b in zip(low.tolist(), high.tolist(), strict=True)]),)
-
-    def merge(self, left: Partial, right: Partial) -> Partial:
-        """Unites the sets; a 0 instead of a set marks a window without a contribution."""
-        pairs = zip(left[0].tolist(), right[0].tolist(), strict=True)
-        return (_objects([(a or frozenset()) | b if b else a for a, b in pairs]),)
-
-    def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the sizes of the sets, 0 for an empty window."""
-        return Column(BIGINT, np.array([len(values or ()) for values in partial[0]], dtype=np.int64))
+    stores_value = True
+    additive = False
 
 
 class Sum(Aggregate):
@@ -362,7 +344,7 @@ class Edge(Aggregate):
         texts = [
             f"{len(id_)}{'!' if value is None else '='}{id_}{'' if value is None else value}" for value, id_ in rows
         ]
-        return Column(STRING, _objects(texts), error=column.error)
+        return Column(STRING, make_objects(texts), error=column.error)
 
     def build_index(self, values: Values) -> Any:
         """Returns the index of rows that all have the same time and arrived with the same commit."""
@@ -448,9 +430,7 @@ class Last(Edge):
 
 
 # How to read the value of a packed text, by type. All other types are read as integers.
-_READERS: dict[str, Callable[[str], Any]] = {
-    "string": str, "boolean": "True".__eq__, "double": float, "float": float,
-}  # fmt: skip
+_READERS: dict[str, Callable[[str], Any]] = {"string": str, "boolean": "True".__eq__, "double": float, "float": float}
 _DIGITS = re.compile("[0-9]+")
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -483,12 +463,6 @@ def _exact_squares(index: Any) -> Values:
         exact.append(_prefix_sums(values.astype(object) ** 2))
     sums: Values = exact[0]
     return sums
-
-
-def _objects(items: list[Any]) -> Values:
-    objects: Values = np.empty(len(items), dtype=object)
-    objects[:] = items
-    return objects
 
 
 def _prefix_sums(values: Values) -> Values:

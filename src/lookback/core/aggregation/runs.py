@@ -329,8 +329,7 @@ class Sorted(Protocol):
 
 def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
     """Concatenates the rows of runs. Returns the number of each row's key, the distinct keys, and the times."""
-    own = Keys(np.concatenate([run.keys.low for run in runs]), np.concatenate([run.keys.high for run in runs]))
-    numbers, keys = number_sorted_keys(own)
+    numbers, keys = number_sorted_keys(Keys.concat(run.keys for run in runs))
     each = np.split(numbers, np.cumsum([len(run.keys) for run in runs])[:-1])
     rows = [np.repeat(of_run, np.diff(run.starts)) for of_run, run in zip(each, runs, strict=True)]
     return np.concatenate(rows), keys, np.concatenate([run.times for run in runs])

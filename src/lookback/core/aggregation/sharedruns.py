@@ -152,10 +152,6 @@ class SharedRun:
         self._index_bytes = 0
         self.frame.forget_estimate()
 
-    def column(self, place: Place) -> FeatureColumn:
-        """Returns the rows of a feature."""
-        return FeatureColumn(self, place)
-
     def has_place(self, place: Place) -> bool:
         """Returns whether the run has such a place."""
         is_inside = ALL <= place.selection < len(self.selections) and NONE <= place.values < len(self.values)

@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.judging.segment import RuleRun, Timeline
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Timeline
 from lookback.core.judging.sequences import select_taken
 from lookback.core.judging.sessions import open_measures
 from lookback.core.rules.compiled import CompiledRule
@@ -130,9 +131,8 @@ def read_deferred(
 
 
 def _join(parts: list[tuple[Events, Timeline]]) -> tuple[Events, Timeline]:
-    first, *others = (events for events, _ in parts)
     commits, before, after = (
         np.concatenate([getattr(timeline, name) for _, timeline in parts]) for name in ("commits", "before", "after")
     )
     assert all(one < other for one, other in pairwise(commits.tolist()))
-    return first.join(others), Timeline(commits, before, after)
+    return Events.join([events for events, _ in parts]), Timeline(commits, before, after)

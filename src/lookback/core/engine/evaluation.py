@@ -1,5 +1,14 @@
 """Evaluates batches of events and rule changes, with the same results as if events came one at a time.
 
+A batch of three commits, the last of which also deletes a row; W is the watermark, with disorder of 5 minutes:
+
+    commit        7        8        9
+    latest    10:20    10:31    10:35      the highest event time
+    W         10:10    10:15    10:26      before the commit: it decides which events are late
+    part      1        1        2          each part: delete rows, judge events, move W, keep rows, drop old state
+
+All changes of rules come before part 1. W is 10:30 at the end.
+
 Read `Evaluator.process` first: the methods below are in the order in which it calls them. The stream's shards, the test
 harness and replay all use this evaluator. It reads no clock and no files; its memory is a ShardState. All arithmetic is
 by column over a whole batch.
@@ -28,7 +37,8 @@ from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_histor
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
-from lookback.core.judging.segment import RuleRun, Segment, Timeline
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import delete_from_sessions, forget_measures, judge_sessions
 from lookback.core.judging.tiled import TiledJudge
@@ -263,7 +273,9 @@ class Evaluator:
         _open_features(state, rules)
         if not batch.marks:
             return output
-        _open_memories(state, rules)
+        for entry, rule in rules:
+            if rule.spec.late == "revise":
+                forget_other_versions(state, entry, rule)
         is_cut = self._note_cut_commit(state, batch, output)
         watermark = None
         for part in _split_batch(batch):
@@ -274,12 +286,6 @@ class Evaluator:
         _forget_unused(state, _drop_stopped(state, rules), watermark)
         if is_cut or batch.deleting:
             self._begin_anew(state, output, state.book.list_known_warming())
-        return output
-
-    def advance(self, state: ShardState, time: int) -> Output:
-        """Moves the watermark to `time` (microseconds), if that is later, and judges what is due by then."""
-        output = Output()
-        self._advance(state, time, output)
         return output
 
     # Changes ----------------------------------------------------------------------------------------------------------
@@ -297,7 +303,7 @@ class Evaluator:
 
     def _run_command(self, command: Command, state: ShardState, output: Output) -> None:
         if command.action == "advance" and command.time is not None:
-            self._advance(state, command.time, output)
+            self.advance(state, command.time, output)
         elif command.action == "clear_state":
             state.clear()
             for warming in state.book.list_known_warming():
@@ -307,9 +313,12 @@ class Evaluator:
         elif command.action == WARM and command.piece is not None:
             self._take_piece(command, command.piece, state, output)
 
-    def _advance(self, state: ShardState, time: int, output: Output) -> None:
-        """Moves the watermark by judging a segment without events."""
-        before = self._watermark(state)
+    def advance(self, state: ShardState, time: int, output: Output | None = None) -> Output:
+        """Moves the watermark to `time` (microseconds), if that is later, and judges what is due by then.
+
+        Adds the results to `output`, if there is one.
+        """
+        output, before = Output() if output is None else output, self._watermark(state)
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
@@ -323,6 +332,7 @@ class Evaluator:
             segment = self._segment(state, rules, events, timeline, output)
             self._judge(segment, rules, output)
         self._pass_time(state, {})
+        return output
 
     # Warm-ups ---------------------------------------------------------------------------------------------------------
 
@@ -483,21 +493,40 @@ class Evaluator:
         return segment
 
     def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:
-        """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary."""
+        """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary.
+
+        A rule that fails stops alone, and its results of this segment are lost.
+        """
         state, commit = segment.state, int(segment.timeline.commits[0])
         judged = list[tuple[Entry, CompiledRule]]()
         for entry, rule in _drop_stopped(state, rules):
             if _has_deferred(state, entry, rule):
-                undo = partial(segment.restore, segment.take_snapshot(entry.role))
-                with _contain_failure(output, state, [(entry, rule)], commit, undo):
+                with _contain_failure(output, state, [(entry, rule)], commit):
                     self._judge_or_defer(segment, entry, rule)
             else:
                 judged.append((entry, rule))
-        _judge_segment(segment, judged, output)
+        tiled = TiledJudge()
+        judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
+        # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
+        # judging.
+        for entry, rule in sorted(judged, key=lambda each: each[1].sharing_key):
+            with _contain_failure(output, state, [(entry, rule)], commit):
+                rule_run = RuleRun(segment, entry, rule)
+                judges[rule.spec.kind](rule_run)
+                rule_run.finish()
+        if any(rule.presence is not None for _, rule in judged):
+            tiled.finish()
+        gathered = segment.finish()
+        output.add_rows(gathered.alerts)
+        output.late += gathered.late
+        output.notes += gathered.notes
+        output.evaluated.update(gathered.evaluated)
+        output.failures += gathered.failures
+        output.flagged += gathered.flagged
 
     def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
         """Judges the events whose keys have their history, silently, and defers the remaining events."""
-        state, rule_run = segment.state, segment.start_run(entry, rule)
+        state, rule_run = segment.state, RuleRun(segment, entry, rule)
         warming = state.book.warming[entry.rule_id, entry.version]
         selected, is_loaded = select_events(rule_run), mark_loaded(rule_run, warming, self.shards)
         left = selected & ~is_loaded
@@ -505,13 +534,14 @@ class Evaluator:
             state.deferred.add(rule.store, encode_events(rule_run, left), int(left.sum()))
         if warming.loaded:
             self._judge_in_silence(state, entry, rule, segment.events.take(selected & is_loaded), segment.timeline)
+        rule_run.finish()
 
     def _judge_in_silence(
         self, state: ShardState, entry: Entry, rule: CompiledRule, events: Events, timeline: Timeline
     ) -> None:
         """Judges events by a warming version and discards the output, which is reported when events arrive."""
         segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
-        JUDGES[rule.spec.kind](segment.start_run(replace(entry, is_unseen=True), rule))
+        JUDGES[rule.spec.kind](RuleRun(segment, replace(entry, is_unseen=True), rule))
 
     def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
         """Makes a segment, with its events looked up in the lists that the rules name."""
@@ -622,13 +652,6 @@ def _open_features(state: ShardState, rules: _Rules) -> None:
             held.buckets, held.row_set = feature.buckets, feature.row_set
 
 
-def _open_memories(state: ShardState, rules: _Rules) -> None:
-    """Prepares the tables of judged events of rules whose version has changed."""
-    for entry, rule in rules:
-        if rule.spec.late == "revise":
-            forget_other_versions(state, entry, rule)
-
-
 # Steps of a batch -----------------------------------------------------------------------------------------------------
 
 
@@ -643,27 +666,6 @@ def _split_batch(batch: Batch) -> list[Batch]:
     commits = sorted(batch.marks)
     edges = [commits[0], *sorted(cut for cut in cuts if cut > commits[0]), commits[-1] + 1]
     return [ranges.select(start, end) for start, end in pairwise(edges)]
-
-
-def _judge_segment(segment: Segment, rules: _Rules, output: Output) -> None:
-    """Judges a segment by all rules; a rule that fails stops alone and loses its results of this segment."""
-    commit, tiled = int(segment.timeline.commits[0]), TiledJudge()
-    judges = {**JUDGES, TUMBLING: tiled.judge, SLIDING: tiled.judge}
-    # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
-    # judging.
-    for entry, rule in sorted(rules, key=lambda each: each[1].sharing_key):
-        before = segment.take_snapshot(entry.role)
-        with _contain_failure(output, segment.state, [(entry, rule)], commit, partial(segment.restore, before)):
-            judges[rule.spec.kind](segment.start_run(entry, rule))
-    if any(rule.presence is not None for _, rule in rules):
-        tiled.finish()
-    gathered = segment.finish()
-    output.add_rows(gathered.alerts)
-    output.late += gathered.late
-    output.notes += gathered.notes
-    output.evaluated.update(gathered.evaluated)
-    output.failures += gathered.failures
-    output.flagged += gathered.flagged
 
 
 def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
@@ -701,9 +703,7 @@ def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> N
 
 
 @contextmanager
-def _contain_failure(
-    output: Output, state: ShardState, rules: _Rules, commit: int, undo: Callable[[], None] | None = None
-) -> Iterator[None]:
+def _contain_failure(output: Output, state: ShardState, rules: _Rules, commit: int) -> Iterator[None]:
     """Confines an unexpected exception to `rules`, which this shard then stops judging.
 
     Their state may be half changed by then, so the keyed tables of these rules are dropped. Alerts of earlier segments
@@ -714,8 +714,6 @@ def _contain_failure(
     except NOT_THE_RULES:
         raise
     except Exception as error:  # noqa: BLE001 - other rules and the stream must continue, whatever the error
-        if undo is not None:
-            undo()
         reason = describe_error(error)
         for entry, rule in rules:
             state.book.mark_broken(entry)

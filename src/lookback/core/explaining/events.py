@@ -17,7 +17,7 @@ from lookback.core.explaining.explanation import explain_alert, find_clean_start
 from lookback.core.explaining.progress import Progress, find_progress
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.expressions.compiling import Expression, add_memberships, split_condition
-from lookback.core.judging.lateness import find_in_time, find_late
+from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.values.columns import Column, from_values, to_stored, to_text, to_texts
 from lookback.core.values.durations import format_duration
@@ -448,7 +448,7 @@ def _find_standing_reasons(evidence: Evidence, at: int, found: EventExplanation)
 
 def _find_late_reasons(evidence: Evidence, at: int) -> Iterator[Reason]:
     time, watermark = int(evidence.events.times[at]), evidence.clock.watermark_before(int(evidence.events.commits[at]))
-    if not find_late(np.array([time]), np.array([watermark]))[0]:
+    if time >= watermark:
         return
     late = f"The event is late: the watermark was at {format_time(watermark)}"
     if not _is_taken(evidence, at):

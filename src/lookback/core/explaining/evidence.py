@@ -135,7 +135,7 @@ class ListHistory:
             part = events.take(versions == version)
             commit = int(part.commits[0]) if len(part) else 0
             parts.append(part.look_up(new, self.read(commit, new)))
-        return parts[0].join(parts[1:])
+        return Events.join(parts)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,20 @@ class StepEvidence:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class KindEvidence:
+    """The part of an explanation that depends on the kind of rule; see Explanation."""
+
+    timeline: pd.DataFrame = field(repr=False)
+    measures: tuple[MeasureEvidence, ...] = ()
+    main: str = ""
+    notes: tuple[str, ...] = ()
+    steps: tuple[StepEvidence, ...] = ()
+    windows: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    reproduced: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation(KindEvidence):
     """Explains why a row of an alert was written, from the events at that time.
 
     Attributes:
@@ -246,15 +259,8 @@ class Explanation:
     rule: Mapping[str, Any]
     sentence: str
     limits: Mapping[str, tuple[float, ...]]
-    measures: tuple[MeasureEvidence, ...]
-    timeline: pd.DataFrame = field(repr=False)
-    main: str = ""
     missing: int = 0
     kind: str = LOOKBACK
-    notes: tuple[str, ...] = ()
-    steps: tuple[StepEvidence, ...] = ()
-    windows: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
-    reproduced: bool = True
     event_limits: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -278,19 +284,6 @@ class Explanation:
         ]
         own = {"rule": self.sentence, "measures": measures, "notes": list(self.notes), "missing": self.missing}
         return {**self.alert, **own, "consistent": self.consistent}
-
-
-@dataclass(frozen=True)
-class KindEvidence:
-    """The part of an explanation that depends on the kind of rule; see Explanation."""
-
-    timeline: pd.DataFrame
-    measures: tuple[MeasureEvidence, ...] = ()
-    main: str = ""
-    notes: tuple[str, ...] = ()
-    steps: tuple[StepEvidence, ...] = ()
-    windows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    reproduced: bool = True
 
 
 @dataclass(frozen=True)

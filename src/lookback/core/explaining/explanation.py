@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pandas as pd
 
 from lookback.core.errors import ExpressionError
 from lookback.core.explaining.evidence import Evidence, Explanation, KindEvidence, MeasureEvidence
-from lookback.core.explaining.steps import explain_sequence, is_absence
+from lookback.core.explaining.steps import explain_sequence, find_all_taken, is_absence
 from lookback.core.explaining.tracing import TracedRow, replay
 from lookback.core.expressions.compiling import add_memberships, compile_expression
 from lookback.core.judging.measuring import select_kept
@@ -86,15 +87,9 @@ def explain_alert(evidence: Evidence, alert: Mapping[str, Any], rule_row: Mappin
         rule=rule_row,
         sentence=describe_rule(rule),
         limits=find_measure_limits(rule),
-        measures=part.measures,
-        timeline=part.timeline,
-        main=part.main,
+        **{**vars(part), "notes": notes},
         missing=max([*(m.missing for m in part.measures), *(s.missing for s in part.steps)], default=0),
         kind=rule.spec.kind,
-        notes=notes,
-        steps=part.steps,
-        windows=part.windows,
-        reproduced=part.reproduced,
         event_limits=limits,
     )
 
@@ -398,6 +393,41 @@ _EXPLAINERS: dict[str, Callable[[Evidence, Mapping[str, Any], int], KindEvidence
     SESSION: _explain_session,
     SEQUENCE: explain_sequence,
 }
+
+
+def find_counted(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> list[list[str] | None]:
+    """Returns the ids of the events behind each row of `alerts`; None for a row that a replay does not reproduce.
+
+    For a window these are the events that any measure counted, for a sequence the events that its steps took.
+
+    Args:
+        evidence: All events of the key, and what decides which of them count.
+        alerts: Raised rows of that key and rule, of windows or a sequence, with the columns of the alerts table.
+    """
+    if evidence.rule.spec.kind == SEQUENCE:
+        found = find_all_taken(evidence, alerts)
+        return [None if taken is None else _list_ids(evidence, list(chain.from_iterable(taken))) for taken in found]
+    starts = [parse_time(alert["window_start"]) for alert in alerts]
+    last = max(int(alert["arrival"]) for alert in alerts)
+    by_window: dict[tuple[Any, Any], list[TracedRow]] = defaultdict(list)
+    for row in replay(evidence, last, first=min(starts), last=None):
+        if not row.is_retraction:
+            by_window[row.alert.window_start, row.alert.window_end].append(row)
+    return [_find_in_window(evidence, alert, by_window[alert["window_start"], alert["window_end"]]) for alert in alerts]
+
+
+def _find_in_window(evidence: Evidence, alert: Mapping[str, Any], rows: Sequence[TracedRow]) -> list[str] | None:
+    """Lists the events of the window's last row, up to the alert's commit, that has the alert's measures."""
+    recorded, rule = alert["measures"] or {}, evidence.rule
+    for row in reversed(rows):
+        if row.alert.arrival <= int(alert["arrival"]) and row.has_measures(rule, recorded):
+            counted = [row.list_counted(measure) for measure in rule.measures]
+            return _list_ids(evidence, np.unique(np.concatenate(counted)).tolist())
+    return None
+
+
+def _list_ids(evidence: Evidence, positions: Sequence[int]) -> list[str]:
+    return [evidence.events.id_text(at) for at in positions]
 
 
 def main_measure(rule: CompiledRule) -> CompiledMeasure:

@@ -23,7 +23,7 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     assert rule.sequence is not None
     absent, recorded, commit = rule.sequence.absent, list(alert["evidence"] or []), int(alert["arrival"])
     at = _find_last_step(evidence, alert)
-    row = None if at is None else _find_row(evidence, alert, at)
+    row = _find_row(evidence, alert)
     if row is not None:
         taken = row.taken
         steps = [_step_of(evidence, step, each) for step, each in zip(rule.sequence.steps, taken, strict=True)]
@@ -53,13 +53,6 @@ def explain_sequence(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     )
 
 
-def find_taken(evidence: Evidence, alert: Mapping[str, Any]) -> list[list[int]] | None:
-    """Returns the positions of the events that each step took; None if no replay reproduces the alert's row."""
-    at = _find_last_step(evidence, alert)
-    row = None if at is None else _find_row(evidence, alert, at)
-    return None if row is None else row.taken
-
-
 def find_all_taken(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> list[list[list[int]] | None]:
     """Returns the positions of the events that each step took, for each alert; None if no replay reproduces its row.
 
@@ -80,8 +73,8 @@ def find_all_taken(evidence: Evidence, alerts: Sequence[Mapping[str, Any]]) -> l
         rows = replay(evidence, last, first=min(dues), last=max(dues), positions=part)
         by_name = {_name_row(vars(row.alert)): row for row in reversed(rows)}
         for number in numbers:
-            row = by_name.get(_name_row(alerts[number]))
-            found[number] = find_taken(evidence, alerts[number]) if row is None else row.taken
+            row = by_name.get(_name_row(alerts[number])) or _find_row(evidence, alerts[number])
+            found[number] = None if row is None else row.taken
     return found
 
 
@@ -106,10 +99,10 @@ def is_absence(rule: CompiledRule) -> bool:
     return rule.sequence is not None and rule.sequence.absent is not None
 
 
-def _find_row(evidence: Evidence, alert: Mapping[str, Any], at: int) -> TracedRow | None:
-    """Returns the replayed row that equals the alert's; None if not found. The event at `at` completed the steps."""
-    due, commit, name = _find_due(alert), int(alert["arrival"]), _name_row(alert)
-    for positions in _list_histories(evidence, alert, at):
+def _find_row(evidence: Evidence, alert: Mapping[str, Any]) -> TracedRow | None:
+    """Returns the replayed row that equals the alert's; None if not found."""
+    at, due, commit, name = _find_last_step(evidence, alert), _find_due(alert), int(alert["arrival"]), _name_row(alert)
+    for positions in () if at is None else _list_histories(evidence, alert, at):
         for row in replay(evidence, commit, first=due, last=due, positions=positions):
             if _name_row(vars(row.alert)) == name:
                 return row

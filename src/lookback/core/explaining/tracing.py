@@ -8,12 +8,11 @@ lateness and deletions.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.events import Events, empty_events
-from lookback.core.values.columns import Column, Values, to_text
+from lookback.core.values.columns import Column, Values, make_objects, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, DataType
 from lookback.core.values.windows import LOOKBACK
@@ -73,13 +72,7 @@ class TracedRow:
 
 
 def replay(
-    evidence: Evidence,
-    commit: int,
-    *,
-    first: int,
-    last: int | None,
-    positions: Int64s | None = None,
-    **changes: Any,
+    evidence: Evidence, commit: int, *, first: int, last: int | None, positions: Int64s | None = None, **changes: Any
 ) -> list[TracedRow]:
     """Returns the rows that the rule would give up to a commit if `when` were always true.
 
@@ -316,18 +309,16 @@ def _twin_of(measure: CompiledMeasure, collected: _Collect) -> CompiledMeasure:
 
 
 class _Collect(Aggregate):
-    """Collects the values of each window in a set, and returns the set's number.
+    """Collects the values of each window as parts of arrays, and returns a number for them.
 
-    A set is built only when it is read, since most windows of a replay are never read.
+    The parts are joined only when they are read, since most windows of a replay are never read.
     """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._blocks: list[_Ranges | _Unions] = []
-        self._sets = 0
+        self._sets: list[tuple[Int64s, ...]] = []
 
     def result_type(self, argument: DataType | None) -> DataType:
-        """Returns the type of a set's number."""
+        """Returns the type of a number."""
         return BIGINT
 
     def build_index(self, values: Values) -> Values:
@@ -335,53 +326,23 @@ class _Collect(Aggregate):
         return values
 
     def aggregate_ranges(self, index: Values, low: Int64s, high: Int64s) -> Partial:
-        """Returns the number of a set for each range."""
-        return self._number(_Ranges(index, low, high), len(low))
+        """Returns one part for each range."""
+        ranges = zip(low.tolist(), high.tolist(), strict=True)
+        return (make_objects((index[begin:end],) for begin, end in ranges),)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Returns the number of a set for each pair of sets."""
-        return self._number(_Unions(left[0], right[0]), len(left[0]))
+        """Returns the parts of both sides."""
+        return (left[0] + right[0],)
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the numbers of the sets."""
-        return Column(BIGINT, partial[0])
+        """Returns the numbers of the windows."""
+        first = len(self._sets)
+        self._sets += partial[0].tolist()
+        return Column(BIGINT, np.arange(first, len(self._sets)))
 
     def values(self, number: int) -> Int64s:
-        """Returns the values of a set, ascending."""
-        parts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
-        left = [number]
-        while left:
-            each = left.pop()
-            at = bisect_right(self._starts, each) - 1
-            block, row = self._blocks[at], each - self._starts[at]
-            if isinstance(block, _Ranges):
-                parts.append(block.values[block.low[row] : block.high[row]])
-            else:
-                left += [int(block.left[row]), int(block.right[row])]
-        return np.sort(np.concatenate(parts))
-
-    def _number(self, block: _Ranges | _Unions, rows: int) -> Partial:
-        numbers = np.arange(self._sets, self._sets + rows, dtype=np.int64)
-        if rows:
-            self._starts.append(self._sets)
-            self._blocks.append(block)
-            self._sets += rows
-        return (numbers,)
-
-
-class _Ranges(NamedTuple):
-    """Sets of the values [low, high)."""
-
-    values: Int64s
-    low: Int64s
-    high: Int64s
-
-
-class _Unions(NamedTuple):
-    """Unions of pairs of sets."""
-
-    left: Int64s
-    right: Int64s
+        """Returns the values of a window, ascending."""
+        return np.sort(np.concatenate(self._sets[number]))
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,7 @@ from decimal import Decimal
 from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
-from lookback.core.expressions.functions import (
-    AGGREGATE_ARGUMENTS,
-    FORMS,
-    FUNCTIONS,
-    make_call,
-    make_combination,
-    make_like,
-    quote_text,
-)
+from lookback.core.expressions.functions import FORMS, FUNCTIONS, make_call, make_combination, make_like, quote_text
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
@@ -38,10 +30,17 @@ from lookback.core.expressions.operators import (
     make_not,
     parse_literal_time,
 )
+from lookback.core.expressions.refusals import (
+    IN_LIST,
+    explain_ambiguous_field,
+    explain_no_function,
+    explain_refusal,
+    explain_unknown_field,
+    quote_day,
+)
 from lookback.core.expressions.syntax import LookbackSql, name_as_sql, quote_node, unwrap
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, name_limit
-from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.types import (
     BIGINT,
     BOOLEAN,
@@ -56,39 +55,9 @@ from lookback.core.values.types import (
     parse_type,
 )
 
-_CLOCKS = {
-    "current_timestamp", "current_date", "current_time", "localtimestamp", "now", "unix_timestamp", "curdate", "getdate",
-    "current_timezone",
-}  # fmt: skip
-_RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
-_OTHER_AGGREGATES = {
-    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first_value",
-    "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
-    "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
-    "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
-}  # fmt: skip
-_REMEDIES = {
-    "rlike": "use like, startswith(), endswith() or contains()",
-    "regexp": "use like, startswith(), endswith() or contains()",
-    "regexp_like": "use like, startswith(), endswith() or contains()",
-    "ilike": "use lower() and like",
-    "decimal": "use cast(x as decimal(p,s))",
-    "pow": "use products", "power": "use products",
-    "cardinality": "use size()", "array_size": "use size()",
-    "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
-}  # fmt: skip
-_NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE | re.ASCII)
-_SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
-
-_CURLY = "\u201c\u201d\u201e\u2018\u2019\u201a\u00b4"
-# An address or version, and a date, both written without quotes.
-_DOTTED = re.compile(r"[0-9]+(\.[0-9]+){2,}", re.ASCII)
 _DAY = re.compile(r"[0-9]{4} - [0-9]{1,2} - [0-9]{1,2}", re.ASCII)
 _LONGEST_DAYS = LONG_MAX // MICROSECONDS["day"]
-
-# The function that tests whether a value is in a list.
-IN_LIST = "in_list"
 
 _Handler = Callable[["Binder", exp.Expr], Node]
 
@@ -116,20 +85,17 @@ class Binder:
         handler, allowed = _NODES.get(type(tree), (None, ""))
         extra = [key for key, value in tree.args.items() if value and key not in allowed.split()]
         if handler is None or extra:
-            self._report(_explain_refusal(tree))
+            self._report(explain_refusal(tree))
             return None
-        try:
-            return handler(self, tree)
-        except RefusedOperator as refused:
-            self._report(str(refused))
-        except _OperandProblems:
-            pass
-        return None
+        return self._try(lambda: handler(self, tree))
 
     def bind_combination(self, tree: exp.Expr) -> Node | None:
         """Returns the typed node of a combination of values in parentheses; None if it has problems."""
+        return self._try(lambda: make_combination(self.bind_all(tree.expressions)))
+
+    def _try(self, make: Callable[[], Node]) -> Node | None:
         try:
-            return make_combination(self.bind_all(tree.expressions))
+            return make()
         except RefusedOperator as refused:
             self._report(str(refused))
         except _OperandProblems:
@@ -145,7 +111,7 @@ class Binder:
         beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in bound)
         for tree, wrong in zip(trees, unknown, strict=True):
             if wrong:
-                self._report(_explain_unknown_field(_column_name(tree), self._schema, beside_text=beside_text))
+                self._report(explain_unknown_field(_column_name(tree), self._schema, beside_text=beside_text))
         if len(bound) < len(nodes):
             raise _OperandProblems
         return bound
@@ -166,7 +132,7 @@ class Binder:
         if len(matches) == 1:
             return make_field(matches[0], self._schema[matches[0]], name_as_sql(matches[0]))
         raise RefusedOperator(
-            _explain_unknown_field(name, self._schema) if not matches else _explain_ambiguous_field(name, matches)
+            explain_unknown_field(name, self._schema) if not matches else explain_ambiguous_field(name, matches)
         )
 
     def _bind_literal(self, tree: exp.Expr) -> Node:
@@ -174,12 +140,6 @@ class Binder:
         if tree.args["is_string"]:
             return make_constant(STRING, text, quote_text(text), literal=text)
         return _read_number(text, negated=False)
-
-    def _bind_truth(self, tree: exp.Expr) -> Node:
-        return make_constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false")
-
-    def _bind_null(self, tree: exp.Expr) -> Node:
-        return make_constant(NULL, None, "null")
 
     # Operators
 
@@ -194,7 +154,7 @@ class Binder:
             for one, other in ((left, tree.expression), (right, tree.this)):
                 if one.type in (DATE, TIMESTAMP) and _DAY.fullmatch(day := unwrap(other).sql(LookbackSql)):
                     raise RefusedOperator(
-                        f"{day} is a difference of numbers; put dates in single quotes: {_quote_day(day)}"
+                        f"{day} is a difference of numbers; put dates in single quotes: {quote_day(day)}"
                     )
             return make_comparison(symbol, left, right)
         return make_arithmetic(symbol, left, right)
@@ -228,10 +188,7 @@ class Binder:
         (node,) = self.bind_all([inner])
         return make_not(node)
 
-    def _bind_is_test(self, tree: exp.Expr) -> Node:
-        return self._bind_is(tree, negated=False)
-
-    def _bind_is(self, tree: exp.Expr, negated: bool) -> Node:
+    def _bind_is(self, tree: exp.Expr, negated: bool = False) -> Node:
         (node,) = self.bind_all([tree.this])
         if isinstance(tree.expression, exp.Null):
             return make_is_null(node, negated)
@@ -258,18 +215,15 @@ class Binder:
         value, low, high = self.bind_all([tree.this, tree.args["low"], tree.args["high"]])
         return make_logic("and", [make_comparison(">=", value, low), make_comparison("<=", value, high)])
 
-    def _bind_plain_like(self, tree: exp.Expr) -> Node:
-        return self._bind_like(tree, "\\")
-
     def _bind_escaped_like(self, tree: exp.Expr) -> Node:
         escape = tree.expression
         if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
             raise RefusedOperator(f"{quote_node(tree)}: escape takes one character in quotes after a like")
         return self._bind_like(tree.this, escape.name)
 
-    def _bind_like(self, tree: exp.Expr, escape: str) -> Node:
+    def _bind_like(self, tree: exp.Expr, escape: str = "\\") -> Node:
         if set(tree.args) - {"this", "expression", "negate"}:
-            raise RefusedOperator(_explain_refusal(tree))
+            raise RefusedOperator(explain_refusal(tree))
         value, pattern = self.bind_all([tree.this, tree.expression])
         return make_like(value, pattern, escape, bool(tree.args.get("negate")))
 
@@ -299,7 +253,7 @@ class Binder:
             return self._bind_membership(self.bind_all(tree.expressions))
         if name in FUNCTIONS or name in FORMS:
             return make_call(name, self.bind_all(tree.expressions))
-        self._report(_explain_no_function(name))
+        self._report(explain_no_function(name))
         self.bind_all([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
         raise _OperandProblems
 
@@ -427,102 +381,6 @@ def _column_name(tree: exp.Expr) -> str:
     return ".".join(str(part.name) for part in unwrap(tree).parts)  # type: ignore[attr-defined]
 
 
-def _explain_unknown_field(name: str, schema: Mapping[str, DataType], *, beside_text: bool = False) -> str:
-    """Explains why a name is not a field.
-
-    `beside_text`: the name is compared with a field of texts or times, so it may be a text without quotes.
-    """
-    problem, bare = _explain_no_field(name, schema), name.strip(_CURLY)
-    if bare != name:
-        return f"{problem}; put texts in straight single quotes: {quote_text(bare)}"
-    if beside_text and problem.startswith("unknown field"):
-        return f"{problem}; put texts in single quotes: {quote_text(name)}"
-    return problem
-
-
-def _explain_no_field(name: str, schema: Mapping[str, DataType]) -> str:
-    if suffixed := _NUMBER_SUFFIX.fullmatch(name):
-        number, suffix = suffixed.groups()
-        return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
-    if name.lower() in _CLOCKS:
-        return _explain_no_function(name.lower())
-    if hint := suggest(name, schema, ""):
-        return f"unknown field {name!r}; {hint}"
-    lowered = {known.lower(): known for known in schema}
-    if (last := name.lower().rpartition(".")[2]) in lowered:
-        return f"unknown field {name!r}; did you mean {lowered[last]!r}?"
-    if not schema:
-        return f"unknown field {name!r}; no fields are available here"
-    shown = ", ".join(sorted(schema)[:20]) + (", ..." if len(schema) > 20 else "")
-    return f"unknown field {name!r}; the fields are {shown}"
-
-
-def _explain_ambiguous_field(name: str, matches: Sequence[str]) -> str:
-    return f"field {name!r} could be any of {', '.join(matches)}; names differ in more than case in Spark"
-
-
-def _explain_no_function(name: str) -> str:
-    if name in AGGREGATE_ARGUMENTS:
-        return f"{name}() is an aggregate; an aggregate belongs in measures"
-    if name in _OTHER_AGGREGATES:
-        listed = ", ".join(sorted(AGGREGATE_ARGUMENTS))
-        return f"{name}() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {listed}"
-    if name in _CLOCKS:
-        return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
-    if name in _RANDOM:
-        return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
-    if name in _REMEDIES:
-        return f"{name}() is not allowed; {_REMEDIES[name]}"
-    known = [*FUNCTIONS, *FORMS, IN_LIST]
-    near = find_nearest(name, known)
-    hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted(known))}"
-    return f"function {name}() is not allowed; {hint}"
-
-
-def _quote_day(difference: str) -> str:
-    year, month, day = difference.split(" - ")
-    return f"'{year}-{month:0>2}-{day:0>2}'"
-
-
-def _explain_refusal(tree: exp.Expr) -> str:
-    if isinstance(tree, exp.Dot) and _DOTTED.fullmatch(text := tree.sql(LookbackSql)):
-        return f"{text} is not a number; put texts in single quotes: '{text}'"
-    name, remedy = _REFUSALS.get(type(tree), (f"{tree.key} in {quote_node(tree)}", "leave it out"))
-    if isinstance(tree, exp.Like):
-        name, remedy = "like any / like all", "write one like for each pattern, joined with or / and"
-    if isinstance(tree, exp.In):
-        name, remedy = _REFUSALS[exp.Subquery]
-    return f"{name} is not allowed; {remedy}"
-
-
-_REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
-    exp.Subquery: ("a subquery", "an expression sees the fields of one event"),
-    exp.Select: ("a subquery", "an expression sees the fields of one event"),
-    exp.Exists: ("a subquery", "an expression sees the fields of one event"),
-    exp.Window: ("a window function (over)", "the rule's window and measures do that"),
-    exp.Filter: ("filter (where ...)", "it belongs to an aggregate, and an aggregate belongs in measures"),
-    exp.Lambda: ("a lambda (->)", "use array_contains(), element_at() or size()"),
-    exp.JSONExtract: ("a lambda (->)", "use array_contains(), element_at() or size()"),
-    exp.RegexpLike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
-    exp.RegexpILike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
-    exp.ILike: ("ilike", "use lower() and like"),
-    exp.SimilarTo: ("similar to", "use like"),
-    exp.Bracket: ("[ ]", "use element_at(), which counts from 1"),
-    exp.Interval: ("an interval by itself", "add it to a timestamp or take it from one"),
-    exp.Star: ("*", "name the fields; only count(*) takes it, in measures"),
-    exp.Distinct: ("distinct", "it belongs in an aggregate such as count(distinct x), in measures"),
-    exp.Tuple: ("a list in parentheses", "only 'in' takes one"),
-    exp.BitwiseAnd: ("&", "write 'and' for conditions"),
-    exp.BitwiseOr: ("|", "write 'or' for conditions, || to join texts"),
-    exp.BitwiseXor: ("^", "write products for powers"),
-    exp.BitwiseNot: ("~", "write 'not' for conditions"),
-    exp.Placeholder: ("a parameter", "write the value, or a name without braces"),
-    exp.Parameter: ("a parameter", "write the value, or a name without braces"),
-    exp.Dot: ("a nested field", "declare it as a field of the stream"),
-    exp.Collate: ("collate", "use lower() to ignore case"),
-    exp.AtTimeZone: ("at time zone", "times are UTC; add an interval"),
-}
-
 _SYMBOLS: dict[type[exp.Expr], str] = {
     exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>",
     exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
@@ -532,18 +390,18 @@ _SYMBOLS: dict[type[exp.Expr], str] = {
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.Column: (Binder._bind_column, "this table db catalog"),
     exp.Literal: (Binder._bind_literal, "this is_string"),
-    exp.Boolean: (Binder._bind_truth, "this"),
-    exp.Null: (Binder._bind_null, ""),
+    exp.Boolean: (lambda _, tree: make_constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false"), "this"),
+    exp.Null: (lambda *_: make_constant(NULL, None, "null"), ""),
     **dict.fromkeys(_SYMBOLS, (Binder._bind_binary, "this expression typed safe")),
     exp.Neg: (Binder._bind_negative, "this"),
     exp.And: (Binder._bind_logic, "this expression"),
     exp.Or: (Binder._bind_logic, "this expression"),
     exp.Not: (Binder._bind_negation, "this"),
-    exp.Is: (Binder._bind_is_test, "this expression"),
+    exp.Is: (Binder._bind_is, "this expression"),
     exp.NullSafeNEQ: (Binder._bind_distinct, "this expression"),
     exp.In: (Binder._bind_in, "this expressions"),
     exp.Between: (Binder._bind_between, "this low high"),
-    exp.Like: (Binder._bind_plain_like, "this expression negate"),
+    exp.Like: (Binder._bind_like, "this expression negate"),
     exp.Escape: (Binder._bind_escaped_like, "this expression"),
     exp.Case: (Binder._bind_case, "this ifs default"),
     exp.Cast: (Binder._bind_cast, "this to"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lookback.core.expressions.kernels import LONG_MAX, KernelResult, as_mask, is_out_of_range, mask_or_none, rescale
-from lookback.core.values.columns import Mask, Values, to_decimal
+from lookback.core.values.columns import Mask, Values, make_objects, to_decimal
 from lookback.core.values.times import DAY_US
 from lookback.core.values.types import DataType
 
@@ -48,10 +48,8 @@ def _is_inexact(source: DataType, target: DataType) -> bool:
     return source.is_decimal and source.scale > 0 and source.precision > 15 and target.is_integer and target.bits < 64
 
 
-def _map_to_objects(function: Callable[..., str], values: Values) -> Values:
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = [function(value) for value in values.tolist()]
-    return objects
+def _map_texts(function: Callable[[int], str], values: Values) -> KernelResult:
+    return KernelResult(make_objects(map(function, values.tolist())))
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -63,16 +61,16 @@ def _integer_to_integer(values: Values, source: DataType, target: DataType) -> K
     )
 
 
-def _boolean_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(values.astype(np.int64))
-
-
 def _to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
     return KernelResult(as_mask(values != 0))
 
 
-def _to_float(values: Values, source: DataType, target: DataType) -> KernelResult:
+def _convert(values: Values, source: DataType, target: DataType) -> KernelResult:
     return KernelResult(values.astype(target.storage))
+
+
+def _to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
+    return rescale(values.astype(np.int64) if source.name == "boolean" else values, source.scale, target)
 
 
 def _float_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -87,18 +85,6 @@ def _float_to_integer(values: Values, source: DataType, target: DataType) -> Ker
     full = cut >= 2.0**63
     integers = np.where(full, 0.0, cut).astype(np.int64)
     return KernelResult(np.where(full, LONG_MAX, integers) if full.any() else integers, mask_or_none(error))
-
-
-def _integer_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescale(values, 0, target)
-
-
-def _boolean_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescale(values.astype(np.int64), 0, target)
-
-
-def _decimal_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return rescale(values, source.scale, target)
 
 
 def _decimal_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -120,17 +106,12 @@ def decimals_to_floats(values: Values, scale: int) -> Values:
     return np.array([value / factor for value in values.tolist()], dtype=np.float64)
 
 
-def _decimal_to_double(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(decimals_to_floats(values, source.scale))
-
-
 def _float_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
     doubles = values.astype(np.float64)
     # Even in ANSI mode Spark turns NaN and the infinities into NULL, not into errors.
     null = ~np.isfinite(doubles)
     numbers = [_unscale(Decimal(repr(value)), target) for value in np.where(null, 0.0, doubles).tolist()]
-    unscaled = np.empty(len(numbers), dtype=object)
-    unscaled[:] = [0 if value is None else value for value in numbers]
+    unscaled = make_objects(0 if value is None else value for value in numbers)
     error: Mask = np.fromiter((value is None for value in numbers), dtype=bool, count=len(numbers))
     return KernelResult(unscaled.astype(target.storage), mask_or_none(error), mask_or_none(null))
 
@@ -183,14 +164,6 @@ def _string_to_integer(values: Values, source: DataType, target: DataType) -> Ke
     return _parse_texts(values, parse, np.int64)
 
 
-def _string_to_boolean(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return _parse_texts(values, lambda text: _BOOLEANS.get(text.strip(_BLANKS).lower()), bool)
-
-
-def _string_to_decimal(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return _parse_texts(values, lambda text: parse_decimal(text, target), target.storage)
-
-
 def parse_decimal(text: str, target: DataType) -> int | None:
     """Parses a decimal and returns its unscaled value; None if Spark would not accept the text."""
     match = _NUMBER.fullmatch(text.strip(_JAVA_BLANKS))
@@ -212,8 +185,7 @@ def parse_decimal(text: str, target: DataType) -> int | None:
 def _parse_texts(values: Values, parse: Callable[[str], int | None], storage: npt.DTypeLike) -> KernelResult:
     parsed = [parse(value) for value in values.tolist()]
     error: Mask = np.fromiter((value is None for value in parsed), dtype=bool, count=len(parsed))
-    column = np.empty(len(parsed), dtype=object)
-    column[:] = [0 if value is None else value for value in parsed]
+    column = make_objects(0 if value is None else value for value in parsed)
     return KernelResult(column.astype(storage), mask_or_none(error))
 
 
@@ -226,20 +198,12 @@ def _integer_to_string(values: Values, source: DataType, target: DataType) -> Ke
     return KernelResult(pa.array(values).cast(pa.large_string()).to_numpy(zero_copy_only=False))
 
 
-def _decimal_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_map_to_objects(lambda value: format(to_decimal(value, source.scale), "f"), values))
-
-
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
 def timestamps_to_dates(values: Values) -> Values:
     """Converts timestamps in microseconds to days since 1970."""
     return values // DAY_US
-
-
-def _timestamp_to_date(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(timestamps_to_dates(values))
 
 
 def _date_to_timestamp(values: Values, source: DataType, target: DataType) -> KernelResult:
@@ -277,47 +241,45 @@ def _format_timestamp(microseconds: int) -> str:
     return f"{text}.{fraction:06d}".rstrip("0") if fraction else text
 
 
-def _date_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_map_to_objects(_format_date, values))
-
-
-def _timestamp_to_string(values: Values, source: DataType, target: DataType) -> KernelResult:
-    return KernelResult(_map_to_objects(_format_timestamp, values))
-
-
 _CASTS: dict[tuple[str, str], Cast] = {
     ("integer", "integer"): _integer_to_integer,
     ("integer", "boolean"): _to_boolean,
-    ("integer", "float"): _to_float,
-    ("integer", "double"): _to_float,
-    ("integer", "decimal"): _integer_to_decimal,
+    ("integer", "float"): _convert,
+    ("integer", "double"): _convert,
+    ("integer", "decimal"): _to_decimal,
     ("integer", "string"): _integer_to_string,
-    ("boolean", "integer"): _boolean_to_integer,
-    ("boolean", "float"): _to_float,
-    ("boolean", "double"): _to_float,
-    ("boolean", "decimal"): _boolean_to_decimal,
+    ("boolean", "integer"): _convert,
+    ("boolean", "float"): _convert,
+    ("boolean", "double"): _convert,
+    ("boolean", "decimal"): _to_decimal,
     ("boolean", "string"): _boolean_to_string,
     ("decimal", "integer"): _decimal_to_integer,
     ("decimal", "boolean"): _to_boolean,
-    ("decimal", "double"): _decimal_to_double,
-    ("decimal", "decimal"): _decimal_to_decimal,
-    ("decimal", "string"): _decimal_to_string,
+    ("decimal", "double"): lambda values, source, _: KernelResult(decimals_to_floats(values, source.scale)),
+    ("decimal", "decimal"): _to_decimal,
+    ("decimal", "string"): lambda values, source, _: _map_texts(
+        lambda value: format(to_decimal(value, source.scale), "f"), values
+    ),
     ("float", "integer"): _float_to_integer,
     ("float", "boolean"): _to_boolean,
-    ("float", "double"): _to_float,
+    ("float", "double"): _convert,
     ("float", "decimal"): _float_to_decimal,
     ("double", "integer"): _float_to_integer,
     ("double", "boolean"): _to_boolean,
-    ("double", "float"): _to_float,
+    ("double", "float"): _convert,
     ("double", "decimal"): _float_to_decimal,
     ("string", "integer"): _string_to_integer,
-    ("string", "boolean"): _string_to_boolean,
-    ("string", "decimal"): _string_to_decimal,
+    ("string", "boolean"): lambda values, *_: _parse_texts(
+        values, lambda text: _BOOLEANS.get(text.strip(_BLANKS).lower()), bool
+    ),
+    ("string", "decimal"): lambda values, _, target: _parse_texts(
+        values, lambda text: parse_decimal(text, target), target.storage
+    ),
     ("date", "timestamp"): _date_to_timestamp,
-    ("date", "string"): _date_to_string,
-    ("timestamp", "date"): _timestamp_to_date,
+    ("date", "string"): lambda values, *_: _map_texts(_format_date, values),
+    ("timestamp", "date"): lambda values, *_: KernelResult(timestamps_to_dates(values)),
     ("timestamp", "integer"): _timestamp_to_integer,
-    ("timestamp", "string"): _timestamp_to_string,
+    ("timestamp", "string"): lambda values, *_: _map_texts(_format_timestamp, values),
 }
 
 _REMEDIES = {

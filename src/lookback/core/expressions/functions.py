@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -39,20 +40,9 @@ from lookback.core.expressions.operators import (
     require_condition,
     require_exact_sign,
 )
-from lookback.core.values.columns import Column, Values, is_nan
+from lookback.core.values.columns import Column, Values, is_nan, make_objects
 from lookback.core.values.times import DAY_US
-from lookback.core.values.types import (
-    BIGINT,
-    BOOLEAN,
-    DATE,
-    DOUBLE,
-    INT,
-    NULL,
-    STRING,
-    TIMESTAMP,
-    DataType,
-    decimal,
-)
+from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
 
 
 class TooManyCharacters(Exception):
@@ -169,20 +159,20 @@ def type_case_change(name: str, arguments: Arguments) -> Call:
     return Call([_require_type(name, arguments[0], STRING)], STRING)
 
 
-def type_date_part(name: str, arguments: Arguments) -> Call:
-    """Types a call with a date, or a timestamp that is cast to one; the result is an int."""
-    _require_count(name, arguments, 1, 1)
-    return Call([_as_date(name, arguments[0])], INT)
+def takes_dates(count: int) -> TypeRule:
+    """Makes the rule of a function of dates, or of timestamps that are cast to dates; the result is an int."""
 
+    def rule(name: str, arguments: Arguments) -> Call:
+        _require_count(name, arguments, count, count)
+        return Call(
+            [
+                cast_implicitly(each, DATE) if each.type == TIMESTAMP else _require_type(name, each, DATE)
+                for each in arguments
+            ],
+            INT,
+        )
 
-def _as_date(name: str, argument: Node) -> Node:
-    return cast_implicitly(argument, DATE) if argument.type == TIMESTAMP else _require_type(name, argument, DATE)
-
-
-def type_datediff(name: str, arguments: Arguments) -> Call:
-    """Types a call with two dates; the result is an int."""
-    _require_count(name, arguments, 2, 2)
-    return Call([_as_date(name, argument) for argument in arguments], INT)
+    return rule
 
 
 def _require_number(name: str, argument: Node) -> Node:
@@ -300,23 +290,15 @@ def _sign(call: Call, values: Sequence[Values]) -> KernelResult:
     return KernelResult(np.where((x == 0) | is_nan(x), x, np.sign(x)))
 
 
-def _floor(call: Call, values: Sequence[Values]) -> KernelResult:
-    return _to_whole(call, values[0], np.floor, 0)
-
-
-def _ceil(call: Call, values: Sequence[Values]) -> KernelResult:
-    return _to_whole(call, values[0], np.ceil, 1)
-
-
-def _to_whole(call: Call, values: Values, cut: Callable[[Values], Values], up: int) -> KernelResult:
-    type_ = call.first
+def _to_whole(cut: Callable[[Values], Values], call: Call, arguments: Sequence[Values]) -> KernelResult:
+    type_, (values,) = call.first, arguments
     if type_.is_integer:
         return KernelResult(values)
     if type_.is_decimal:
         factor = 10**type_.scale
         if factor > LONG_MAX:
             values = values.astype(object)
-        whole = -(-values // factor) if up else values // factor
+        whole = -(-values // factor) if cut is np.ceil else values // factor
         return store_decimal(whole, call.type)
     whole = cut(values.astype(np.float64))
     # Java converts an out-of-range double to the nearest bigint, and NaN to 0.
@@ -343,15 +325,13 @@ def _round(call: Call, values: Sequence[Values]) -> KernelResult:
 # Kernels: strings ----------------------------------------------------------------------------------------------------
 
 
-def _objects(items: list[object]) -> Values:
-    values = np.empty(len(items), dtype=object)
-    values[:] = items
-    return values
+def _map_values(function: Callable[..., Values]) -> CallKernel:
+    return lambda call, values: KernelResult(function(*values))
 
 
 def _map_texts(function: Callable[..., str]) -> CallKernel:
     return lambda call, values: KernelResult(
-        _objects([function(*row) for row in zip(*(v.tolist() for v in values), strict=True)])
+        make_objects([function(*row) for row in zip(*(v.tolist() for v in values), strict=True)])
     )
 
 
@@ -406,27 +386,10 @@ def _concat(call: Call, values: Sequence[Values]) -> KernelResult:
         if characters > MAX_JOINED_CHARACTERS:
             raise TooManyCharacters
         joined.append("" if error[at] else "".join(row))
-    return KernelResult(_objects(joined), mask_or_none(error))
-
-
-def _left(text: str, length: int) -> str:
-    return _substring(text, 1, length)
-
-
-def _right(text: str, length: int) -> str:
-    return "" if length <= 0 else _substring(text, -length)
+    return KernelResult(make_objects(joined), mask_or_none(error))
 
 
 # Kernels: times ------------------------------------------------------------------------------------------------------
-
-
-def _clock_part(unit: int, modulus: int) -> CallKernel:
-    return lambda call, values: KernelResult(values[0] // unit % modulus)
-
-
-def _day_of_week(call: Call, values: Sequence[Values]) -> KernelResult:
-    # Sunday is 1; the epoch was a Thursday.
-    return KernelResult((values[0] + 4) % 7 + 1)
 
 
 def _count_months(days: Values) -> Values:
@@ -436,22 +399,6 @@ def _count_months(days: Values) -> Values:
 
 def _find_first_days(months: Values) -> Values:
     return np.asarray(months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64))
-
-
-def _year(call: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(_count_months(values[0]) // 12 + 1970)
-
-
-def _month(call: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(_count_months(values[0]) % 12 + 1)
-
-
-def _day_of_month(call: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(values[0] - _find_first_days(_count_months(values[0])) + 1)
-
-
-def _days_between(call: Call, values: Sequence[Values]) -> KernelResult:
-    return KernelResult(values[0] - values[1])
 
 
 _UNITS = {
@@ -486,10 +433,6 @@ def _array_contains(call: Call, values: Sequence[Values]) -> KernelResult:
     return KernelResult(contains, None, mask_or_none(unknown))
 
 
-def _size(call: Call, values: Sequence[Values]) -> KernelResult:
-    return _length(call, values)
-
-
 def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
     arrays, positions = values[0].tolist(), values[1].tolist()
     elements, error = [], np.zeros(len(arrays), dtype=bool)
@@ -503,7 +446,7 @@ def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
     null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
     filler = np.zeros((), dtype=call.type.storage).item()
     return KernelResult(
-        _objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
+        make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
         mask_or_none(error), mask_or_none(null),
     )  # fmt: skip
 
@@ -514,9 +457,9 @@ _TWO_STRINGS = takes(STRING, STRING, gives=BOOLEAN)
 FUNCTIONS: dict[str, Function] = {
     # numbers
     "abs": Function(type_abs, _abs),
-    "ceil": Function(type_whole_number, _ceil),
-    "ceiling": Function(type_whole_number, _ceil),
-    "floor": Function(type_whole_number, _floor),
+    "ceil": Function(type_whole_number, partial(_to_whole, np.ceil)),
+    "ceiling": Function(type_whole_number, partial(_to_whole, np.ceil)),
+    "floor": Function(type_whole_number, partial(_to_whole, np.floor)),
     "round": Function(type_round, _round),
     "sign": Function(type_sign, _sign),
     "signum": Function(type_sign, _sign),
@@ -532,27 +475,31 @@ FUNCTIONS: dict[str, Function] = {
     "char_length": Function(takes(STRING, gives=INT), _length),
     "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
     "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
-    "left": Function(takes(STRING, INT, gives=STRING), _map_texts(_left)),
-    "right": Function(takes(STRING, INT, gives=STRING), _map_texts(_right)),
+    "left": Function(takes(STRING, INT, gives=STRING), _map_texts(lambda text, length: _substring(text, 1, length))),
+    "right": Function(
+        takes(STRING, INT, gives=STRING),
+        _map_texts(lambda text, length: _substring(text, -length) if length > 0 else ""),
+    ),
     "concat": Function(type_concat, _concat),
     "startswith": Function(_TWO_STRINGS, _map_tests(str.startswith)),
     "endswith": Function(_TWO_STRINGS, _map_tests(str.endswith)),
     "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
     # times
-    "hour": Function(takes(TIMESTAMP, gives=INT), _clock_part(3600 * SECOND_US, 24)),
-    "minute": Function(takes(TIMESTAMP, gives=INT), _clock_part(60 * SECOND_US, 60)),
-    "second": Function(takes(TIMESTAMP, gives=INT), _clock_part(SECOND_US, 60)),
-    "dayofweek": Function(type_date_part, _day_of_week),
-    "dayofmonth": Function(type_date_part, _day_of_month),
-    "day": Function(type_date_part, _day_of_month),
-    "month": Function(type_date_part, _month),
-    "year": Function(type_date_part, _year),
+    "hour": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (3600 * SECOND_US) % 24)),
+    "minute": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (60 * SECOND_US) % 60)),
+    "second": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // SECOND_US % 60)),
+    # Sunday is 1; the epoch was a Thursday.
+    "dayofweek": Function(takes_dates(1), _map_values(lambda day: (day + 4) % 7 + 1)),
+    "dayofmonth": Function(takes_dates(1), _map_values(lambda day: day - _find_first_days(_count_months(day)) + 1)),
+    "day": Function(takes_dates(1), _map_values(lambda day: day - _find_first_days(_count_months(day)) + 1)),
+    "month": Function(takes_dates(1), _map_values(lambda day: _count_months(day) % 12 + 1)),
+    "year": Function(takes_dates(1), _map_values(lambda day: _count_months(day) // 12 + 1970)),
     "date_trunc": Function(type_date_trunc, _truncate),
-    "datediff": Function(type_datediff, _days_between),
-    "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), lambda call, values: KernelResult(values[0])),
+    "datediff": Function(takes_dates(2), _map_values(np.subtract)),
+    "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), _map_values(lambda time: time)),
     # arrays
     "array_contains": Function(type_array_contains, _array_contains),
-    "size": Function(type_array_size, _size),
+    "size": Function(type_array_size, _length),
     "element_at": Function(type_element_at, _element_at),
 }
 
@@ -804,7 +751,7 @@ def make_combination(nodes: Arguments) -> Node:
     def kernel(*values: Values) -> KernelResult:
         # Both zeros have the same text, and so has every NaN.
         columns = [(each + 0.0 if each.dtype.kind == "f" else each).tolist() for each in values]
-        return KernelResult(_objects([json.dumps(row) for row in zip(*columns, strict=True)]))
+        return KernelResult(make_objects([json.dumps(row) for row in zip(*columns, strict=True)]))
 
     return make_strict(STRING, f"({', '.join(node.sql for node in nodes)})", nodes, kernel)
 

@@ -61,9 +61,11 @@ from lookback.core.expressions.nodes import (
     make_constant,
     make_strict,
     print_as,
+    replace_settled,
     union_fields,
 )
-from lookback.core.values.columns import Column, Values, is_nan
+from lookback.core.values.columns import Column, Mask, Values, is_nan
+from lookback.core.values.texts import join_words
 from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRING, TIMESTAMP, DataType
 
@@ -156,13 +158,9 @@ def cast_to_common(nodes: Sequence[Node], what: str) -> list[Node]:
         ]  # Spark casts the string literals
     type_ = common_type(node.type for node in nodes)
     if type_ is None:
-        raise RefusedOperator(f"{what} mixes {_list_types(nodes)}; cast them to one type")
+        mixed = join_words(list(dict.fromkeys(str(node.type) for node in nodes)))
+        raise RefusedOperator(f"{what} mixes {mixed}; cast them to one type")
     return [cast_implicitly(node, type_) for node in nodes]
-
-
-def _list_types(nodes: Sequence[Node]) -> str:
-    names = list(dict.fromkeys(str(node.type) for node in nodes))
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 # Comparison ----------------------------------------------------------------------------------------------------------
@@ -183,13 +181,9 @@ def make_comparison(symbol: str, a: Node, b: Node) -> Node:
     sql = f"{a.within(COMPARISON)} {symbol} {b.within(COMPARISON)}"
     left, right = _cast_to_compare(a, b, sql)
     order = _ORDERS["=" if symbol == "<=>" else symbol]
-
-    def kernel(x: Values, y: Values) -> KernelResult:
-        return KernelResult(order(x, y))
-
     if symbol == "<=>":
-        return _make_null_safe(left, right, kernel, sql)
-    node = make_strict(BOOLEAN, sql, [left, right], kernel, COMPARISON)
+        return _make_null_safe(left, right, order, sql)
+    node = make_strict(BOOLEAN, sql, [left, right], lambda x, y: KernelResult(order(x, y)), COMPARISON)
     return replace(node, compared=(symbol, left, right))
 
 
@@ -235,60 +229,49 @@ def find_operand_types(a: Node, b: Node) -> tuple[DataType, DataType]:
     return find_type(a, b), find_type(b, a)
 
 
-def _make_null_safe(a: Node, b: Node, kernel: Kernel, sql: str) -> Node:
+def _make_null_safe(a: Node, b: Node, order: _Order, sql: str) -> Node:
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        left, right = a.run(columns, rows), b.run(columns, rows)
-        plain = make_strict(BOOLEAN, "", [_wrap_column(left), _wrap_column(right)], kernel).run(columns, rows)
-        none = np.zeros(rows, dtype=bool)
-        left_null = none if left.null is None else left.null
-        right_null = none if right.null is None else right.null
-        same = np.where(left_null | right_null, left_null & right_null, plain.values)
-        error = none if left.error is None else left.error
-        error = error if right.error is None else error | right.error
-        return Column(BOOLEAN, same, None, mask_or_none(error))
+        inputs = a.run(columns, rows), b.run(columns, rows)
+        left, right = (_find_nulls(column) for column in inputs)
+        settled = mask_or_none(~(inputs[0].is_known() & inputs[1].is_known()))
+        same = order(*(replace_settled(column, settled) for column in inputs))
+        return Column(
+            BOOLEAN, np.where(left | right, left & right, same), None, either_mask(inputs[0].error, inputs[1].error)
+        )
 
     return Node(BOOLEAN, sql, run, COMPARISON, fields=union_fields([a, b]))
 
 
-def _wrap_column(column: Column) -> Node:
-    return Node(column.type, "", lambda columns, rows: column)
+def _find_nulls(column: Column) -> Mask:
+    return np.zeros(len(column), dtype=bool) if column.null is None else column.null
+
+
+def _make_test(node: Node, sql: str, test: Callable[[Column], Mask], level: int = COMPARISON) -> Node:
+    """Makes a test of a value, which is never NULL."""
+
+    def run(columns: Mapping[str, Column], rows: int) -> Column:
+        column = node.run(columns, rows)
+        return Column(BOOLEAN, test(column), None, column.error)
+
+    return Node(BOOLEAN, sql, run, level, fields=node.fields)
 
 
 def make_is_nan(node: Node, sql: str) -> Node:
     """Makes isnan(node) of a float, which is false for NULL."""
-
-    def run(columns: Mapping[str, Column], rows: int) -> Column:
-        column = node.run(columns, rows)
-        return Column(BOOLEAN, is_nan(column.values) & column.is_known(), None, column.error)
-
-    return Node(BOOLEAN, sql, run, fields=node.fields)
+    return _make_test(node, sql, lambda column: is_nan(column.values) & column.is_known(), PRIMARY)
 
 
 def make_is_null(node: Node, negated: bool) -> Node:
     """Makes node is [not] null."""
-
-    def run(columns: Mapping[str, Column], rows: int) -> Column:
-        column = node.run(columns, rows)
-        null = np.zeros(rows, dtype=bool) if column.null is None else column.null
-        return Column(BOOLEAN, ~null if negated else null, None, column.error)
-
     sql = f"{node.within(COMPARISON)} is {'not ' if negated else ''}null"
-    return Node(BOOLEAN, sql, run, COMPARISON, fields=node.fields)
+    return _make_test(node, sql, lambda column: _find_nulls(column) ^ negated)
 
 
 def make_is_truth(node: Node, truth: bool, negated: bool) -> Node:
     """Makes node is [not] true or node is [not] false, which is never NULL. Raises Refused."""
-    condition = require_condition(node, "'is true'")
-
-    def run(columns: Mapping[str, Column], rows: int) -> Column:
-        column = condition.run(columns, rows)
-        same = column.values if truth else ~column.values
-        if column.null is not None:
-            same = same & ~column.null
-        return Column(BOOLEAN, ~same if negated else same, None, column.error)
-
     sql = f"{node.within(COMPARISON)} is {'not ' if negated else ''}{str(truth).lower()}"
-    return Node(BOOLEAN, sql, run, COMPARISON, fields=node.fields)
+    condition = require_condition(node, "'is true'")
+    return _make_test(condition, sql, lambda column: ((column.values == truth) & ~_find_nulls(column)) ^ negated)
 
 
 def make_in_list(value: Node, items: Sequence[Node]) -> Node:
@@ -325,7 +308,7 @@ def _find_members(value: Column, items: Iterable[Column]) -> Column:
         if item.error is not None:
             error |= open_ & item.error
             open_ &= ~item.error
-        null = np.zeros(rows, dtype=bool) if item.null is None else item.null
+        null = _find_nulls(item)
         unknown |= open_ & null
         same = open_ & ~null & is_equal(value.values, item.values)
         hit |= same
@@ -511,8 +494,5 @@ def add_interval(node: Node, microseconds: int, sql: str) -> Node:
         raise RefusedOperator(
             f"{sql!r}: an interval is added to a timestamp, but {node.sql!r} is of type {node.type}; cast it"
         )
-
-    def kernel(values: Values) -> KernelResult:
-        return add_integers(values, np.full(1, microseconds, dtype=np.int64), 64)
-
-    return make_strict(TIMESTAMP, sql, [node], kernel, SUM)
+    moved = np.full(1, microseconds, dtype=np.int64)
+    return make_strict(TIMESTAMP, sql, [node], lambda values: add_integers(values, moved, 64), SUM)

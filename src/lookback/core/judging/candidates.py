@@ -15,8 +15,6 @@ So each group has rows that arrived in order for its candidates, and `MatchSearc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -138,8 +136,6 @@ class Settler:
     def _take(self, at: Int64s, keys: Int64s) -> KeyedRows:
         """Returns the rows at some positions, as those of these keys."""
         rows = self._rows
-        return KeyedRows(keys, rows.times[at], rows.bits[at], rows.numbers[at], partial(_read_at, rows, at))
-
-
-def _read_at(rows: KeyedRows, positions: Int64s, name: str, at: Int64s) -> list[Any]:
-    return rows.read(name, positions[at])
+        return KeyedRows(
+            keys, rows.times[at], rows.bits[at], rows.numbers[at], lambda name, places: rows.read(name, at[places])
+        )

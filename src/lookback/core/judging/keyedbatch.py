@@ -16,7 +16,8 @@ import numpy as np
 
 from lookback.core.judging.keystates import KeyState
 from lookback.core.judging.matches import KeyedRows
-from lookback.core.judging.segment import RuleRun
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.steps import Steps
 from lookback.core.judging.taken import Row, SortKey
 from lookback.core.state.keyed import Key
 from lookback.core.state.keyruns import Rows
@@ -73,15 +74,15 @@ class KeyedBatch:
         states: The states of keys that have more than rows, by number.
     """
 
-    def __init__(self, rule_run: RuleRun, positions: Int64s, bits: Int64s, fields: Sequence[str]) -> None:
-        self._rule_run, self._positions, self._fields = rule_run, positions, fields
+    def __init__(self, rule_run: RuleRun, steps: Steps, positions: Int64s, bits: Int64s) -> None:
+        self._rule_run, self._steps, self._positions, self._fields = rule_run, steps, positions, steps.compiled.kept
         self._table, distinct = rule_run.state.table(rule_run.rule.store), rule_run.grouping.distinct
         due = self._table.find_due(rule_run.timeline.end)
         numbers_due = find_keys(due, distinct)
         others = np.flatnonzero(numbers_due < 0)
         numbers_due[others] = len(distinct) + np.arange(len(others))
         own = rule_run.grouping.numbers[positions]
-        self.keys = Keys(np.append(distinct.low, due.low[others]), np.append(distinct.high, due.high[others]))
+        self.keys = Keys.concat([distinct, due.take(others)])
         wanted = np.unique(np.append(own, numbers_due))
         self._found = self._table.find_rows(self.keys.take(wanted))
         # The keys with rows in columns, the keys with another kind of value, and the rows of both.
@@ -131,7 +132,7 @@ class KeyedBatch:
 
     def _to_columns(self, rows: Sequence[Row]) -> KeyColumns:
         """Converts rows to columns."""
-        types, id_type = self._rule_run.kept_types, self._rule_run.events.id_column.type
+        types, id_type = self._steps.fields, self._rule_run.events.id_column.type
         columns = [from_values(BIGINT, [row[at] for row in rows]) for at in (0, 4, 2)]
         columns.append(from_values(id_type, [int(row.id) if id_type.is_integer else row.id for row in rows]))
         columns += [from_values(types[name], [row.values[at] for row in rows]) for at, name in enumerate(self._fields)]
@@ -149,7 +150,7 @@ class KeyedBatch:
 
     def _read_field(self, name: str, at: Int64s) -> list[Any]:
         """Reads the values of a kept field for the rows at these positions."""
-        is_stored, column = at < self._count, self._rule_run.read_kept(name)
+        is_stored, column = at < self._count, self._steps.read_kept(name)
         values = column.to_stored_list(self._positions[at[~is_stored] - self._count])
         if is_stored.any():
             of_state = iter(self._stored.list_column(_FIELDS + self._fields.index(name), at[is_stored]))
@@ -171,7 +172,7 @@ class KeyedBatch:
     def _select_events(self, at: Int64s) -> KeyColumns:
         """Returns the rows of the batch at these places, as columns."""
         events, positions = self._rule_run.events, self._positions[at]
-        fields = KeyColumns.from_columns([events.id_column, *map(self._rule_run.read_kept, self._fields)], positions)
+        fields = KeyColumns.from_columns([events.id_column, *map(self._steps.read_kept, self._fields)], positions)
         times, bits = self.times[self._count + at], self._bits[self._count + at]
         return KeyColumns([times, self._row_numbers[at], bits, *fields.values], [None, None, None, *fields.nulls])
 

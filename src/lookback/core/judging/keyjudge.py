@@ -22,7 +22,8 @@ import numpy as np
 
 from lookback.core.judging.keyedbatch import Answer, Arrival
 from lookback.core.judging.keystates import FixedMatch, KeyState, Wait, time_of
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Order
 from lookback.core.judging.steps import Index, LinkedRows, LinkedStep, Steps, Taken
 from lookback.core.judging.taken import Row, RowRange, SortKey, TakenRows, sort_key
 from lookback.core.judging.verdicts import Subject
@@ -188,8 +189,7 @@ class KeyJudge:
         subject = Subject(self._key_texts, self._key, row.id, row.time, match.first_time, row.time, evidence)
         values = {name: rule_run.events.columns[name].item(at) for name in self._common.field_names}
         values |= self._steps.message_values(self._common.step_names, row, taken)
-        verdict = rule_run.writer.decide_first(subject)
-        rule_run.write_alert(rule_run.order_by_event(at), subject, verdict, 0, {}, match.is_complete, values)
+        rule_run.writer.raise_alert(rule_run.order_by_event(at), subject, {}, match.is_complete, values)
 
     def _find_evidence(self, taken: Sequence[Taken]) -> list[str]:
         """Finds the evidence in the rows that steps took, up to the last one of the match.
@@ -244,7 +244,7 @@ class KeyJudge:
             ended = list(compress(waits[low:high], self._steps.find_ended(row, taken)))
             for wait in ended:
                 if wait.version == rule_run.entry.version and rule_run.is_evaluated:
-                    self._write_absence(wait, "retracted", 1, rule_run.order_by_event(at, self._rank))
+                    self._write_absence(wait, rule_run.order_by_event(at, self._rank), is_retracted=True)
             gone = set(map(id, ended))
             waits[low:high] = [each for each in waits[low:high] if id(each) not in gone]
 
@@ -264,11 +264,11 @@ class KeyJudge:
         if rule_run.is_evaluated and rule_run.find_effective(np.array([wait.time + self._wait]))[0]:
             wait.version = rule_run.entry.version
             insort(self._state.raised, wait, key=sort_key)
-            self._write_absence(wait, None, 0, order)
+            self._write_absence(wait, order)
             self._reset_rows()
 
-    def _write_absence(self, wait: Wait, verdict: str | None, revision: int, order: Order) -> None:
-        """Writes a row of an absence; if `verdict` is None, this is the first row, raised or suppressed."""
+    def _write_absence(self, wait: Wait, order: Order, *, is_retracted: bool = False) -> None:
+        """Writes the first row of an absence, or its retraction."""
         rule_run, due, row = self._rule_run, wait.time + self._wait, self._find_row(wait)
         ranges = self._find_ranges(wait)
         taken = ranges or self._find_taken(wait)
@@ -276,10 +276,11 @@ class KeyJudge:
         self._rank += 1
         key_texts = to_texts(rule_run.key_values(self._state.stored_key))
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, evidence)
-        if verdict is None:
-            verdict = rule_run.writer.decide_first(subject)
         values = self._steps.message_values([*self._common.step_names, *self._common.field_names], row, taken)
-        rule_run.write_alert(order, subject, verdict, revision, {}, wait.is_complete, values)
+        if is_retracted:
+            rule_run.writer.retract(order, subject, 1, {}, wait.is_complete, values)
+        else:
+            rule_run.writer.raise_alert(order, subject, {}, wait.is_complete, values)
 
     def _find_row(self, wait: Wait) -> Row:
         """Finds the row that started a wait."""

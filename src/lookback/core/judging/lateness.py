@@ -21,14 +21,7 @@ from lookback.core.values.windows import TiledWindow
 
 _UNWANTED, _DISCARDED, _RECORDED, _EVALUATED = range(4)
 _ACTIONS = {_DISCARDED: "discarded", _RECORDED: "recorded", _EVALUATED: "evaluated"}
-Actions = NDArray[np.int8]
 _Times = TypeVar("_Times", int, Int64s)
-
-
-def find_late(times: Int64s, watermarks: Int64s) -> Mask:
-    """Marks the late events, whose times are below their watermarks."""
-    is_late: Mask = times < watermarks
-    return is_late
 
 
 def find_in_time(times: Int64s, watermarks: Int64s, allowed_lateness: int, tiles: TiledWindow | None = None) -> Mask:
@@ -57,9 +50,9 @@ class LateEvents:
 
     def __init__(self, events: Events, watermarks: Int64s) -> None:
         self._events, self._watermarks = events, watermarks
-        self.is_late = find_late(events.times, watermarks)
+        self.is_late: Mask = events.times < watermarks
         self._positions = np.flatnonzero(self.is_late)
-        self._actions: Actions = np.full(len(self._positions), _UNWANTED, dtype=np.int8)
+        self._actions: NDArray[np.int8] = np.full(len(self._positions), _UNWANTED, dtype=np.int8)
 
     def record(self, wanted: Mask, taken: Mask, judged: Mask) -> None:
         """Records what a rule did with the late events that it wants."""
@@ -68,15 +61,6 @@ class LateEvents:
             return
         action = np.where(judged[at], _EVALUATED, np.where(taken[at], _RECORDED, _DISCARDED))
         self._actions = np.maximum(self._actions, np.where(wanted[at], action, _UNWANTED)).astype(np.int8)
-
-    @property
-    def actions(self) -> Actions:
-        """The action on each late event so far; pass it to `restore`."""
-        return self._actions
-
-    def restore(self, actions: Actions) -> None:
-        """Resets the actions to those of an earlier moment."""
-        self._actions = actions
 
     def list_rows(self, stream: str) -> list[LateEvent]:
         """Returns a row of late_events for each late event that a rule wants, in order of arrival."""

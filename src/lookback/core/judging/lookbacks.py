@@ -16,7 +16,7 @@ import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.judging.measuring import Ceiling, Measuring
-from lookback.core.judging.segment import RuleRun
+from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.versions import Entry
@@ -56,7 +56,7 @@ def judge_lookback(rule_run: RuleRun) -> None:
         _judge_resetting(rule_run, taken, judged)
     else:
         _judge_once(rule_run, taken, judged, ordered)
-    rule_run.count_failed_events(rule_run.failed)
+    rule_run.count_failed_events()
 
 
 def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -> None:
@@ -133,7 +133,7 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
         queries = measuring.find_lookbacks(window, rule.group_by, counted, counted_as)
         known_as = None if counted_as is None else (window, counted_as)
         columns[measure.name] = measuring.measure(measure.feature, None, queries, known_as)
-        complete_from = rule_run.find_complete_from(measure.feature)
+        complete_from = rule_run.state.features[measure.feature.feature_id].complete_from
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
@@ -165,8 +165,8 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
     for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
         subject = Subject(key_texts[row], keys[row], ids[row], time, first, last)
-        verdict, order = rule_run.writer.decide_first(subject), rule_run.order_by_event(at)
-        rule_run.write_alert(order, subject, verdict, 0, measures[row], is_complete[row], values[row])
+        order = rule_run.order_by_event(at)
+        rule_run.writer.raise_alert(order, subject, measures[row], is_complete[row], values[row])
 
 
 def _list_rows(columns: Mapping[str, Column], hits: Int64s) -> list[dict[str, Any]]:
@@ -228,7 +228,7 @@ def _reset_windows(rule_run: RuleRun, order: Int64s, starts: Int64s, begin: Int6
     for key in emptied.tolist():
         is_emptied[order[starts[key] : starts[key] + begin[key]]] = True
     keys = rule_run.grouping.distinct.take(emptied)
-    rule_run.empty_windows(is_emptied, zip(keys.low.tolist(), keys.high.tolist(), strict=True))
+    rule_run.empty_windows(is_emptied, keys.list_pairs())
 
 
 @dataclass(eq=False)
@@ -285,7 +285,7 @@ def delete_judged(
         return
     table = state.table(rule.memory)
     for at in np.flatnonzero(selected).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
+        key = keys.pair(at)
         value = table.get(key)
         if value is not None:
             time, event_id = int(deleted.times[at]), deleted.id_text(at)
@@ -384,7 +384,7 @@ class _Revising:
             assert isinstance(measure.window, Lookback)
             queries = Queries(numbers, positions, *measure.window.bounds(times))
             columns[measure.name] = rule_run.measuring.measure(measure.feature, None, queries)
-            complete_from = rule_run.find_complete_from(measure.feature)
+            complete_from = rule_run.state.features[measure.feature.feature_id].complete_from
             if complete_from is not None:
                 is_complete &= queries.first >= complete_from
         event_columns = {
@@ -414,7 +414,7 @@ class _Revising:
         subject = Subject(key_texts, item.key, judged.id, judged.time, first, last)
         order = rule_run.order_by_event(item.position, item.rank)
         judgement = Judgement(holds, measures, to_texts(measures), is_complete)
-        judged.memory = rule_run.revise(order, judged.memory, subject, judgement, values) or judged.memory
+        judged.memory = rule_run.writer.revise(order, judged.memory, subject, judgement, values) or judged.memory
 
     def _keep_revisable(self, touched: list[tuple[Key, list[_JudgedEvent]]]) -> None:
         """Keeps the judged events whose windows a future event can still enter in time."""

@@ -25,18 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.expressions.compiling import (
-    Comparison,
-    Expression,
-    find_comparisons,
-    find_containments,
-    find_items,
-)
+from lookback.core.expressions.compiling import Comparison, Expression, find_comparisons, find_containments, find_items
 from lookback.core.judging.lookups import Compared, Contained, NextItems, Occurrences
-from lookback.core.judging.steps import Steps, to_objects
+from lookback.core.judging.steps import Steps
 from lookback.core.judging.taken import Array, ArrayPart
 from lookback.core.rules.compiled import COUNT
-from lookback.core.values.columns import Column, Mask
+from lookback.core.values.columns import Column, Mask, make_objects
 from lookback.core.values.keys import Int64s, list_ranges
 from lookback.core.values.types import BIGINT, BOOLEAN, array
 
@@ -396,7 +390,7 @@ class MatchSearch:
                     continue
                 arrays = [self._read_listed(each, field, step) for each in listed]
                 parts = [ArrayPart(values, 0, count) for values, count in zip(arrays, counts, strict=True)]
-            columns[name] = Column(array(self._steps.fields[field]), to_objects(parts))
+            columns[name] = Column(array(self._steps.fields[field]), make_objects(parts))
         return condition.evaluate(columns, len(at))
 
     def _find_ends(

@@ -407,8 +407,7 @@ class Measuring:
         if keys is not None:
             return self._find_groups(stored, run, feature, keys)
         groups = self._run_numbers.get(
-            stored.run_id,
-            lambda: self._find_groups(stored, run, feature, self.group_events(feature.group_by).distinct),
+            stored.run_id, lambda: self._find_groups(stored, run, feature, self.group_events(feature.group_by).distinct)
         )
         return groups[queries.numbers]
 

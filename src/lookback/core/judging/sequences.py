@@ -24,7 +24,7 @@ from lookback.core.judging.keyedbatch import Answer, KeyedBatch
 from lookback.core.judging.keyjudge import Answers, Judging, KeyJudge, Question, SequenceRun
 from lookback.core.judging.keystates import KeyState
 from lookback.core.judging.matches import list_between
-from lookback.core.judging.segment import RuleRun
+from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.steps import Steps
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.shard import ShardState
@@ -56,7 +56,7 @@ def judge_sequences(rule_run: RuleRun) -> None:
     # A wait may start outside the effective range, because it may be over inside it.
     may_complete = (common.alerting if common.absent is None else judgeable) & (bits >> steps.last & 1 > 0)
     _judge_rows(common, np.flatnonzero(taken & (bits != 0)), bits, may_complete)
-    rule_run.count_failed_events(rule_run.failed)
+    rule_run.count_failed_events()
 
 
 def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_complete: Mask) -> None:
@@ -68,7 +68,7 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
     """
     rule_run, steps, within = common.rule_run, common.steps, common.spec.within
     oldest = rule_run.earliest_in_time(rule_run.timeline.end)
-    batch = KeyedBatch(rule_run, positions, bits, steps.compiled.kept)
+    batch = KeyedBatch(rule_run, steps, positions, bits)
     settler = Settler(steps, batch.rows, within, common.is_fixed)
     # With fixed expiry, or after a reset, a row before `until` in time may belong to a match that began later.
     until_ends = not (common.is_fixed or common.resets)
@@ -99,9 +99,8 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
         _run_together(some, batch, settler)
     lateness = rule_run.rule.allowed_lateness
     batch.save(
-        is_kept, is_followed, within + lateness + 1,
-        lambda state: state.forget(oldest, within, lateness, common.wait),
-    )  # fmt: skip
+        is_kept, is_followed, within + lateness + 1, lambda state: state.forget(oldest, within, lateness, common.wait)
+    )
 
 
 def _run_together(judges: Iterable[Judging], batch: KeyedBatch, settler: Settler) -> None:
@@ -129,7 +128,7 @@ def delete_from_sequences(
     assert rule.spec.sequence is not None
     table = state.table(rule.store)
     for at in np.flatnonzero(selected).tolist():
-        key = (int(keys.low[at]), int(keys.high[at]))
+        key = keys.pair(at)
         value = table.get(key)
         if value is not None:
             key_state = KeyState.from_value(value)

@@ -1,5 +1,12 @@
 """Judges session windows: consecutive events of a key at most one gap apart belong to the same session.
 
+With a gap of 10 minutes and disorder of 5, 10:09 arrives last, late but in time:
+
+    event        10:00  10:05  10:16  10:20  10:36  10:09     in order of arrival
+    watermark     9:55  10:00  10:11  10:15  10:31  10:31     after each
+    from 10:00                                  2!     5!     ends just after 10:15, and with 10:09 just after 10:30
+    from 10:16                                  2!     !      retracted: 10:09 joins it with the session from 10:00
+
 State is two keyed tables: the rows of each key (`SessionRows`), which are cut into sessions (`Sessions`), and the last
 verdict on each session (`SessionMemory`).
 """
@@ -7,10 +14,8 @@ verdict on each session (`SessionMemory`).
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,56 +24,20 @@ from lookback.core.aggregation.aggregates import Edge
 from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.measuring import select_kept, select_values
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.opensessions import OpenSession, SessionRow, SessionRows, Sessions
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Order
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
 from lookback.core.rules.compiled import CompiledRule, Feature
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, replace_nan, to_text, to_texts
+from lookback.core.values.columns import Column, Mask, Values, from_text, from_values, replace_nan, to_text, to_texts
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.lists import Lists
 from lookback.core.values.times import NEVER_DUE, to_utc
-from lookback.core.values.types import BIGINT, STRING
+from lookback.core.values.types import BIGINT, STRING, DataType
 from lookback.core.values.windows import Session
-
-
-class SessionRow(list[Any]):
-    """An event of a session, as a list that tables can store: its time, then one value per slot.
-
-    A value is None if the slot's measure leaves the event out. Rows written before a slot was added lack its value.
-    """
-
-    __slots__ = ()
-
-    time = property(itemgetter(0), doc="The time of the event.")
-
-    @staticmethod
-    def values_of(rows: Iterable[SessionRow], slot: int) -> list[Any]:
-        """Returns the value of each row in a slot; None if the row lacks it."""
-        at = slot + 1
-        return [row[at] if at < len(row) else None for row in rows]
-
-
-_time = attrgetter("time")
-
-
-@dataclass
-class SessionRows:
-    """The state of one key: the values of its group_by fields, and its rows by (time, arrival)."""
-
-    stored_key: list[Any]
-    rows: list[SessionRow]
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> SessionRows:
-        """Decodes the output of `to_value`."""
-        rows = [row if type(row) is SessionRow else SessionRow(row) for row in value["rows"]]
-        return cls(value["key"], rows)
-
-    def to_value(self) -> dict[str, Any]:
-        """Encodes the state for a keyed table."""
-        return {"key": self.stored_key, "rows": self.rows}
 
 
 class Slot(NamedTuple):
@@ -209,159 +178,6 @@ def _measured_values(rule: CompiledRule, events: Events, at: int, slots: Mapping
     return values
 
 
-@dataclass(eq=False)
-class OpenSession:
-    """One session: its rows by (time, arrival), at least one, and a log of the same rows in the order of joining.
-
-    A growing session only appends to its log, so that a length of the log identifies the session at some moment.
-    """
-
-    rows: list[SessionRow]
-    log: list[SessionRow]
-
-    @property
-    def start(self) -> int:
-        """The time of its first row."""
-        time: int = self.rows[0].time
-        return time
-
-    @property
-    def last(self) -> int:
-        """The time of its last row."""
-        time: int = self.rows[-1].time
-        return time
-
-
-@dataclass
-class Sessions:
-    """The sessions of one key, by time.
-
-    A session includes the rows that follow its first one with gaps of at most `gap`, up to `longest` after it.
-    """
-
-    gap: int
-    longest: int
-    listed: list[OpenSession] = field(default_factory=list)
-
-    @classmethod
-    def from_rows(cls, gap: int, longest: int, rows: list[SessionRow]) -> Sessions:
-        """Cuts rows, sorted by time, into sessions."""
-        sessions = cls(gap, longest)
-        sessions.listed = [OpenSession(part, list(part)) for part in sessions._cut(rows)]
-        return sessions
-
-    def end(self, session: OpenSession) -> int:
-        """Returns the exclusive end of a session."""
-        rows = session.rows
-        end: int = min(rows[-1].time + self.gap + 1, rows[0].time + self.longest)
-        return end
-
-    def is_cut(self, session: OpenSession) -> bool:
-        """Returns whether the session ends because it reached its maximum length."""
-        return session.start + self.longest < session.last + self.gap + 1
-
-    def forget(self, until: int) -> None:
-        """Drops the sessions that end at or before `until`."""
-        while self.listed and self.end(self.listed[0]) <= until:
-            del self.listed[0]
-
-    def add(self, row: SessionRow, closed_until: int) -> tuple[list[OpenSession], list[int]] | None:
-        """Adds a row, if the session that it would belong to ends after `closed_until`.
-
-        Returns the new and changed sessions, and the starts that no session has any longer; None if the row was not
-        added.
-        """
-        time = int(row.time)
-        first, last = self._find_region(time)
-        if first < last and time >= self.listed[first].start + self.longest:
-            # That session ended before the row, so the row begins a new session or becomes the first of the next one.
-            first += 1
-        before = self.listed[first:last]
-        start = min(time, before[0].start) if before else time
-        joined, final = 0, time
-        for session in before:
-            if session.start >= start + self.longest:
-                break
-            if session.last >= start + self.longest:
-                return self._cut_anew(row, closed_until, first, last)
-            joined, final = joined + 1, max(final, session.last)
-        if min(final + self.gap + 1, start + self.longest) <= closed_until:
-            return None
-        parts = before[:joined]
-        gone = [session.start for session in parts if session.start != start]
-        merged = _merge(parts, row)
-        self.listed[first : first + joined] = [merged]
-        return [merged], gone
-
-    def _cut_anew(
-        self, row: SessionRow, closed_until: int, first: int, last: int
-    ) -> tuple[list[OpenSession], list[int]] | None:
-        """Adds a row that makes a session of listed[first:last] too long: cuts all their rows into new sessions."""
-        before = self.listed[first:last]
-        rows = [each for session in before for each in session.rows]
-        rows.insert(bisect_right(rows, row.time, key=_time), row)
-        known = {(id(session.rows[0]), id(session.rows[-1])): session for session in before}
-        after, changed = [], []
-        for part in self._cut(rows):
-            session = known.get((id(part[0]), id(part[-1])))
-            is_own = any(each is row for each in part)
-            if session is None or is_own:
-                session = OpenSession(part, list(part))
-                changed.append(session)
-            if is_own and self.end(session) <= closed_until:
-                return None
-            after.append(session)
-        self.listed[first:last] = after
-        starts = {session.start for session in after}
-        return changed, [session.start for session in before if session.start not in starts]
-
-    def _find_region(self, time: int) -> tuple[int, int]:
-        """Finds the sessions listed[first:last] that a row at `time` may change, each at most a gap from the next."""
-        first = bisect_right(self.listed, time, key=_start) - 1
-        if first < 0 or self.listed[first].last + self.gap < time:
-            first += 1
-        last, end = first, time
-        while last < len(self.listed) and self.listed[last].start - self.gap <= end:
-            end = max(end, self.listed[last].last)
-            last += 1
-        return first, last
-
-    def _cut(self, rows: list[SessionRow]) -> list[list[SessionRow]]:
-        """Cuts rows, sorted by time, into the rows of each session."""
-        sessions: list[list[SessionRow]] = []
-        end = -NEVER_DUE
-        for row in rows:
-            time = row.time
-            if time >= end:
-                sessions.append([])
-                longest_end = time + self.longest
-            sessions[-1].append(row)
-            end = min(time + self.gap + 1, longest_end)
-        return sessions
-
-
-def _merge(parts: list[OpenSession], row: SessionRow) -> OpenSession:
-    """Merges consecutive sessions and a row that joins them.
-
-    The rows of the smaller sessions move into the largest one, so that few rows move.
-    """
-    if not parts:
-        return OpenSession([row], [row])
-    at = max(range(len(parts)), key=lambda each: len(parts[each].rows))
-    session = parts[at]
-    left = [each for part in parts[:at] for each in part.rows]
-    right = [each for part in parts[at + 1 :] for each in part.rows]
-    session.rows[:0] = left
-    session.rows += right
-    session.rows.insert(bisect_right(session.rows, row.time, key=_time), row)
-    session.log += [*left, *right, row]
-    return session
-
-
-def _start(session: OpenSession) -> int:
-    return session.start
-
-
 @dataclass(frozen=True)
 class _Result:
     """A session at some moment: the first `rows` of its log; `log` is None if it was merged into another session."""
@@ -425,7 +241,9 @@ class _Judge:
         rule_run, timeline = self._rule_run, self._rule_run.timeline
         value = self._table.get(key)
         known = (
-            SessionRows(rule_run.stored_key(int(positions[0])), []) if value is None else SessionRows.from_value(value)
+            SessionRows(rule_run.list_stored_keys(positions[:1])[0], [])
+            if value is None
+            else SessionRows.from_value(value)
         )
         self._stored_keys[key] = known.stored_key
         sessions = Sessions.from_rows(self._gap, self._longest, known.rows)
@@ -545,7 +363,7 @@ class _Judge:
         known = memories.get(result.start)
         subject = self._make_subject(result, result.end, values)
         judgement = Judgement(holds, measures, to_texts(measures), is_complete)
-        memory = self._rule_run.revise(result.order, known and known.last, subject, judgement, values)
+        memory = self._rule_run.writer.revise(result.order, known and known.last, subject, judgement, values)
         if memory is not None:
             texts = dict(judgement.texts) if known is None or memory != known.last else known.texts
             self._remember(result, memories, SessionMemory(*memory, complete=is_complete, end=result.end, texts=texts))
@@ -557,10 +375,13 @@ class _Judge:
         if known is not None and known.holds and rule_run.writer.keep_own(known.last) is not None:
             retracted, values = known._replace(revision=known.revision + 1, holds=False), self._key_values(result)
             self._remember(result, memories, retracted)
-            subject, measures = self._make_subject(result, known.end, values), rule_run.type_measures(known.texts)
-            rule_run.write_alert(
-                result.order, subject, "retracted", retracted.revision, measures, known.complete, values
-            )
+            subject, measures = self._make_subject(result, known.end, values), self._type_measures(known.texts)
+            rule_run.writer.retract(result.order, subject, retracted.revision, measures, known.complete, values)
+
+    def _type_measures(self, texts: Mapping[str, str | None]) -> dict[str, object]:
+        """Parses the texts of measures; returns the text itself if the rule no longer has such a measure."""
+        types = {measure.name: measure.type for measure in self._measures}
+        return {name: _parse_measure(types.get(name), text) for name, text in texts.items()}
 
     def _key_values(self, result: _Result) -> dict[str, Any]:
         return self._rule_run.key_values(self._stored_keys[result.key])
@@ -570,10 +391,20 @@ class _Judge:
 
     def _read_memories(self, result: _Result) -> dict[int, SessionMemory]:
         """Reads the memories of the key by session start, without starts that no session can have any longer."""
-        after = self._rule_run.watermark_before(result.order) - self._longest - self._lateness
+        after = int(self._rule_run.timeline.before[result.order.commit_index]) - self._longest - self._lateness
         return read_memories(SessionMemory, self._memories.get(result.key), after)
 
     def _remember(self, result: _Result, memories: dict[int, SessionMemory], memory: SessionMemory) -> None:
         memories[result.start] = memory
         until = max(memories) + self._longest + self._lateness
         self._memories.put(result.key, memories_value(memories), until)
+
+
+def _parse_measure(type_: DataType | None, text: str | None) -> object:
+    if type_ is None or text is None:
+        return text
+    try:
+        value = from_text(type_, text)
+    except (ValueError, ArithmeticError):
+        return text
+    return value if to_text(value) == text else text

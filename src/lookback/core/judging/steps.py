@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from lookback.core.expressions.compiling import Expression
-from lookback.core.judging.segment import RuleRun
+from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.taken import ArrayPart, Row, RowRange, SortKey, TakenRows
 from lookback.core.rules.compiled import COUNT, CompiledStep
 from lookback.core.streams.events import Events
-from lookback.core.values.columns import Column, Mask, Values, from_values, to_python
+from lookback.core.values.columns import Column, Mask, from_values, make_objects, to_python
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, BOOLEAN, array
 
@@ -45,10 +45,14 @@ class Steps:
         assert rule_run.rule.sequence is not None
         self.compiled = rule_run.rule.sequence
         self.steps = self.compiled.steps
-        self.fields = rule_run.kept_types
+        memberships, self._events = rule_run.rule.memberships, rule_run.events
+        # By name of an in_list call, the name under which rows keep its errors.
+        self._errors = {each.name: each.error_name for each in memberships if each.error_name}
+        looked_up = [*(each.name for each in memberships), *self._errors.values()]
+        # The types of what rows may keep of an event: its fields, and the results and errors of list lookups.
+        self.fields = {**rule_run.stream.fields, **dict.fromkeys(looked_up, BOOLEAN)}
         # The position of each field among the values of a row.
         self._kept = {name: at for at, name in enumerate(self.compiled.kept)}
-        self._errors = rule_run.kept_errors
         self.numbers = {step.step.name: at for at, step in enumerate(self.steps)}
         self.last, self.absent, self.until = len(self.steps) - 1, len(self.steps), len(self.steps) + 1
 
@@ -96,9 +100,17 @@ class Steps:
                 columns[name] = Column(BIGINT, np.array([len(rows) for rows in of_step], dtype=np.int64))
                 continue
             parts = [rows.part(self._kept[own], len(rows)) for rows in of_step]
-            columns[name] = Column(array(self.fields[own]), to_objects(parts))
+            columns[name] = Column(array(self.fields[own]), make_objects(parts))
         holds = iter(step.condition.evaluate(columns, len(seen)).is_true().tolist())
         return [is_able and next(holds) for is_able in able]
+
+    def read_kept(self, name: str) -> Column:
+        """Returns the values of the segment's events under a name of `fields`."""
+        for call, error_name in self._errors.items():
+            if error_name == name:
+                error = self._events.columns[call].error
+                return Column(BOOLEAN, np.zeros(len(self._events), dtype=bool) if error is None else error)
+        return self._events.columns[name]
 
     def make_column(self, name: str, read: Callable[[str], list[Any]]) -> Column:
         """Makes the column of a field or in_list call, with its errors; `read` returns what rows keep under a name."""
@@ -119,12 +131,6 @@ class Steps:
                 value = row.values[self._kept[name]]
                 values[name] = None if value is None else to_python(self.fields[name], value)
         return values
-
-
-def to_objects(parts: Sequence[Sequence[Any]]) -> Values:
-    """Makes the values of a column of arrays."""
-    # If a list were assigned, numpy would read the length of each part.
-    return np.fromiter(parts, dtype=object, count=len(parts))
 
 
 class Index:

@@ -1,8 +1,15 @@
 """Judges tumbling and sliding windows: when the watermark passes their end, and again for each late event.
 
+Tumbling windows of 10 minutes that count events, which are up to 5 minutes out of order:
+
+    event        10:03    10:08    10:16    10:09    10:26    in order of arrival
+    watermark     9:58    10:03    10:11    10:11    10:21    after each
+    10:00-10:10      1        2       2!       3!             judged when W is 10:11, and again for 10:09, which is late
+    10:10-10:20                        1                1!    judged when W is 10:21
+
 A window is judged when the watermark passes its end and whenever a later event arrives in it; with `early`, earlier
 events count as well. Adjacent windows with the same events are judged once (`_Results`). Only windows that can get a
-row of alerts are processed one by one (`_Writer`). Rules with the same windows share everything but their measures and
+row of alerts are processed one by one (`_RuleJudge`). Rules with the same windows share everything but their measures and
 conditions.
 
 State: runs hold the rows of each measure and of the rule's `presence` feature, which shows which windows have events.
@@ -12,7 +19,7 @@ Keyed tables hold the keys of a grouping with open windows (`_OpenKeys`) and the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregation.grouping import Queries
-from lookback.core.judging.segment import Order, RuleRun
+from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.segment import Order
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts, memories_value, read_memories
 from lookback.core.rules.compiled import Feature
 from lookback.core.state.keyed import Key
@@ -80,7 +88,7 @@ class _OpenKeys:
     def find_stored_key(self, key: Key, number: int) -> list[Any]:
         """Returns the stored values of a key's fields; `number` is the key's in the grouping, -1 if it has none."""
         if number >= 0:
-            return self._rule_run.stored_key(int(self._grouping.first_positions[number]))
+            return self._rule_run.list_stored_keys(self._grouping.first_positions[number : number + 1])[0]
         value = self._table.get(key)
         assert value is not None
         stored: list[Any] = value["key"]
@@ -180,7 +188,7 @@ class _Windows:
         self._lateness = rule_run.rule.allowed_lateness
         self.taken = self._measuring.select_rows(presence).selected
         open_keys.keep_until(self._find_last_ends())
-        self._arrivals: dict[bool, _Arrivals] = {}
+        self._arrivals: dict[bool, list[_Arrivals]] = {}
         # The last results of events, with their name.
         self._updated: tuple[Hashable, _Results | None] = None, None
 
@@ -198,13 +206,13 @@ class _Windows:
         is_early = rule_run.spec.early
         if is_early not in self._arrivals:
             self._arrivals[is_early] = self._find_arrivals(is_early)
-        arrivals, when = self._arrivals[is_early], rule_run.rule.when
+        when = rule_run.rule.when
         # The contents of a list depend on the end of the window.
         is_apart = when is not None and bool(when.memberships)
-        for part in range(arrivals.parts):
+        for part, arrivals in enumerate(self._arrivals[is_early]):
             name = (is_early, part, rule_run.complete_from, is_apart)
             if self._updated[0] != name:
-                self._updated = name, self._find_updated(arrivals.take(part), rule_run.complete_from, is_apart=is_apart)
+                self._updated = name, self._find_updated(arrivals, rule_run.complete_from, is_apart=is_apart)
             _, results = self._updated
             assert results is not None
             yield name, results
@@ -217,7 +225,7 @@ class _Windows:
         parts = list(self._list_ended(passed)) if passed else []
         if not parts:
             return None
-        each, starts = (_join_keys(keys for keys, _ in parts), np.concatenate([starts for _, starts in parts]))
+        each, starts = (Keys.concat(keys for keys, _ in parts), np.concatenate([starts for _, starts in parts]))
         groups, keys = number_keys(each)
         groups, starts = _find_distinct(groups, starts)
         ends, numbers = starts + tiles.size, find_keys(keys, self._grouping.distinct)
@@ -267,8 +275,11 @@ class _Windows:
         """Returns the start of the first window that ends after each time."""
         return self.tiles.last_start(times - self.tiles.size) + self.tiles.slide
 
-    def _find_arrivals(self, is_early: bool) -> _Arrivals:
-        """Finds the windows that each event updates: those that have ended, and with `early` also open ones."""
+    def _find_arrivals(self, is_early: bool) -> list[_Arrivals]:
+        """Finds the windows that each event updates: those that have ended, and with `early` also open ones.
+
+        Each part has a bounded number of windows.
+        """
         rule_run, tiles = self._rule_run, self.tiles
         positions = np.flatnonzero(self.taken if is_early else self.taken & rule_run.is_late)
         times, watermarks = rule_run.events.times[positions], rule_run.watermarks[positions]
@@ -282,8 +293,9 @@ class _Windows:
         order = order[np.argsort(self._grouping.numbers[positions[order]], kind="stable")]
         full = (np.cumsum(counts[order]) - 1) // _MAX_WINDOWS
         # An event with more windows than fit into a part gets a part with all its windows.
-        part_of = np.cumsum(np.diff(full, prepend=full[:1]) > 0, dtype=np.int64)
-        return _Arrivals(positions[order], first[order], last[order], part_of)
+        cuts = np.flatnonzero(np.diff(full)) + 1
+        parts = zip(*(np.split(each[order], cuts) for each in (positions, first, last)), strict=True)
+        return [_Arrivals(*part) for part in parts] if len(order) else []
 
     def _find_updated(self, arrivals: _Arrivals, complete_from: int | None, *, is_apart: bool) -> _Results:
         """Finds the results that events cause.
@@ -331,65 +343,11 @@ class _Arrivals:
         positions: The positions of the events.
         first: The start of the first window of each event.
         last: The start of the last window of each event.
-        part_of: The part of each event; the events of a part have a bounded number of windows.
     """
 
     positions: Int64s
     first: Int64s
     last: Int64s
-    part_of: Int64s
-
-    @property
-    def parts(self) -> int:
-        """The number of parts."""
-        return int(self.part_of[-1]) + 1 if len(self.part_of) else 0
-
-    def take(self, part: int) -> _Arrivals:
-        """Returns the events of a part."""
-        at = slice(*np.searchsorted(self.part_of, [part, part + 1]).tolist())
-        return _Arrivals(self.positions[at], self.first[at], self.last[at], self.part_of[at])
-
-
-class _RuleJudge:
-    """Judges one rule over the windows of a segment."""
-
-    def __init__(self, rule_run: RuleRun, windows: _Windows) -> None:
-        self._rule_run, self._windows = rule_run, windows
-        self._writer = _Writer(rule_run, windows.tiles, windows.open_keys)
-
-    def run(self) -> None:
-        """Judges the windows that events or the watermark change in the segment."""
-        rule_run = self._rule_run
-        rule_run.count_taken(self._windows.taken)
-        if rule_run.is_evaluated:
-            for name, results in self._windows.list_results(rule_run):
-                self._judge(name, results)
-        self._writer.finish()
-
-    def _judge(self, name: Hashable, results: _Results) -> None:
-        """Measures results and passes them to the writer."""
-        rule_run, windows, keys = self._rule_run, self._windows, results.result_keys
-        known_as = (windows.tiles, (windows.presence.feature_id, name))
-        columns = {
-            measure.name: rule_run.measuring.measure(measure.feature, keys, results.queries, known_as)
-            for measure in rule_run.rule.measures
-        }
-        is_complete = rule_run.find_complete(results.first_starts)
-        ends = results.first_starts + windows.tiles.size
-        holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete, ends)
-        self._writer.add(results, Verdicts(columns, is_complete, holds, errors))
-
-    def _key_columns(self, results: _Results) -> dict[str, Column]:
-        """Returns the group_by fields that the condition reads, for each result."""
-        rule = self._rule_run.rule
-        if rule.when is None or rule.when.named.isdisjoint(rule.group_by):
-            return {}
-        used, keys = results.used_groups, results.keys.take(results.used_groups)
-        numbered = zip(keys.list_pairs(), results.numbers[used].tolist(), strict=True)
-        open_keys = self._windows.open_keys
-        columns = self._rule_run.key_columns([open_keys.find_stored_key(key, number) for key, number in numbered])
-        ranks = np.searchsorted(used, results.groups[results.firsts])
-        return {name: column.take(ranks) for name, column in columns.items()}
 
 
 @dataclass(frozen=True)
@@ -402,12 +360,13 @@ class _Row:
     judgement: Judgement
 
 
-class _Writer:
-    """Writes the rows of windows whose verdict or measures have changed, once all results of a segment are known."""
+class _RuleJudge:
+    """Judges one rule over the windows of a segment, and writes rows once all results are known."""
 
-    def __init__(self, rule_run: RuleRun, tiles: TiledWindow, open_keys: _OpenKeys) -> None:
-        self._rule_run, self._tiles, self._open_keys = rule_run, tiles, open_keys
-        self._span, self._end = tiles.size + rule_run.rule.allowed_lateness, rule_run.timeline.end
+    def __init__(self, rule_run: RuleRun, windows: _Windows) -> None:
+        self._rule_run, self._windows, self._open_keys = rule_run, windows, windows.open_keys
+        self._tiles, self._end = windows.tiles, rule_run.timeline.end
+        self._span = self._tiles.size + rule_run.rule.allowed_lateness
         # By key, the memories of its windows, by start (see `verdicts.read_memories`).
         self._table = rule_run.state.table(rule_run.rule.memory)
         self._memories: dict[Key, dict[int, Memory]] = {}
@@ -417,7 +376,40 @@ class _Writer:
         # The windows for which the condition held: keys and starts.
         self._held: list[tuple[Keys, Int64s]] = []
 
-    def add(self, results: _Results, verdicts: Verdicts) -> None:
+    def run(self) -> None:
+        """Judges the windows that events or the watermark change in the segment."""
+        rule_run = self._rule_run
+        rule_run.count_taken(self._windows.taken)
+        if rule_run.is_evaluated:
+            for name, results in self._windows.list_results(rule_run):
+                self._judge(name, results)
+        self._write_rows()
+
+    def _judge(self, name: Hashable, results: _Results) -> None:
+        """Measures results and lists the rows that they may get."""
+        rule_run, windows, keys = self._rule_run, self._windows, results.result_keys
+        known_as = (windows.tiles, (windows.presence.feature_id, name))
+        columns = {
+            measure.name: rule_run.measuring.measure(measure.feature, keys, results.queries, known_as)
+            for measure in rule_run.rule.measures
+        }
+        is_complete = rule_run.find_complete(results.first_starts)
+        ends = results.first_starts + windows.tiles.size
+        holds, errors = rule_run.check_condition({**columns, **self._key_columns(results)}, is_complete, ends)
+        self._add(results, Verdicts(columns, is_complete, holds, errors))
+
+    def _key_columns(self, results: _Results) -> dict[str, Column]:
+        """Returns the group_by fields that the condition reads, for each result."""
+        rule = self._rule_run.rule
+        if rule.when is None or rule.when.named.isdisjoint(rule.group_by):
+            return {}
+        used, keys = results.used_groups, results.keys.take(results.used_groups)
+        numbered = zip(keys.list_pairs(), results.numbers[used].tolist(), strict=True)
+        columns = self._rule_run.key_columns([self._open_keys.find_stored_key(key, number) for key, number in numbered])
+        ranks = np.searchsorted(used, results.groups[results.firsts])
+        return {name: column.take(ranks) for name, column in columns.items()}
+
+    def _add(self, results: _Results, verdicts: Verdicts) -> None:
         """Adds the results that can get a row: the condition holds now, or it held the last time the window was judged.
 
         Add the results of the watermark first, because later events revise them.
@@ -488,7 +480,7 @@ class _Writer:
         for order, key, number, rank in zip(orders, pairs, numbers, ranks.tolist(), strict=True):
             self._rows.append(_Row(order, key, number, judgements[rank]))
 
-    def finish(self) -> None:
+    def _write_rows(self) -> None:
         """Writes all rows in order, and keeps the memories of their windows."""
         for row in sorted(self._rows, key=lambda row: row.order):
             self._write(row)
@@ -509,15 +501,10 @@ class _Writer:
         values, texts = self._values[row.key]
         end = start + self._tiles.size
         subject = Subject(texts, row.key, None, end, start, end)
-        memory = rule_run.revise(row.order, memories.get(start), subject, row.judgement, values)
+        memory = rule_run.writer.revise(row.order, memories.get(start), subject, row.judgement, values)
         if memory is not None:
             memories[start] = memory
             self._changed.add(row.key)
-
-
-def _join_keys(parts: Iterable[Keys]) -> Keys:
-    listed = list(parts)
-    return Keys(np.concatenate([keys.low for keys in listed]), np.concatenate([keys.high for keys in listed]))
 
 
 def _find_distinct(numbers: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:

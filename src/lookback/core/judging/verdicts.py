@@ -8,12 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from lookback.core.judging.segment import Order, Segment
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.versions import Entry
 from lookback.core.state.keyed import Key
-from lookback.core.state.shard import ShardState
 from lookback.core.state.tables import raised_wake
-from lookback.core.streams.alerts import BEGINS, CEASES, GOES_ON, Alert, complete_alert_id
+from lookback.core.streams.alerts import (
+    BEGINS,
+    BY_EVENT,
+    CEASES,
+    GOES_ON,
+    Alert,
+    AlertOrder,
+    EncodedKey,
+    complete_alert_id,
+    encode_key,
+)
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.times import to_utc
 
@@ -96,19 +106,26 @@ def _digest(texts: Mapping[str, str | None]) -> str:
 
 
 class AlertWriter:
-    """Decides the verdicts of one version of a rule, in order of arrival because an alert can suppress later ones."""
+    """Decides the verdicts of one version of a rule and writes their rows to `alerts`.
 
-    def __init__(self, entry: Entry, rule: CompiledRule, stream: str, state: ShardState) -> None:
-        self._entry, self._rule, self._stream = entry, rule, stream
+    It must see subjects in order of arrival, because an alert can suppress later ones. In its methods `order` is the
+    place of the result, and `values` are further values that the message may name.
+    """
+
+    def __init__(
+        self, entry: Entry, rule: CompiledRule, segment: Segment, alerts: list[tuple[AlertOrder, Alert]]
+    ) -> None:
+        self._entry, self._rule, self._segment, self._alerts = entry, rule, segment, alerts
         # The document may capitalize the field differently than the stream does.
         entity = rule.spec.entity.lower()
         self._entity = next((name for name in rule.group_by if name.lower() == entity), None)
         # By key, the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
-        self._raised = None if keep is None else state.tables.raised(entry.role, rule.group_by, keep)
+        self._raised = None if keep is None else segment.state.tables.raised(entry.role, rule.group_by, keep)
+        self._encoded: dict[Key, EncodedKey] = {}
 
-    def decide_first(self, subject: Subject) -> str:
+    def _decide_first(self, subject: Subject) -> str:
         """Decides the first verdict on a subject: raised or suppressed."""
         span = self._rule.spec.suppress
         if span is None or self._raised is None:
@@ -124,37 +141,35 @@ class AlertWriter:
         """Returns the memory if the version in force wrote it; None otherwise."""
         return memory if memory is not None and memory.version == self._entry.version else None
 
-    def revise(
-        self,
-        memory: Memory | None,
-        subject: Subject,
-        judgement: Judgement,
-        arrival: int,
+    def raise_alert(
+        self, order: Order, subject: Subject, measures: Mapping[str, Any], is_complete: bool, values: Mapping[str, Any]
+    ) -> None:
+        """Writes the first row of an alert, raised or suppressed; `measures` are typed."""
+        verdict = self._decide_first(subject)
+        self._add_row(order, subject, verdict, 0, measures, is_complete, values, BEGINS)
+
+    def retract(
+        self, order: Order, subject: Subject, revision: int, measures: Mapping[str, Any], is_complete: bool,
         values: Mapping[str, Any],
-        id_begin: str,
-    ) -> tuple[Memory | None, Alert | None]:
-        """Decides the verdict on a subject, for the first time or again.
+    ) -> None:  # fmt: skip
+        """Writes the retraction of an alert; `measures` are typed."""
+        self._add_row(order, subject, "retracted", revision, measures, is_complete, values, CEASES)
 
-        Args:
-            memory: The memory of the previous row; None if there is none.
-            subject: The subject.
-            judgement: The judgement on it.
-            arrival: The commit of the result.
-            values: Further values that the message may name.
-            id_begin: See `EncodedKey`.
+    def revise(
+        self, order: Order, memory: Memory | None, subject: Subject, judgement: Judgement, values: Mapping[str, Any]
+    ) -> Memory | None:
+        """Decides the verdict on a subject, and writes its row if the verdict or the measures have changed.
 
-        Returns:
-            The new memory, and the row to write; None for no row.
+        `memory` is that of the previous row. Returns the memory of the new row; None if no row is written.
         """
         before = self.keep_own(memory)
         memory, verdict = self._decide(before, subject, judgement)
         if memory is None or verdict is None:
-            return memory, None
+            return None
         change = CEASES if not memory.holds else BEGINS if before is None or not before.holds else GOES_ON
         measures, is_complete = dict(judgement.measures), judgement.is_complete
-        return memory, self.make_alert(
-            subject, verdict, memory.revision, arrival, measures, is_complete, values, id_begin, change
-        )
+        self._add_row(order, subject, verdict, memory.revision, measures, is_complete, values, change)
+        return memory
 
     def _decide(
         self, memory: Memory | None, subject: Subject, judgement: Judgement
@@ -164,7 +179,7 @@ class AlertWriter:
         if memory is None:
             if not holds:
                 return None, None
-            verdict = self.decide_first(subject)
+            verdict = self._decide_first(subject)
             return Memory(self._entry.version, 0, True, verdict, measures), verdict
         revised = memory._replace(revision=memory.revision + 1, holds=holds, measures=measures)
         if holds and not (memory.holds and memory.measures == measures):
@@ -173,39 +188,29 @@ class AlertWriter:
             return revised, "retracted"
         return memory, None
 
-    def make_alert(
-        self,
-        subject: Subject,
-        verdict: str,
-        revision: int,
-        arrival: int,
-        measures: Mapping[str, Any],
-        is_complete: bool,
-        values: Mapping[str, Any],
-        id_begin: str,
-        change: int,
-    ) -> Alert:
-        """Makes the row of a verdict.
-
-        `measures` are typed, `values` are further values that the message may name, and `change` is BEGINS, GOES_ON or
-        CEASES. For `id_begin` see `EncodedKey`.
-        """
-        entry, rule, entity = self._entry, self._rule, self._entity
+    def _add_row(
+        self, order: Order, subject: Subject, verdict: str, revision: int, measures: Mapping[str, Any],
+        is_complete: bool, values: Mapping[str, Any], change: int,
+    ) -> None:  # fmt: skip
+        """Adds the row of a verdict; `change` is BEGINS, GOES_ON or CEASES."""
+        entry, rule, entity, segment = self._entry, self._rule, self._entity, self._segment
+        key = self._encode_key(subject)
         event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
         message = rule.spec.message
         if rule.message_names:
             message = rule.message({**values, **measures, WINDOW_COMPLETE: is_complete})
+        arrival = int(segment.timeline.commits.item(order.commit_index))
         # Positional arguments: keywords make this call twice as slow, and a rule may alert on every event.
-        return Alert(
-            complete_alert_id(id_begin, named),
+        alert = Alert(
+            complete_alert_id(key.id_begin, named),
             revision,
             verdict,
             entry.rule_id,
             entry.version,
             entry.status,
             rule.spec.severity,
-            self._stream,
+            segment.stream.name,
             subject.key_texts,
             subject.event_id,
             event_time,
@@ -222,3 +227,16 @@ class AlertWriter:
             change,
             rule.spec.queue,
         )
+        time, event = order.cause, ""
+        if order.phase == BY_EVENT:
+            time, event = segment.events.times.item(order.cause), segment.events.sort_text(order.cause)
+        place = AlertOrder(arrival, order.phase, time, event, entry.rule_id, entry.version, key.sort_text, order.rank)
+        self._alerts.append((place, alert))
+
+    def _encode_key(self, subject: Subject) -> EncodedKey:
+        """Encodes the key of a subject, only once for all its alerts."""
+        encoded = self._encoded.get(subject.key)
+        if encoded is None:
+            encoded = encode_key(self._entry.rule_id, self._entry.version, tuple(subject.key_texts.items()))
+            self._encoded[subject.key] = encoded
+        return encoded

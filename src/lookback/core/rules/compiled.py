@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
 from typing import Any
@@ -235,6 +235,11 @@ class CompiledRule:
             parts += [self.sequence.until, *(step.condition for step in self.sequence.conditions)]
         return parts
 
+    @property
+    def expressions(self) -> list[Expression]:
+        """All expressions of the rule."""
+        return [part for part in (*self._event_parts, self.when) if part is not None]
+
     @cached_property
     def message_names(self) -> frozenset[str]:
         """The names in braces in the message."""
@@ -397,22 +402,17 @@ class _Binder:
         )
         if self._problems:
             return None
-        used = {*group_by, *message_names}
-        parts = [where, when, *(part for m in measures for part in (m.feature.filter, m.feature.argument))]
-        if sequence is not None:
-            parts += [sequence.until, *(step.condition for step in sequence.conditions)]
-            used |= set(sequence.kept)
-        for expression in parts:
-            used |= expression.named if expression else set()
-        fields = tuple(sorted(used & set(stream.fields)))
         presence = None
         if isinstance(rule.window, TiledWindow):
             presence = _make_feature(self._identify_state(group_by, lateness), where, _PRESENCE, rule.window)
         store = self._name_store(group_by, where, lateness, sequence)
         needs = self._find_needs(measures, presence, store, lateness)
-        return CompiledRule(
-            rule, group_by, where, measures, when, lateness, fields, sequence, presence, store, needs, self._lane
+        compiled = CompiledRule(
+            rule, group_by, where, measures, when, lateness, (), sequence, presence, store, needs, self._lane
         )
+        used = {*group_by, *message_names, *(sequence.kept if sequence else ())}
+        used = used.union(*(expression.named for expression in compiled.expressions))
+        return replace(compiled, fields=tuple(sorted(used & set(stream.fields))))
 
     def _has_all_names(self) -> bool:
         """Returns whether every measure or step of the document could be read, so that an unknown name is an error."""
@@ -582,10 +582,7 @@ class _Binder:
                 owner_text = (
                     "the step itself" if unseen[0] == rest[0].name else f"step {unseen[0]!r}, which comes later"
                 )
-                self._add_problem(
-                    place,
-                    f"{name} is of {owner_text}; use fields of the event and of earlier steps",
-                )
+                self._add_problem(place, f"{name} is of {owner_text}; use fields of the event and of earlier steps")
             elif seen and not dot:
                 field = next(iter(self._stream.fields))
                 self._add_problem(

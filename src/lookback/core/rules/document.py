@@ -188,9 +188,7 @@ class Rule:
         missing="write how far each event looks back, such as 'window: 24 hours'",
     )
     measures: Annotated[tuple[Measure, ...], forms.MEASURES] = key(
-        (),
-        {"total": "sum(amount)", "large": "count(*) filter (where amount > 1000)"},
-        missing=forms.SOME_MEASURE,
+        (), {"total": "sum(amount)", "large": "count(*) filter (where amount > 1000)"}, missing=forms.SOME_MEASURE
     )
     when: Annotated[str, expression(_WHEN)] = key("", "total >= 10000 and large >= 3")
     early: kinds.Flag = key(False, default=False)

@@ -269,7 +269,7 @@ _NOT_FOR_ABSENCE = {
     "at_most": "at_most is for steps that take events, and this is one of absence; leave it out",
 }
 _NOT_FOR_EVENTS = {
-    "within": "within is for a last step with absent; leave it out, the steps have the sequence's within",
+    "within": "within is for a last step with absent; leave it out, the steps have the sequence's within"
 }
 _NOT_FIRST = "nothing begins the wait; write a step before it"
 

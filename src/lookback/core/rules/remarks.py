@@ -127,7 +127,7 @@ def _find_misread_conditions(rule: CompiledRule) -> Iterator[Remark]:
     """Finds conditions that cannot hold, or hold for NaN, and texts that are read without their backslashes."""
     texts = list(_list_texts(rule))
     trees = [(place, text, parse(text, WIDEST_LIMITS)) for place, text in texts]
-    types = _list_types(rule)
+    types = {name: type_ for part in rule.expressions for name, type_ in part.types.items()}
     guarded = {
         column.name.lower()
         for _, _, tree in trees
@@ -159,14 +159,6 @@ def _list_texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
             yield f"sequence.steps[{at}].{'absent' if step.absent else 'where'}", step.condition
         if spec.sequence.until:
             yield "sequence.until", spec.sequence.until
-
-
-def _list_types(rule: CompiledRule) -> dict[str, DataType]:
-    """Lists the names that the rule's expressions read, with their types."""
-    parts = [rule.where, rule.when, *(part for m in rule.measures for part in (m.feature.filter, m.feature.argument))]
-    if rule.sequence is not None:
-        parts += [rule.sequence.until, *(step.condition for step in rule.sequence.conditions)]
-    return {name: type_ for part in parts if part is not None for name, type_ in part.types.items()}
 
 
 def _list_floats(rule: CompiledRule, types: Mapping[str, DataType], guarded: Collection[str]) -> Iterator[str]:

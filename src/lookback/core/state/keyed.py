@@ -19,17 +19,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.keyruns import (
-    Key,
-    KeyRun,
-    Page,
-    Rows,
-    RunPages,
-    hash_key,
-    hash_keys,
-    merge_rows,
-    select_rows,
-)
+from lookback.core.state.keyruns import Key, KeyRun, Page, Rows, RunPages, hash_key, hash_keys, merge_rows, select_rows
 from lookback.core.state.pieces import Store
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.columns import Mask
@@ -213,9 +203,7 @@ class KeyedTable:
     def find_due(self, watermark: int) -> Keys:
         """Finds the keys whose wake is at or below the watermark, sorted. The caller must put or replace them all."""
         changed = np.array(self._list_due(watermark), dtype=np.int64).reshape(-1, 2)
-        keys = [*self._sweep(watermark), Keys(changed[:, 0], changed[:, 1])]
-        joined = Keys(*(np.concatenate([getattr(each, half) for each in keys]) for half in ("low", "high")))
-        _, swept = number_keys(joined)
+        _, swept = number_keys(Keys.concat([*self._sweep(watermark), Keys(changed[:, 0], changed[:, 1])]))
         if not len(swept):
             return swept
         found = self.find_rows(swept)

@@ -15,7 +15,7 @@ import numpy as np
 from lookback.core.errors import StateError
 from lookback.core.state.pieces import Store, require_integers
 from lookback.core.values.cache import Cache
-from lookback.core.values.columns import Mask, Values
+from lookback.core.values.columns import Mask, Values, make_objects
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, list_ranges
 from lookback.core.values.pages import decode_page, encode_page
@@ -87,14 +87,14 @@ class Rows:
         low, high = (np.array([key[half] for key, *_ in entries], dtype=np.int64) for half in (0, 1))
         wakes = np.array([wake for _, wake, _, _ in entries], dtype=np.int64)
         counts = [_FORGOTTEN if text is None else count for _, _, text, count in entries]
-        texts = _to_objects([text or "" for _, _, text, _ in entries])
+        texts = make_objects([text or "" for _, _, text, _ in entries])
         return cls(low, high, wakes, np.array(counts, dtype=np.int64), texts)
 
     @classmethod
     def from_columns(cls, keys: Keys, wakes: Int64s, lengths: Int64s, columns: KeyColumns | None) -> Rows:
         """Makes rows of keys in any order, each with its number of rows in `columns`; length 0 forgets the key."""
         counts = np.where(lengths > 0, lengths, _FORGOTTEN)
-        texts = _to_objects([""] * len(lengths))
+        texts = make_objects([""] * len(lengths))
         rows = cls(keys.low, keys.high, np.where(lengths > 0, wakes, NEVER_DUE), counts, texts, lengths, columns)
         return rows.take(np.lexsort((keys.high, keys.low)))
 
@@ -161,10 +161,6 @@ class Rows:
         start = int(self.lengths[:at].sum())
         return {"rows": self.columns.list_rows(start, start + int(self.lengths[at]))}
 
-    def list_keys(self, at: Mask) -> Iterator[Key]:
-        """Yields the keys of a mask."""
-        return zip(self.low[at].tolist(), self.high[at].tolist(), strict=True)
-
     def split(self, depth: int, numbers: Sequence[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the number and the rows of each page in `numbers` that has rows, for a run of 2**depth pages."""
         if len(numbers) == 1:
@@ -185,7 +181,7 @@ class Rows:
             return encode_page([self.low, self.high, self.wakes, self.texts, self.counts, *columns])
         parts = [split_text(text, _MAX_ROW_CHARACTERS) for text in listed]
         at = np.repeat(np.arange(len(self)), [len(each) for each in parts])
-        texts = _to_objects([part for each in parts for part in each])
+        texts = make_objects([part for each in parts for part in each])
         return encode_page([self.low[at], self.high[at], self.wakes[at], texts, self.counts[at], *columns])
 
     @classmethod
@@ -205,7 +201,7 @@ class Rows:
             first = np.setdiff1d(np.arange(len(low)), continued)
             joined = ["".join(part.tolist()) for part in np.split(texts, first[1:])]
             rows = rows.take(first)
-            rows.texts = _to_objects(joined)
+            rows.texts = make_objects(joined)
         if len(decoded) > 5:
             rows.lengths = np.where(rows.texts == "", np.maximum(rows.counts, 0), 0)
             rows.columns = KeyColumns.decode(decoded[5:], int(rows.lengths.sum()), place)
@@ -422,8 +418,8 @@ class RunPages:
         loaded = [self.load_part(run, part, depth) for run in sources]
         rows, run_of = merge_rows(loaded)
         is_void = rows.wakes <= np.array([run.horizon for run in sources])[run_of]
-        figures = run_of[is_void].tolist(), rows.counts[is_void].tolist()
-        void = [(key, sources[at], count) for key, at, count in zip(rows.list_keys(is_void), *figures, strict=True)]
+        figures = rows.keys.take(is_void).list_pairs(), run_of[is_void].tolist(), rows.counts[is_void].tolist()
+        void = [(key, sources[at], count) for key, at, count in zip(*figures, strict=True)]
         if is_oldest:
             rows = rows.take(~is_void & ~rows.is_forgotten)
         elif is_void.any():
@@ -502,9 +498,3 @@ def _join_rows(parts: Sequence[Rows]) -> Rows:
 def split_text(text: str, most: int) -> list[str]:
     """Splits a text into parts of at most `most` characters; an empty text is one part."""
     return [text[at : at + most] for at in range(0, len(text), most)] or [""]
-
-
-def _to_objects(texts: Sequence[str]) -> Values:
-    array: Values = np.empty(len(texts), dtype=object)
-    array[:] = texts
-    return array

@@ -302,7 +302,7 @@ class WindowRows:
             assert stored.places is not None
             place = stored.places.get(feature_id)
             if place is not None and len(left):
-                column = self.runs.load_shared(stored).column(place)
+                column = FeatureColumn(self.runs.load_shared(stored), place)
                 part = None if values is None else values[left]
                 is_removed, held = match_rows(column.to_run(), keys.take(left), times[left], part)
                 if len(held):
@@ -406,7 +406,7 @@ class WindowRows:
         """Returns the rows of a feature in a run."""
         if stored.places is None:
             return self.runs.load(stored)
-        return self.runs.load_shared(stored).column(stored.places[feature_id])
+        return FeatureColumn(self.runs.load_shared(stored), stored.places[feature_id])
 
     def _load_current(self, feature_id: str, stored: StoredRun) -> Run | FeatureColumn:
         """Returns the rows of a feature in a run, without those of keys whose windows were emptied since."""

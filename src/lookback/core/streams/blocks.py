@@ -47,12 +47,7 @@ ALERTS_SCHEMA = pa.schema(
 )  # fmt: skip
 # The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.
 _ORDER_COLUMNS = pa.schema(
-    [
-        ("order_phase", pa.int8()),
-        ("order_time", pa.int64()),
-        ("order_event", pa.string()),
-        ("order_key", pa.string()),
-    ]
+    [("order_phase", pa.int8()), ("order_time", pa.int64()), ("order_event", pa.string()), ("order_key", pa.string())]
 )
 # The column with the number of the backtest candidate that raised the row.
 TRIED = "tried"

@@ -103,14 +103,6 @@ class Events:
         columns = add_memberships(self.columns, new, self.times, lists)
         return self._replace(columns)
 
-    def join(self, others: Sequence[Events]) -> Events:
-        """Returns these events followed by more events with the same columns."""
-        if not others:
-            return self
-        parts = [self, *others]
-        columns = {name: concat_columns([part.columns[name] for part in parts]) for name in self.columns}
-        return self._replace(columns, np.concatenate([part.commits for part in parts]))
-
     def with_column(self, name: str, column: Column) -> Events:
         """Returns the same events with a column added or replaced."""
         return self._replace({**self.columns, name: column})
@@ -208,14 +200,17 @@ class Events:
 
     @classmethod
     def concat(cls, parts: Sequence[Events], stream: Stream) -> Events:
-        """Concatenates events, keeping only the columns that all parts have. Without parts: no rows, but all fields."""
-        if not parts:
-            return empty_events(stream, stream.fields)
+        """Joins events as `join` does. Without parts: no rows, but all fields."""
+        return cls.join(parts) if parts else empty_events(stream, stream.fields)
+
+    @classmethod
+    def join(cls, parts: Sequence[Events]) -> Events:
+        """Joins events of one stream, at least one part, keeping only the columns that all parts have."""
         if len(parts) == 1:
             return parts[0]
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: concat_columns([part.columns[name] for part in parts]) for name in common}
-        return cls.of(columns, np.concatenate([part.commits for part in parts]), stream)
+        return parts[0]._replace(columns, np.concatenate([part.commits for part in parts]))
 
 
 def _write_sortable(column: Column, at: int) -> str:

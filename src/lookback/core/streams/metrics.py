@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from lookback.core.values.types import DataType, parse_type
@@ -33,12 +33,7 @@ class RuleCounts:
     failed: int = 0
 
     def __add__(self, other: RuleCounts) -> RuleCounts:
-        return RuleCounts(
-            self.evaluated + other.evaluated,
-            self.matched + other.matched,
-            self.suppressed + other.suppressed,
-            self.failed + other.failed,
-        )
+        return RuleCounts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
 
 # A row covers the time since the previous row of the same evaluation. Rules can only read plain columns, so `by_rule` is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -97,6 +97,13 @@ class Column:
         return [None if value is None else to_python(type_, value) for value in stored]
 
 
+def make_objects(items: Iterable[Any]) -> Values:
+    """Makes an array of Python objects, which may be sequences themselves."""
+    listed = list(items)
+    # If a list were assigned, numpy would read the length of each item.
+    return np.fromiter(listed, dtype=object, count=len(listed))
+
+
 def concat_columns(columns: Sequence[Column]) -> Column:
     """Joins columns of one type, at least one."""
     values = np.concatenate([column.values for column in columns])
@@ -128,10 +135,7 @@ def to_python(type_: DataType, value: Any) -> Any:
 
 
 # The first and the last value of the years 1 to 9999.
-_CALENDAR = {
-    "timestamp": (FIRST_TIME_US, LAST_TIME_US),
-    "date": (FIRST_TIME_US // DAY_US, LAST_TIME_US // DAY_US),
-}
+_CALENDAR = {"timestamp": (FIRST_TIME_US, LAST_TIME_US), "date": (FIRST_TIME_US // DAY_US, LAST_TIME_US // DAY_US)}
 
 
 def find_beyond_calendar(column: Column) -> Mask | None:
@@ -229,14 +233,11 @@ def _values_from_arrow(array: pa.Array[Any], type_: DataType) -> Values:
     if type_.name in ("string", "array"):
         if type_.name == "string":
             return np.asarray(array.to_numpy(zero_copy_only=False), dtype=object)
-        values = np.empty(len(array), dtype=object)
         if type_.element is not None and type_.element.name in _CALENDAR:
             # Read as numbers, since Arrow may hold times and dates outside the years 1 to 9999, and Python cannot.
             numbers = pa.list_(pa.int32() if type_.element.name == "date" else pa.int64())
-            values[:] = array.cast(numbers).to_pylist()
-        else:
-            values[:] = [None if v is None else _stored_list(v, type_.element) for v in array.to_pylist()]
-        return values
+            return make_objects(array.cast(numbers).to_pylist())
+        return make_objects(None if v is None else _stored_list(v, type_.element) for v in array.to_pylist())
     if type_.name == "boolean":
         return np.asarray(array.fill_null(False).to_numpy(zero_copy_only=False), dtype=bool)
     if type_.name == "date":
@@ -261,9 +262,7 @@ def normalize_zeros(column: Column) -> Column:
         return column
     if type_.is_float:
         return Column(type_, values + type_.storage.type(0), column.null, column.error)
-    normalized = np.empty(len(values), dtype=object)
-    normalized[:] = [_normalize_items(value) for value in values]
-    return Column(type_, normalized, column.null, column.error)
+    return Column(type_, make_objects(map(_normalize_items, values)), column.null, column.error)
 
 
 def _normalize_items(value: Any) -> Any:
@@ -315,8 +314,7 @@ def from_values(type_: DataType, values: list[Any]) -> Column:
     null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
     storage = type_.storage
     if storage == np.dtype(object):
-        stored: Values = np.empty(len(values), dtype=object)
-        stored[:] = values
+        stored = make_objects(values)
     else:
         stored = np.array([0 if v is None else v for v in values], dtype=storage)
     return Column(type_, stored, null if null.any() else None)

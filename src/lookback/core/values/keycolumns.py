@@ -11,7 +11,7 @@ import numpy as np
 
 from lookback.core.errors import StateError
 from lookback.core.values.cache import estimate_bytes
-from lookback.core.values.columns import Column, Mask, Values
+from lookback.core.values.columns import Column, Mask, Values, make_objects
 from lookback.core.values.keys import Int64s
 
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -113,13 +113,10 @@ class KeyColumns:
 
 
 def _decode_lists(texts: Values, place: str) -> Values:
-    lists: Values = np.empty(len(texts), dtype=object)
     try:
-        for at, text in enumerate(texts.tolist()):
-            lists[at] = json.loads(text) if text else []
+        return make_objects(json.loads(text) if text else [] for text in texts.tolist())
     except (ValueError, TypeError, RecursionError) as error:
         raise _refuse(place) from error
-    return lists
 
 
 def _refuse(place: str) -> StateError:

@@ -8,7 +8,7 @@ collide: for ten million keys the chance is less than 1 in 10^24.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -57,6 +57,12 @@ class Keys:
     def take(self, index: npt.NDArray[Any]) -> Keys:
         """Returns the keys at `index` (positions or a mask)."""
         return Keys(self.low[index], self.high[index])
+
+    @classmethod
+    def concat(cls, parts: Iterable[Keys]) -> Keys:
+        """Joins one part or more."""
+        listed = list(parts)
+        return cls(np.concatenate([each.low for each in listed]), np.concatenate([each.high for each in listed]))
 
     def shard(self, shards: int) -> Int64s:
         """Returns the shard of each key, 0 to shards - 1."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from lookback.core.errors import StateError
-from lookback.core.values.columns import Values
+from lookback.core.values.columns import Values, make_objects
 
 PAGE_VERSION = 3
 _MAGIC = b"LBpg"
@@ -193,8 +193,7 @@ def _unpack(kind: int, rows: int, base: int, raw: bytes) -> Values | None:
         items = json.loads(raw)
         if not isinstance(items, list) or not all(type(item) is wanted for item in items):
             raise ValueError("a list of another kind")
-        array: Values = np.empty(len(items), dtype=object)
-        array[:] = items
+        array = make_objects(items)
     elif kind == _BOOL:
         array = np.unpackbits(np.frombuffer(raw, dtype=np.uint8), count=rows).astype(bool)
     elif kind in _FLOATS.values():

@@ -43,10 +43,7 @@ def needs(sentence: str, *, shows_value: bool = True) -> WrapValidator:
 
 
 def read_mapping(
-    cls: type[T],
-    document: Mapping[Any, Any],
-    problems: Iterable[Problem] = (),
-    unknown: str = "unknown key",
+    cls: type[T], document: Mapping[Any, Any], problems: Iterable[Problem] = (), unknown: str = "unknown key"
 ) -> T:
     """Reads a mapping as an instance of the dataclass. Raises Refused with every problem.
 

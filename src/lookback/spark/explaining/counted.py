@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
-from lookback.core.explaining.counted import find_counted
 from lookback.core.explaining.evidence import Evidence, Reset
+from lookback.core.explaining.explanation import find_counted
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
