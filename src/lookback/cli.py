@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lookback.commands import alerts, backtests, lists, rules, streams, upkeep
-from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, Commands, option
+from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, CommandOptions, Commands, option
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 from lookback.spark.platform.faults import explain_full_disk
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _make_parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, CommandOptions())
     try:
         return int(options.run(options) or 0)
     except (RuleError, StreamError) as error:
@@ -73,7 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _demo(options: argparse.Namespace) -> None:
+def _demo(options: CommandOptions) -> None:
     from lookback.demo import run_demo
 
     if hasattr(options, "catalog") or hasattr(options, "schema"):

@@ -32,17 +32,8 @@ _LONGEST_RETENTION = dt.timedelta(days=36_500)
 # The tables whose old rows `maintain` may delete, with the shortest retention in days. The open queue covers 90 days,
 # and labels belong to alerts. Jobs read the last day of the remaining tables; a week leaves room for a job that did not
 # run.
-RETAINED = {
-    "alerts": 90,
-    "late_events": 7,
-    "rule_log": 7,
-    "notifications": 7,
-    "metrics": 7,
-    "ingests": 7,
-    "labels": 90,
-    "snoozes": 7,
-    "lists": 30,
-}
+RETAINED = {"alerts": 90, **dict.fromkeys(("late_events", "rule_log", "notifications", "metrics", "ingests"), 7)}
+RETAINED |= {"labels": 90, "snoozes": 7, "lists": 30}
 
 
 @dataclass(frozen=True)
@@ -83,50 +74,47 @@ class Settings:
 
     @classmethod
     def local(
-        cls, root: str | Path | None = None, conf: str | Path | None = None, profile: str | None = None,
-        catalog: str | None = None, schema: str | None = None,
-    ) -> Settings:  # fmt: skip
+        cls,
+        root: str | Path | None = None,
+        conf: str | Path | None = None,
+        profile: str | None = None,
+        catalog: str | None = None,
+        schema: str | None = None,
+    ) -> Settings:
         """Returns the settings of this machine: arguments first, then the environment, then the defaults.
 
-        Args:
-            root: Default: LOOKBACK_ROOT, then ./lakehouse. With a catalog the default is the schema's volume
-                `checkpoints`, and LOOKBACK_ROOT is ignored.
-            conf: Default: LOOKBACK_CONF, then ./conf.
-            profile: Default: LOOKBACK_PROFILE, then the profile in CONF/settings.yml.
-            catalog: Catalog of the tables; goes with schema.
-            schema: Schema of the tables in the catalog.
-
-        Raises:
-            SetupError: If a file is invalid, the profile does not exist, root is not a valid place, or only one of
-                catalog and schema is given.
+        `root` defaults to LOOKBACK_ROOT, then ./lakehouse; with a catalog, to the schema's volume `checkpoints`.
+        `conf` defaults to LOOKBACK_CONF, then ./conf, and `profile` to LOOKBACK_PROFILE, then the profile in
+        CONF/settings.yml. Raises SetupError if a file is invalid, the profile does not exist, root is not a valid
+        place, or only one of catalog and schema is given.
         """
         if bool(catalog) != bool(schema):
             raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")
         files = f"/Volumes/{catalog}/{schema}/checkpoints" if catalog else os.environ.get("LOOKBACK_ROOT", DEFAULT_ROOT)
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
-        keys = {"profile": "", "every": "", "admission": {}, "spark": {}, "metrics": "", "shards": "", "retention": {}}
-        keys |= {"accept_unknown_checkpoint": "false", "gate": {}}
-        own = _run_settings(file, keys)
+        of_profile: dict[str, Any] = {"every": "", "admission": {}, "spark": {}}
+        texts = {"profile": "", "metrics": "", "shards": "", "accept_unknown_checkpoint": "false"}
+        own = _run_settings(file, {**of_profile, **texts, "retention": {}, "gate": {}})
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
-        chosen: dict[str, Any] = {"every": DEFAULT_EVERY, "admission": {}, "spark": {}}
-        if name:
-            chosen = _run_settings(_profile_file(folder / "profiles", name), chosen)
+        chosen = _run_settings(_profile_file(folder / "profiles", name), of_profile) if name else of_profile
         place = str(root or files or DEFAULT_ROOT)
         return cls(
-            place if catalog else str(parse_place(place)),
-            folder,
-            name,
-            own["every"] or chosen["every"],
-            {**chosen["admission"], **own["admission"]},
-            {**chosen["spark"], **own["spark"]},
-            _read_metrics_seconds(own["metrics"], file),
-            _read_shards(own["shards"], file),
-            _read_boolean(own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file),
-            catalog or "",
-            schema or "",
-            _read_retention(own["retention"], file),
-            _read_gate(own["gate"], file),
+            root=place if catalog else str(parse_place(place)),
+            conf=folder,
+            profile=name,
+            every=own["every"] or chosen["every"] or DEFAULT_EVERY,
+            admission={**chosen["admission"], **own["admission"]},
+            spark={**chosen["spark"], **own["spark"]},
+            metrics=_read_metrics_seconds(own["metrics"], file),
+            shards=_read_shards(own["shards"], file),
+            accept_unknown_checkpoint=_read_boolean(
+                own["accept_unknown_checkpoint"], "accept_unknown_checkpoint", file
+            ),
+            catalog=catalog or "",
+            schema=schema or "",
+            retention=_read_retention(own["retention"], file),
+            gate=_read_gate(own["gate"], file),
         )
 
     def streams(self) -> dict[str, Stream]:
@@ -144,7 +132,7 @@ class Settings:
 def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
     """Reads the receivers of alerts from CONF/notifiers.yml. Raises SetupError with all problems, or if it is empty."""
     file = Path(conf_dir) / "notifiers.yml"
-    receivers = read_receivers(_read(file)[1], str(file))
+    receivers = read_receivers(_parse(read_text(file), str(file))[1], str(file))
     if not receivers:
         raise SetupError(f"{file} names no receiver; docs/operations.md shows how")
     return receivers
@@ -152,11 +140,9 @@ def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
 
 def _read_shards(text: str, file: Path) -> int | None:
     """Reads the number of shards; None if the settings leave it out. Raises SetupError."""
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if text and not (text.isascii() and text.isdigit() and int(text)):
         raise SetupError(f"{file}: shards must be a whole number, at least 1, got {text!r}; omit it for one per core")
-    return int(text)
+    return int(text) if text else None
 
 
 def _read_boolean(text: str, key: str, file: Path) -> bool:
@@ -204,10 +190,8 @@ def _read_retention(texts: Mapping[str, str], file: Path) -> dict[str, dt.timede
 
 
 # The keys of `gate`, with the smallest and the largest value of each.
-_GATE = {
-    "tests": (0.0, 1_000.0), "backtest_days": (0.0, 36_500.0), "max_alerts_per_day": (0.0, 1e12),
-    "min_precision": (0.0, 1.0), "shadow_hours": (0.0, 876_000.0),
-}  # fmt: skip
+_GATE = {"tests": (0.0, 1_000.0), "backtest_days": (0.0, 36_500.0), "max_alerts_per_day": (0.0, 1e12)}
+_GATE |= {"min_precision": (0.0, 1.0), "shadow_hours": (0.0, 876_000.0)}
 _GATE_SWITCHES = ("approval", "enforce")
 
 
@@ -246,7 +230,7 @@ def _profile_file(folder: Path, name: str) -> Path:
 
 def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the keys of `defaults` from a file. Values are strings or mappings of strings."""
-    document = _read(file, missing_ok=True)[1] or {}
+    document = (_parse(read_text(file), str(file))[1] if file.exists() else None) or {}
     if not isinstance(document, dict) or not set(document) <= set(defaults):
         raise SetupError(f"{file} may have only the keys {', '.join(defaults)}")
     found: dict[str, Any] = {}
@@ -265,7 +249,7 @@ def load_stream(path: str | Path) -> Stream:
     Raises SetupError if the file cannot be read, and StreamError with all problems, each with its file and line.
     """
     file = Path(path)
-    node, document = _read(file)
+    node, document = _parse(read_text(file), str(file))
     lines: dict[str, int] = {}
     twice = [
         Problem(place, f"the key is written twice, {file}:{line}") for place, line in _note_places(node, "", lines)
@@ -332,16 +316,6 @@ def parse_rule_text(text: str, name: str) -> ParsedRule:
     return ParsedRule(document, node, lines)
 
 
-def _read(file: Path, *, missing_ok: bool = False) -> tuple[Any, Any]:
-    """Reads a file as YAML nodes, which know their lines, and as Python values.
-
-    Both are None if the file is empty, or missing and missing_ok is set. Raises SetupError, with the line if known.
-    """
-    if missing_ok and not file.exists():
-        return None, None
-    return _parse(read_text(file), str(file))
-
-
 def read_text(path: str | Path) -> str:
     """Reads the text of a YAML file and keeps its line breaks. Raises SetupError."""
     file = Path(path)
@@ -358,7 +332,10 @@ def read_text(path: str | Path) -> str:
 
 
 def _parse(text: str, file: str) -> tuple[Any, Any]:
-    """Parses a text as YAML nodes, which know their lines, and as Python values. Messages call it `file`."""
+    """Parses a text as YAML nodes, which know their lines, and as Python values; None if it is empty.
+
+    Messages call it `file`. Raises SetupError, with the line if known.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None and _count_nodes(node, {}) > MAX_NODES:
@@ -376,6 +353,7 @@ def _parse(text: str, file: str) -> tuple[Any, Any]:
 
 
 _ALIKE = "indent the keys of one level alike, with spaces"
+_QUOTE_WHOLE = "put the whole value in double quotes, and texts in it in single ones"
 # Words of the parser's message, what is wrong in the line, and the remedy.
 _YAML_PROBLEMS = (
     ("'\\t' that cannot start", "the indentation has a tab", "indent with spaces only"),
@@ -383,11 +361,7 @@ _YAML_PROBLEMS = (
     ("expected a comment or a line break", "a text begins with > or |", "put the text in quotes"),
     ("found undefined alias", "a text begins with *", "put the text in quotes"),
     ("constructor for the tag", "a text begins with !", "put the text in quotes"),
-    (
-        "found '<scalar>'",
-        "text follows a closing quote or brace",
-        "put the whole value in double quotes, and texts in it in single ones",
-    ),
+    ("found '<scalar>'", "text follows a closing quote or brace", _QUOTE_WHOLE),
     ("expected <block end>", "the line is indented differently from its level", _ALIKE),
     ("sequence entries are not allowed", "a list cannot begin at this '-'", "put the list below its key"),
     ("expected ',' or", "an earlier bracket is not closed, or a comma is missing", "add it"),

@@ -316,10 +316,8 @@ def read_s3_options(bucket: str, settings: Iterable[tuple[str, str]]) -> dict[st
     own = f"{_S3A}bucket.{bucket}."
     found = {name.removeprefix(_S3A): value for name, value in settings if name.startswith(_S3A)}
     found |= {name.removeprefix(own): value for name, value in settings if name.startswith(own)}
-    names = {
-        "access_key": "access.key", "secret_key": "secret.key", "session_token": "session.token",
-        "region": "endpoint.region", "role_arn": "assumed.role.arn",
-    }  # fmt: skip
+    names = {"access_key": "access.key", "secret_key": "secret.key", "session_token": "session.token"}
+    names |= {"region": "endpoint.region", "role_arn": "assumed.role.arn"}
     options: dict[str, str | bool] = {name: found[key] for name, key in names.items() if found.get(key)}
     endpoint = found.get("endpoint", "")
     if endpoint.startswith("http://") or found.get("connection.ssl.enabled", "").lower() == "false":

@@ -33,21 +33,21 @@ def _open(root: str, catalog: str, schema: str, conf: str, stream: str = "") -> 
 
 
 def set_up(
-    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", landing: str = "",
-    analysts: str = "", engineers: str = "", service: str = "",
-) -> list[SetUpStep]:  # fmt: skip
+    root: str,
+    catalog: str = "",
+    schema: str = "",
+    conf: str = "../conf",
+    landing: str = "",
+    analysts: str = "",
+    engineers: str = "",
+    service: str = "",
+) -> list[SetUpStep]:
     """Creates the missing parts of a place, and shows the result for each part.
 
-    Args:
-        root: Folder of local tables; with catalog and schema the folder of the checkpoints in a volume,
-            /Volumes/catalog/schema/volume.
-        catalog: Catalog of the tables; empty for local tables.
-        schema: Schema of the tables in the catalog.
-        conf: Folder of streams/ and rules/.
-        landing: Folder in which event files arrive; empty to create none.
-        analysts: Unity Catalog principal that gets the grants of an analyst; empty for none.
-        engineers: Principal that gets the grants of an engineer; empty for none.
-        service: Principal that gets the grants of the service; empty for none.
+    `root` is the folder of local tables; with catalog and schema, that of the checkpoints in a volume,
+    /Volumes/catalog/schema/volume. `conf` has streams/ and rules/; in `landing` event files arrive (empty: none). The
+    last three are the Unity Catalog principals that get the grants of analysts, engineers and the service; empty for
+    none.
     """
     from lookback.spark.operations.grants import Grantees
 
@@ -117,9 +117,14 @@ def prove(
 
 
 def forget(
-    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", where: str = "",
+    root: str,
+    catalog: str = "",
+    schema: str = "",
+    conf: str = "../conf",
+    stream: str = "",
+    where: str = "",
     dry_run: bool = True,
-) -> ForgetReport:  # fmt: skip
+) -> ForgetReport:
     """Permanently deletes all rows about the events of a stream that satisfy `where`, and shows the report.
 
     `where` is a condition on the stream's fields, such as `customer_id = 17`. With `dry_run` the rows are only counted.
@@ -132,22 +137,25 @@ def forget(
 
 def show_receivers(conf: str = "../conf") -> None:
     """Shows a table of the alerts that each receiver of CONF/notifiers.yml gets. Raises SetupError."""
-    rows = [
-        {
-            "receiver": each.name,
-            "way": "webhook" if isinstance(each.way, Webhook) else ", ".join(each.way.to),
-            "severity": f"{each.severity} and higher",
-            **{name: ", ".join(getattr(each, name)) for name in ("rules", "streams", "verdicts", "modes")},
-        }
-        for each in load_receivers(conf)
-    ]
+    rows = []
+    for each in load_receivers(conf):
+        way = "webhook" if isinstance(each.way, Webhook) else ", ".join(each.way.to)
+        lists = {name: ", ".join(getattr(each, name)) for name in ("rules", "streams", "verdicts", "modes")}
+        rows.append({"receiver": each.name, "way": way, "severity": f"{each.severity} and higher", **lists})
     show(pd.DataFrame(rows))
 
 
 def notify(
-    root: str, catalog: str = "", schema: str = "", conf: str = "../conf", stream: str = "", mode: str = "once",
-    every: str = "10 seconds", minutes: float = 0, since: str = "",
-) -> DeliveryCounts:  # fmt: skip
+    root: str,
+    catalog: str = "",
+    schema: str = "",
+    conf: str = "../conf",
+    stream: str = "",
+    mode: str = "once",
+    every: str = "10 seconds",
+    minutes: float = 0,
+    since: str = "",
+) -> DeliveryCounts:
     """Sends alerts, and shows how many.
 
     Mode `once` sends the alerts that exist now. Mode `continuous` looks for new alerts at the interval `every` until
@@ -178,6 +186,6 @@ def notify(
         timer.cancel()
     clear()
     show(text(f"{total}."))
-    if once and verbs.has_failed(total):
+    if once and total.has_failed:
         raise SetupError(f"{total}: the table notifications has the reasons; the next run tries again")
     return total

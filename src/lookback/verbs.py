@@ -17,6 +17,7 @@ from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.variants import read_varied, suggest_values
+from lookback.core.rules.wording import describe_rule
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.places import parse_place
 from lookback.senders import make_sender
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.operations.grants import Grantees
     from lookback.spark.operations.maintenance import Maintenance
-    from lookback.spark.operations.notify import DeliveryCounts, Notifier
+    from lookback.spark.operations.notify import Notifier
     from lookback.spark.replay.backtest import Backtest, Range
+    from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
@@ -39,17 +41,17 @@ if TYPE_CHECKING:
     from lookback.testing.trial import DocumentTrial
 
 _Answer = TypeVar("_Answer")
+# Gets lines about the progress of an operation.
+Progress = Callable[[str], None]
+NO_GATE = "conf/settings.yml has no gate: a version is active as soon as it is published as active."
 
 
 @dataclass
 class Workspace:
     """The settings of a place, and its streams, tables and rules, each opened when it is first used.
 
-    Attributes:
-        settings: Settings of the place.
-        chosen: Name of the chosen stream; empty for none.
-        announce: Receives a line before Spark starts.
-        kafka: Whether Spark loads the library for topics.
+    `chosen` is the name of the chosen stream (empty: none), `announce` receives a line before Spark starts, and `kafka`
+    says whether Spark loads the library for topics.
     """
 
     settings: Settings
@@ -180,24 +182,20 @@ def make_notifier(place: Workspace, since: str = "") -> Notifier:
     return Notifier(place.tables, [stream.name for stream in streams], senders, start)
 
 
-def has_failed(counts: DeliveryCounts) -> bool:
-    """Returns whether an alert could not be sent."""
-    return bool(counts.failed or counts.given_up)
-
-
 def prepare_evaluation(
-    place: Workspace, checkpoint: str = "", show: Callable[[BatchReport], None] | None = None, *, every: str = "",
-    default_shards: int = 0, **how: Any,
-) -> tuple[Evaluation, Metrics]:  # fmt: skip
+    place: Workspace,
+    checkpoint: str = "",
+    show: Callable[[BatchReport], None] | None = None,
+    *,
+    every: str = "",
+    default_shards: int = 0,
+    **how: Any,
+) -> tuple[Evaluation, Metrics]:
     """Prepares the evaluation of the chosen stream, and the metrics of its batches.
 
-    Args:
-        place: Settings, tables and the chosen stream.
-        checkpoint: Folder of the checkpoint; empty for the default.
-        show: Receives the report of each batch.
-        every: Pause between two micro-batches; empty for that of the settings.
-        default_shards: Number of shards in a new checkpoint; 0 for that of the stream or the settings.
-        **how: Other options of `Evaluation`.
+    `checkpoint` is its folder (empty: the default), and `show` receives the report of each batch. `every` is the pause
+    between two micro-batches (empty: that of the settings), `default_shards` the number of shards in a new checkpoint
+    (0: that of the stream or the settings), and `how` has other options of `Evaluation`.
     """
     from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
     from lookback.spark.replay.histories import make_history
@@ -213,12 +211,10 @@ def prepare_evaluation(
         if show is not None:
             show(report)
 
-    evaluation = Evaluation(
-        tables, stream, place.streams, folder, every=every or settings.every, admission=settings.admission, on_batch=take,
-        default_shards=default_shards or stream.shards or settings.shards, gate=settings.gate,
-        accept_unknown=settings.accept_unknown_checkpoint, historian=make_history, **how,
-    )  # fmt: skip
-    return evaluation, metrics
+    how |= {"every": every or settings.every, "admission": settings.admission, "gate": settings.gate}
+    how |= {"default_shards": default_shards or stream.shards or settings.shards, "historian": make_history}
+    how |= {"accept_unknown": settings.accept_unknown_checkpoint, "on_batch": take}
+    return Evaluation(tables, stream, place.streams, folder, **how), metrics
 
 
 @dataclass(frozen=True)
@@ -231,6 +227,27 @@ class CheckedFile:
     remarks: Sequence[Remark] = ()
     tests: int = 0
     name: str = ""
+
+
+def describe_checked(rule: CompiledRule) -> str:
+    """Says that a rule can be published, and describes it in words."""
+    tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
+    return f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
+
+
+def list_queue_notes(tables: Tables, days: float) -> list[str]:
+    """Says how many alerts the open queue of the last `days` leaves out, as they are snoozed or older."""
+    from lookback.spark.review import note_on_older, note_on_snoozed
+
+    return list(filter(None, (note_on_snoozed(tables, days), note_on_older(tables, days))))
+
+
+def list_snoozes(tables: Tables, *, with_ended: bool = False) -> list[dict[str, Any]]:
+    """Lists the snoozes that have not ended, or all."""
+    from lookback.spark.review import show_snoozes
+    from lookback.spark.snoozes import EXPIRED
+
+    return [row for row in show_snoozes(tables) if with_ended or row["state"] != EXPIRED]
 
 
 def check_file(place: Workspace, file: str, events: int | None = None) -> CheckedFile:
@@ -264,8 +281,8 @@ def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, even
 
 
 def try_rule(
-    tables: Tables, document: Mapping[str, Any], stream: Stream, events: int, progress: Callable[[str], None] | None = None
-) -> tuple[DocumentTrial, list[Remark]]:  # fmt: skip
+    tables: Tables, document: Mapping[str, Any], stream: Stream, events: int, progress: Progress | None = None
+) -> tuple[DocumentTrial, list[Remark]]:
     """Runs a rule over the newest `events` events of its stream. Returns the result, and what no event satisfies."""
     from lookback.data_remarks import find_data_remarks
     from lookback.spark.following.listfeed import read_contents
@@ -293,9 +310,13 @@ def read_what_if(document: Mapping[str, Any], vary: str, since: str) -> tuple[di
 
 
 def run_what_if(
-    rules: RulesTable, document: Mapping[str, Any], varied: Mapping[str, Any], within: Range, against: str = "",
-    progress: Callable[[str], None] | None = None,
-) -> Backtest:  # fmt: skip
+    rules: RulesTable,
+    document: Mapping[str, Any],
+    varied: Mapping[str, Any],
+    within: Range,
+    against: str = "",
+    progress: Progress | None = None,
+) -> Backtest:
     """Runs a rule over all events of its stream with other values of its parameters. Nothing is published.
 
     `against` is the id of a rule whose active version to compare with; empty for none.
@@ -305,7 +326,11 @@ def run_what_if(
     candidate = Candidate(document, rules.next_version(str(document["rule_id"])))
     other = rules.find_version(against) if against else None
     compared = None if other is None else Candidate(dict(other.document or {}), other.version)
-    return backtest(
-        rules.tables, rules.streams[str(document.get("stream"))], [candidate], within, vary=varied, rows=False,
-        against=compared, streams=rules.streams, progress=progress,
-    )  # fmt: skip
+    stream = rules.streams[str(document.get("stream"))]
+    how: dict[str, Any] = {"vary": varied, "rows": False, "against": compared, "progress": progress}
+    return backtest(rules.tables, stream, [candidate], within, streams=rules.streams, **how)
+
+
+def describe_against(compared: RunComparison) -> str:
+    """Says how the alerts of a rule differ from those of the version that it is compared with."""
+    return f"Against {compared.rule_id} version {compared.version}: {compared.sentence}."

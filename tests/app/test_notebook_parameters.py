@@ -26,6 +26,7 @@ from lookback import notebook
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.explaining.evidence import Explanation, StepEvidence
 from lookback.core.streams.declaration import Stream
+from lookback.notebook import streams
 from lookback.parameters import check_mode
 from lookback.spark.batches.sink import BatchReport
 from lookback.views import pictures
@@ -322,13 +323,13 @@ def test_an_explanation_of_a_sequence_is_shown_step_by_step(capsys: pytest.Captu
 
 def test_a_relative_source_is_looked_for_beside_conf(tmp_path: Path):
     place = workspace(tmp_path / "conf")
-    assert notebook._find_source(place, "") == str(tmp_path / "samples/tx.csv")
-    assert notebook._find_source(place, "/data/x.csv") == "/data/x.csv"
-    assert notebook._find_source(place, "s3://bucket/x") == "s3://bucket/x"
+    assert streams._find_source(place, "") == str(tmp_path / "samples/tx.csv")
+    assert streams._find_source(place, "/data/x.csv") == "/data/x.csv"
+    assert streams._find_source(place, "s3://bucket/x") == "s3://bucket/x"
     assert (
-        notebook._find_format(place, "", ""),
-        notebook._find_format(place, "x", ""),
-        notebook._find_format(place, "x", "json"),
+        streams._find_format(place, "", ""),
+        streams._find_format(place, "x", ""),
+        streams._find_format(place, "x", "json"),
     ) == (
         "csv",
         None,

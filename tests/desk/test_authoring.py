@@ -19,6 +19,7 @@ from lookback.desk.parts import make_text
 from lookback.desk.rule.sliders import Sliders
 from lookback.desk.rule.text import RuleText
 from lookback.desk.rule.tuning import Tuning
+from lookback.notebook import showing
 
 ROOT = Path(__file__).parents[2]
 
@@ -244,8 +245,8 @@ def test_the_notebook_begins_with_its_parameters_or_with_a_file_whose_comments_s
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     shown = list[Any]()
-    monkeypatch.setattr(notebook, "has_person", lambda: True)
-    monkeypatch.setattr(notebook, "show", shown.append)
+    monkeypatch.setattr(showing, "has_person", lambda: True)
+    monkeypatch.setattr(showing, "show", shown.append)
     desk = notebook.open_author_desk(make_workspace(conf), FORM)
     assert desk is not None
     assert shown == [desk.widget]
@@ -264,7 +265,7 @@ def test_without_a_person_or_widgets_the_notebook_says_so_and_goes_on(
     assert notebook.open_author_desk(make_workspace(conf), FORM) is None
     assert notebook.open_stream_desk(make_workspace(conf)) is None
     assert capsys.readouterr().out.count("No desk: the notebook runs non-interactively") == 2
-    monkeypatch.setattr(notebook, "has_person", lambda: True)
+    monkeypatch.setattr(showing, "has_person", lambda: True)
     assert notebook.open_author_desk(make_workspace(conf), FORM, wanted=False) is None
     capsys.readouterr()
     for name in ("authoring", "streams"):

@@ -287,13 +287,13 @@ def test_the_notebook_shows_the_desk_where_somebody_is(
     vars(place).update(tables=judged, streams=STREAMS, stream=STREAM)
     assert notebook.open_desk(place) is None
     assert "No desk: the notebook runs non-interactively" in capsys.readouterr().out
-    monkeypatch.setattr("lookback.notebook.has_person", lambda: True)
+    monkeypatch.setattr("lookback.notebook.showing.has_person", lambda: True)
     assert notebook.open_desk(place, wanted=False) is None
     desk = notebook.open_desk(place, "by-customer", reviewer="kim")
     assert desk is not None
     assert len(desk.queue) == 6
     monkeypatch.setitem(__import__("sys").modules, "ipywidgets", None)
-    for name in ("lookback.desk.review", "lookback.desk.parts"):
+    for name in ("lookback.desk.review", "lookback.desk.alert"):
         monkeypatch.delitem(__import__("sys").modules, name)
     capsys.readouterr()
     assert notebook.open_desk(place) is None

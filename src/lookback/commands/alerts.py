@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -10,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 from lookback import verbs
 from lookback.commands.options import (
     FOUND_PROBLEMS,
+    CommandOptions,
     Commands,
     announce,
     flag,
-    open_workspace,
     option,
     print_lines,
-    read_time,
-    show_rows,
     stop_on_signals,
-    wants_json,
 )
 from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import count_noun, escape_unprintable
-from lookback.core.values.times import to_utc
 from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.terminal import format_json, print_json
 
@@ -80,8 +75,8 @@ def add_commands(commands: Commands) -> None:
     option(notify, "--since", "the time from which a new receiver gets alerts (now)", "TIME")
 
 
-def _list_alerts(options: argparse.Namespace) -> None:
-    place = open_workspace(options)
+def _list_alerts(options: CommandOptions) -> None:
+    place = options.open_workspace()
     if options.stream:
         _ = place.stream  # raises if it is unknown
     if options.days is not None and not (options.queue or options.reports):
@@ -89,21 +84,20 @@ def _list_alerts(options: argparse.Namespace) -> None:
             "--days is for the queue and reports: add --queue or --reports, or omit it to list every alert"
         )
     rows, note = place.answer(lambda tables: _read_alerts(tables, options))
-    show_rows(options, rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
+    options.show_rows(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
     if note:
         # On stderr, so that programs reading the rows do not see it.
         print(note, file=sys.stderr)
 
 
-def _read_alerts(tables: Tables, options: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
+def _read_alerts(tables: Tables, options: CommandOptions) -> tuple[list[dict[str, Any]], str]:
     """Reads the alerts selected by the options, and a note on alerts that the queue leaves out."""
     if options.queue or options.reports:
-        from lookback.spark.review import QUEUE_DAYS, note_on_older, note_on_snoozed, open_queue
+        from lookback.spark.review import QUEUE_DAYS, open_queue
 
         days = QUEUE_DAYS if options.days is None else options.days
         frame = open_queue(tables, options.rule, options.stream, days, reports=options.reports)
-        notes = (note_on_snoozed(tables, days), note_on_older(tables, days)) if options.queue else ()
-        note = "\n".join(filter(None, notes))
+        note = "\n".join(verbs.list_queue_notes(tables, days)) if options.queue else ""
     else:
         from lookback.spark.review import list_alerts
 
@@ -111,7 +105,7 @@ def _read_alerts(tables: Tables, options: argparse.Namespace) -> tuple[list[dict
     return [row.asDict() for row in frame.toLocalIterator()], note
 
 
-def _explain(options: argparse.Namespace) -> None:
+def _explain(options: CommandOptions) -> None:
     from lookback.core.explaining.evidence import Explanation
     from lookback.spark.review import explain, explain_event
 
@@ -119,7 +113,7 @@ def _explain(options: argparse.Namespace) -> None:
         raise SetupError("name an alert, or a rule and an event: lookback explain --rule ID --event ID")
     if options.alert_id is None and (options.rule is None or options.event is None):
         raise SetupError("--rule and --event belong together: lookback explain --rule ID --event ID")
-    place = open_workspace(options)
+    place = options.open_workspace()
     streams = place.streams
 
     def compute(tables: Tables) -> Explanation | EventExplanation:
@@ -135,16 +129,16 @@ def _explain(options: argparse.Namespace) -> None:
         from lookback.views.timeline import plot_key_timeline
 
         plot_key_timeline(picture).savefig(options.picture)
-    if wants_json(options):
+    if options.wants_json:
         print_json([explained.to_dict()])
     else:
         print_lines(*(describe_alert(explained) if isinstance(explained, Explanation) else describe_event(explained)))
 
 
-def _review(options: argparse.Namespace) -> None:
+def _review(options: CommandOptions) -> None:
     from lookback.spark.review import record_review
 
-    tables = open_workspace(options).open_tables()
+    tables = options.open_workspace().open_tables()
     announce(escape_unprintable(f"reading alert {options.alert_id}, and recording the decision"))
     recorded = record_review(
         tables, options.alert_id, options.disposition, options.reviewer, options.note, options.revision
@@ -152,53 +146,45 @@ def _review(options: argparse.Namespace) -> None:
     print_lines(recorded)
 
 
-def _snooze(options: argparse.Namespace) -> None:
+def _snooze(options: CommandOptions) -> None:
     from lookback.spark.snoozes import end_snoozes, read_end, snooze
 
     if not options.end and (options.until is None or options.reason is None):
         raise SetupError("a snooze needs its end and a reason: --until '8 hours' --reason TEXT; --end ends one")
     key = _read_key(options.key)
-    place, since = open_workspace(options), read_time(options, "since")
+    place, since = options.open_workspace(), options.read_moment("since")
     streams, tables = place.streams, place.tables
     if options.end:
         ended = end_snoozes(tables, streams, options.subject, key)
         print(f"{count_noun(ended, 'snooze')} ended" if ended else "No such snooze; `lookback snoozes` lists them.")
         return
-    made = snooze(
-        tables, streams, options.subject, key, until=read_end(options.until), reason=options.reason,
-        since=None if since is None else to_utc(since), author=options.author,
-    )  # fmt: skip
-    print_lines(made)
+    how = {"until": read_end(options.until), "reason": options.reason, "since": since, "author": options.author}
+    print_lines(snooze(tables, streams, options.subject, key, **how))
 
 
 def _read_key(pairs: list[str] | None) -> dict[str, str] | None:
     if pairs is None:
         return None
-    wrong = [pair for pair in pairs if not pair.partition("=")[1]]
-    if wrong:
+    if wrong := [pair for pair in pairs if "=" not in pair]:
         raise SetupError(f"--key must be FIELD=VALUE such as customer_id=17, got {wrong[0]!r:.100}")
-    return {name: text for name, _, text in (pair.partition("=") for pair in pairs)}
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _list_snoozes(options: argparse.Namespace) -> None:
-    from lookback.spark.review import show_snoozes
-    from lookback.spark.snoozes import EXPIRED
-
-    listed = open_workspace(options).answer(show_snoozes)
-    rows = [row for row in listed if options.all or row["state"] != EXPIRED]
-    if not wants_json(options):
+def _list_snoozes(options: CommandOptions) -> None:
+    rows = options.open_workspace().answer(lambda tables: verbs.list_snoozes(tables, with_ended=options.all))
+    if not options.wants_json:
         rows = [{**row, "rule_id": row["rule_id"] or "*"} for row in rows]
-    show_rows(options, rows, ("rule_id", "key", "state", "from", "until", "alerts", "author", "reason"))
+    options.show_rows(rows, ("rule_id", "key", "state", "from", "until", "alerts", "author", "reason"))
 
 
-def _notify(options: argparse.Namespace) -> int:
-    place, every = open_workspace(options), parse_duration(options.every) / 1_000_000
+def _notify(options: CommandOptions) -> int:
+    place, every = options.open_workspace(), parse_duration(options.every) / 1_000_000
     sending = verbs.make_notifier(place, options.since or "")
 
     def show(counts: DeliveryCounts) -> None:
-        print(format_json(vars(counts)) if wants_json(options) else counts, flush=True)
+        print(format_json(vars(counts)) if options.wants_json else counts, flush=True)
 
     stop = threading.Event()
     stop_on_signals(stop.set)
     total = sending.run(once=options.once, every=every, stop=stop, report=show)
-    return FOUND_PROBLEMS if options.once and verbs.has_failed(total) else 0
+    return FOUND_PROBLEMS if options.once and total.has_failed else 0

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import (
-    FOUND_PROBLEMS,
-    Commands,
-    flag,
-    open_workspace,
-    option,
-    print_line,
-    read_time,
-    show_rows,
-    wants_json,
-    warn,
-)
+from lookback.commands.options import FOUND_PROBLEMS, CommandOptions, Commands, flag, option, warn
 from lookback.config import load_rule_document
 from lookback.core.errors import SetupError
 from lookback.core.rules.variants import read_varied
@@ -59,19 +47,18 @@ def add_commands(commands: Commands) -> None:
     option(proven, "--until-commit", "the last one (default: the last that was judged)", "N", type=int)
 
 
-def _backtest(options: argparse.Namespace) -> None:
+def _backtest(options: CommandOptions) -> None:
     from lookback.spark.replay.backtest import Range, backtest
     from lookback.spark.rules import RulesTable
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     streams = place.streams
     try:
         varied = read_varied(options.vary)
     except ValueError as error:
         raise SetupError(f"--vary: {error}") from None
-    moment = read_time(options, "as_of")
-    as_of = None if moment is None else to_utc(moment)
-    within = Range(read_time(options, "since"), read_time(options, "until"), options.since_commit)
+    how: dict[str, Any] = {"vary": varied, "rows": bool(options.out), "as_of": options.read_moment("as_of")}
+    within = Range(options.read_time("since"), options.read_time("until"), options.since_commit)
     rules = RulesTable(place.tables, streams, place.settings.gate is not None)
     candidates = [_load_candidate(each, rules) for each in options.rules]
     against = None if options.against is None else _load_candidate(options.against, rules)
@@ -80,17 +67,14 @@ def _backtest(options: argparse.Namespace) -> None:
     names = sorted({str(each.document["stream"]) for each in [*candidates, *([] if against is None else [against])]})
     if len(names) > 1:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
-    show = None if wants_json(options) else print_line
-    with backtest(
-        place.tables, streams[names[0]], candidates, within, vary=varied, rows=bool(options.out), against=against,
-        as_of=as_of, lists_now=options.lists == "now", streams=streams, progress=show,
-    ) as result:  # fmt: skip
+    how |= {"against": against, "lists_now": options.lists == "now", "streams": streams, "progress": options.progress}
+    with backtest(place.tables, streams[names[0]], candidates, within, **how) as result:
         for warning in result.warnings:
             warn(f"warning: {warning}")
         if options.out:
             result.write(options.out)
         rows = [_make_row(each) for each in result.figures]
-        if wants_json(options):
+        if options.wants_json:
             for row, each in zip(rows, result.comparisons, strict=False):
                 row["against"] = each.to_dict()
             print_json(rows)
@@ -101,24 +85,22 @@ def _backtest(options: argparse.Namespace) -> None:
         compared = map(_describe_comparison, result.comparisons, values)
         errors = (f"{logged.rule_id}: {logged.action}: {logged.message}" for logged in result.errors)
         names = ["rule_id", "version", *varied, *columns]
-        show_rows(options, drawn, names, *compared, _describe(result), *errors)
+        options.show_rows(drawn, names, *compared, _describe(result), *errors)
 
 
-def _prove(options: argparse.Namespace) -> int:
+def _prove(options: CommandOptions) -> int:
     from lookback.spark.replay.proof import proof_folder, prove
 
     if options.accept and not options.nightly:
         raise SetupError("--accept is for --nightly: add --nightly")
-    place = open_workspace(options)
+    place = options.open_workspace()
     stream, tables = place.stream, place.tables
-    show = None if wants_json(options) else print_line
-    with prove(
-        tables, stream, place.streams, first=options.from_commit, last=options.until_commit, progress=show,
-        saved=proof_folder(tables, stream) if options.nightly else None, accept=options.accept,
-    ) as proofs:  # fmt: skip
+    how: dict[str, Any] = {"first": options.from_commit, "last": options.until_commit, "accept": options.accept}
+    how |= {"saved": proof_folder(tables, stream) if options.nightly else None, "progress": options.progress}
+    with prove(tables, stream, place.streams, **how) as proofs:
         differs = any(not row.holds for row in proofs.rows)
         rows, lines = [vars(row) for row in proofs.rows], []
-        if not wants_json(options):
+        if not options.wants_json:
             rows = [{**row, "rule_id": row["rule_id"] or "(late events)"} for row in rows]
             found = proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect()
             text = "only {side}: {verdict} {alert_id} of {rule_id}, commit {arrival}: {message}"
@@ -126,7 +108,7 @@ def _prove(options: argparse.Namespace) -> int:
             (first, last), outcome = proofs.commits, "the tables differ from a replay"
             lines.append(f"commits {first} to {last}: {outcome if differs else 'all rows match a replay'}")
         names = ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged")
-        show_rows(options, rows, names, *lines)
+        options.show_rows(rows, names, *lines)
     return FOUND_PROBLEMS if differs else 0
 
 

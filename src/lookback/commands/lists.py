@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from lookback.commands.options import Commands, add_format, open_workspace, option, show_report, show_rows, wants_json
+from lookback.commands.options import CommandOptions, Commands, add_format, option
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -46,36 +46,35 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     option(command, "--author", "who adds the values (default: the current user)")
 
 
-def _read_options(options: argparse.Namespace) -> dict[str, Any]:
+def _read_options(options: CommandOptions) -> dict[str, Any]:
     from lookback.spark.lists import read_until
 
     until = None if options.until is None else read_until(options.until)
     return {"until": until, "reason": options.reason, "kind": options.kind, "author": options.author}
 
 
-def _add(options: argparse.Namespace) -> None:
+def _add(options: CommandOptions) -> None:
     from lookback.spark.lists import add_values
 
-    given, tables = _read_options(options), open_workspace(options).open_tables()
-    report = add_values(tables, options.name, options.values, **given)
-    show_report(options, report, rejections=report.rejections)
+    given, tables = _read_options(options), options.open_workspace().open_tables()
+    options.show_report(add_values(tables, options.name, options.values, **given))
 
 
-def _remove(options: argparse.Namespace) -> None:
+def _remove(options: CommandOptions) -> None:
     from lookback.spark.lists import remove_values
 
-    show_report(options, remove_values(open_workspace(options).open_tables(), options.name, options.values))
+    options.show_report(remove_values(options.open_workspace().open_tables(), options.name, options.values))
 
 
-def _import(options: argparse.Namespace) -> None:
+def _import(options: CommandOptions) -> None:
     from lookback.spark.lists import import_values
 
-    given, tables = _read_options(options), open_workspace(options).open_tables()
+    given, tables = _read_options(options), options.open_workspace().open_tables()
     report = import_values(tables, options.name, options.file, value=options.value, format=options.format, **given)
-    show_report(options, report, rejections=report.rejections)
+    options.show_report(report)
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: CommandOptions) -> None:
     from lookback.spark.lists import read_list, show_lists
 
     def compute(tables: Tables) -> list[dict[str, Any]]:
@@ -83,21 +82,18 @@ def _show(options: argparse.Namespace) -> None:
             return show_lists(tables)
         return [row.asDict() for row in read_list(tables, options.name).toLocalIterator()]
 
-    rows = open_workspace(options).answer(compute)
-    if not rows and not wants_json(options):
+    rows = options.open_workspace().answer(compute)
+    if not rows and not options.wants_json:
         print("No lists yet; `lookback lists add NAME VALUE` makes one.")
         return
     all_lists = ("list", "kind", "values", "expired", "last_added_at")
     one_list = ("value", "state", "expires_at", "added_at", "author", "reason")
-    show_rows(options, rows, all_lists if options.name is None else one_list)
+    options.show_rows(rows, all_lists if options.name is None else one_list)
 
 
-def _import_labels(options: argparse.Namespace) -> None:
+def _import_labels(options: CommandOptions) -> None:
     from lookback.spark.labels import import_labels
 
-    place = open_workspace(options)
-    report = import_labels(
-        place.tables, place.stream, options.file, event_id=options.event_id, positive=options.positive,
-        at=options.at, format=options.format, author=options.author,
-    )  # fmt: skip
-    show_report(options, report, rejections=report.rejections)
+    place = options.open_workspace()
+    how = {name: getattr(options, name) for name in ("event_id", "positive", "at", "format", "author")}
+    options.show_report(import_labels(place.tables, place.stream, options.file, **how))

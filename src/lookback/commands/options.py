@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from lookback.config import Settings
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import escape_unprintable
-from lookback.core.values.times import parse_calendar_time
+from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.verbs import Workspace
 from lookback.views.terminal import print_json, print_table
 
@@ -20,8 +21,59 @@ FOUND_PROBLEMS, WRONG_USE = 1, 2
 FORMATS = ["parquet", "csv", "json"]
 # The number of kinds of rejected rows to print.
 _MAX_REASONS = 5
+
+
+class CommandOptions(argparse.Namespace):
+    """The options of a command as given: opens the place that they name, and prints results as they say."""
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether --json was given, before or after the command."""
+        return bool(getattr(self, "json", False))
+
+    @property
+    def progress(self) -> Callable[[str], None] | None:
+        """Prints lines of progress; None with --json."""
+        return None if self.wants_json else print_line
+
+    def open_workspace(self) -> Workspace:
+        """Returns the place of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
+        given = (getattr(self, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
+        return Workspace(Settings.local(*given), getattr(self, "stream", None) or "", announce)
+
+    def read_time(self, name: str) -> int | None:
+        """Parses the time of an option, in microseconds; None if the option is missing. Raises SetupError."""
+        text = getattr(self, name)
+        try:
+            return None if text is None else parse_calendar_time(text)
+        except ValueError:
+            given = name.replace("_", "-")
+            raise SetupError(f"--{given} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
+
+    def read_moment(self, name: str) -> dt.datetime | None:
+        """Parses the time of an option; None if the option is missing. Raises SetupError."""
+        time = self.read_time(name)
+        return None if time is None else to_utc(time)
+
+    def show_rows(self, rows: Sequence[Mapping[str, Any]], names: Sequence[str], *lines: object) -> None:
+        """Prints rows as JSON if wanted, else the named columns as a table, and then the lines."""
+        if self.wants_json:
+            print_json(rows)
+        else:
+            print_table(rows, names)
+            print_lines(*lines)
+
+    def show_report(self, report: Any, *lines: object) -> None:
+        """Prints a report as JSON if wanted, else the lines, or the report itself, and the first kinds of rejected rows."""
+        if self.wants_json:
+            print_json([asdict(report)])
+        else:
+            rejections = getattr(report, "rejections", ())[:_MAX_REASONS]
+            print_lines(*lines or [report], *(f"  {each}" for each in rejections))
+
+
 # Returns the exit code; None means 0.
-RunCommand = Callable[[argparse.Namespace], "int | None"]
+RunCommand = Callable[[CommandOptions], "int | None"]
 
 
 class Commands:
@@ -77,49 +129,9 @@ def add_checkpoint(to: Any, text: str = "folder of the checkpoint (default: belo
     option(to, "--checkpoint", text)
 
 
-def wants_json(options: argparse.Namespace) -> bool:
-    """Returns whether --json was given, before or after the command."""
-    return bool(getattr(options, "json", False))
-
-
-def open_workspace(options: argparse.Namespace) -> Workspace:
-    """Returns the place of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
-    given = (getattr(options, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
-    return Workspace(Settings.local(*given), getattr(options, "stream", None) or "", announce)
-
-
 def announce(text: str) -> None:
     """Prints what a command is doing to stderr, so that programs reading its output do not see it."""
     print(f"{text} ...", file=sys.stderr, flush=True)
-
-
-def read_time(options: argparse.Namespace, name: str) -> int | None:
-    """Parses the time of an option, in microseconds; None if the option is missing. Raises SetupError."""
-    text = getattr(options, name)
-    try:
-        return None if text is None else parse_calendar_time(text)
-    except ValueError:
-        option = name.replace("_", "-")
-        raise SetupError(f"--{option} must be a time such as 2026-01-31T12:00:00Z, got {text!r:.100}") from None
-
-
-def show_rows(
-    options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], names: Sequence[str], *lines: object
-) -> None:
-    """Prints rows as JSON if wanted, else the named columns as a table, and then the lines."""
-    if wants_json(options):
-        print_json(rows)
-    else:
-        print_table(rows, names)
-        print_lines(*lines)
-
-
-def show_report(options: argparse.Namespace, report: Any, *lines: object, rejections: Sequence[object] = ()) -> None:
-    """Prints a report as JSON if wanted, else the lines, or the report itself, and the first kinds of rejected rows."""
-    if wants_json(options):
-        print_json([asdict(report)])
-    else:
-        print_lines(*lines or [report], *(f"  {each}" for each in rejections[:_MAX_REASONS]))
 
 
 def print_lines(*lines: object) -> None:

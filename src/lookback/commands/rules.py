@@ -16,22 +16,18 @@ import yaml
 from lookback import verbs
 from lookback.commands.options import (
     FOUND_PROBLEMS,
+    CommandOptions,
     Commands,
     add_author,
     flag,
-    open_workspace,
     option,
     print_lines,
-    read_time,
-    show_rows,
-    wants_json,
     warn,
 )
 from lookback.config import load_rule_document
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.document import read_rule
 from lookback.core.values.texts import count_noun, join_words
-from lookback.core.values.times import to_utc
 from lookback.views.terminal import describe_redundant, print_document, print_json, print_table
 
 if TYPE_CHECKING:
@@ -96,15 +92,12 @@ def _add_subcommands(commands: Commands) -> None:
     option(commands.add("export", _export_rules, "print rules as YAML"), "rule_id", nargs="?")
 
 
-def _show_overlap(options: argparse.Namespace) -> None:
+def _show_overlap(options: CommandOptions) -> None:
     from lookback.spark.figures import Period, RuleFigures
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     chosen = [place.stream] if options.stream else list(place.streams.values())
-    since, until, as_of = (
-        None if time is None else to_utc(time)
-        for time in (read_time(options, name) for name in ("since", "until", "as_of"))
-    )
+    since, until, as_of = map(options.read_moment, ("since", "until", "as_of"))
     period = Period(since, until, as_of)
     tables = place.tables
     for stream in chosen:
@@ -114,50 +107,50 @@ def _show_overlap(options: argparse.Namespace) -> None:
         if not figures.rules:
             continue
         pairs, alone = ([row.asDict() for row in rows.collect()] for rows in (figures.pairs(), figures.alone()))
-        if wants_json(options):
+        if options.wants_json:
             print_json([*pairs, *alone])
             continue
         for row in pairs:
             row["jaccard"] = "" if row["jaccard"] is None else f"{row['jaccard']:.3f}"
         print_table(pairs, ("a", "b", "both", "jaccard"))
-        show_rows(options, alone, ("a", "alone", "flagged"), describe_redundant(alone))
+        options.show_rows(alone, ("a", "alone", "flagged"), describe_redundant(alone))
 
 
-def _read_rules(options: argparse.Namespace, read: Callable[[RulesTable], _Result]) -> _Result:
+def _read_rules(options: CommandOptions, read: Callable[[RulesTable], _Result]) -> _Result:
     """Reads from the rules table; see `Workspace.answer`."""
-    place = open_workspace(options)
+    place = options.open_workspace()
     return place.answer(lambda tables: read(place.find_rules(tables)))
 
 
-def _check_rules(options: argparse.Namespace) -> int:
+def _check_rules(options: CommandOptions) -> int:
     # `push` also checks, but has none of these options.
     if getattr(options, "backtest", False):
         return _report_rules(options)
     if given := [name for name in _REPORT_OPTIONS if getattr(options, name, None) is not None]:
         raise SetupError(f"--{given[0].replace('_', '-')} needs a backtest: add --backtest")
-    place, events = open_workspace(options), options.events if getattr(options, "against_data", False) else None
+    place, events = options.open_workspace(), options.events if getattr(options, "against_data", False) else None
     checked = [verbs.check_file(place, file, events) for file in options.files]
     for each in checked:
-        (_print_findings_json if wants_json(options) else _print_findings)(each)
+        (_print_findings_json if options.wants_json else _print_findings)(each)
     return FOUND_PROBLEMS if any(each.problems for each in checked) else 0
 
 
-def _report_rules(options: argparse.Namespace) -> int:
+def _report_rules(options: CommandOptions) -> int:
     from lookback.core.rules.gate import Gate
     from lookback.spark.replay.backtest import Range
     from lookback.spark.reports import report_rules
     from lookback.spark.rules import RulesTable
     from lookback.views.markdown import describe_range, format_reports
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     gate, most, streams = place.settings.gate or Gate(), options.max_alerts_per_day, place.streams
     if most is not None and not 0 <= most < inf:
         raise SetupError(f"--max-alerts-per-day must be at least 0, got {most:g}")
     gate = gate if most is None else replace(gate, max_alerts_per_day=most)
-    since, until = read_time(options, "since"), read_time(options, "until")
+    since, until = options.read_time("since"), options.read_time("until")
     within = None if since is None and until is None else Range(since, until)
     reports = report_rules(RulesTable(place.tables, streams), options.files, gate, within)
-    if wants_json(options):
+    if options.wants_json:
         print_json(each.to_dict() for each in reports)
     else:
         print(format_reports(reports))
@@ -184,11 +177,11 @@ def _print_findings_json(checked: verbs.CheckedFile) -> None:
     print_json({**rule, **row} for row in rows or [{"level": "fine", "tests": checked.tests}])
 
 
-def _push_rules(options: argparse.Namespace) -> int:
+def _push_rules(options: CommandOptions) -> int:
     # The check needs no Spark, so it runs before anything is published.
     if _check_rules(options):
         return FOUND_PROBLEMS
-    rules = open_workspace(options).rules
+    rules = options.open_workspace().rules
     for document in map(load_rule_document, options.files):
         if options.cold:
             document["warm_start"] = False
@@ -204,28 +197,28 @@ def _push_rules(options: argparse.Namespace) -> int:
     return 0
 
 
-def _activate(options: argparse.Namespace) -> int:
+def _activate(options: CommandOptions) -> int:
     from lookback.core.rules.gate import Gate
     from lookback.spark.activation import activate
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     found = activate(
         place.rules, options.rule_id, place.settings.gate or Gate(), approver=options.author, comment=options.comment
     )
     rows = [asdict(each) for each in found.conditions]
     what = f"version {found.candidate} of {options.rule_id}"
-    if wants_json(options):
+    if options.wants_json:
         own = {"rule_id": options.rule_id, "candidate": found.candidate, "version": found.version}
         rows = [{**own, **row} for row in rows]
     done = (
         f"{what} {found.outcome}" if found.version is None else f"published {what} as version {found.version} (active)"
     )
-    show_rows(options, rows, ("condition", "figure", "met", "remedy"), done)
+    options.show_rows(rows, ("condition", "figure", "met", "remedy"), done)
     return FOUND_PROBLEMS if found.version is None else 0
 
 
-def _set_status(options: argparse.Namespace) -> None:
-    rules = open_workspace(options).rules
+def _set_status(options: CommandOptions) -> None:
+    rules = options.open_workspace().rules
     version = rules.set_status(options.rule_id, options.status, author=options.author, comment=options.comment)
     print(f"published {options.rule_id} version {version} ({options.status})")
 
@@ -237,28 +230,28 @@ def _read_pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _set_parameters(options: argparse.Namespace) -> None:
-    rules, values = open_workspace(options).rules, dict(options.values)
+def _set_parameters(options: CommandOptions) -> None:
+    rules, values = options.open_workspace().rules, dict(options.values)
     version = rules.set_parameters(options.rule_id, values, author=options.author, comment=options.comment)
     pairs = ", ".join(f"{name} = {value}" for name, value in options.values)
     print(f"published {options.rule_id} version {version} with {pairs}")
 
 
-def _compare_versions(options: argparse.Namespace) -> None:
+def _compare_versions(options: CommandOptions) -> None:
     from lookback.spark.challenger import compare_versions
 
-    table = open_workspace(options).rules
+    table = options.open_workspace().rules
     found = compare_versions(table.tables, table.streams, options.rule_id, has_gate=table.has_gate)
     rows = [row.asDict() for row in found.count().collect()]
-    if wants_json(options):
+    if options.wants_json:
         rows = [{"rule_id": found.rule_id, "active": found.active, "shadow": found.shadow, **row} for row in rows]
     active = "no active version" if found.active is None else f"version {found.active}"
     since = "from the first commit" if found.since is None else f"after commit {found.since}"
     line = f"{found.rule_id}: version {found.shadow} in shadow against {active}, {since}"
-    show_rows(options, rows, ("side", "alerts", "keys", "positives", "negatives", "unlabelled"), line)
+    options.show_rows(rows, ("side", "alerts", "keys", "positives", "negatives", "unlabelled"), line)
 
 
-def _diff_versions(options: argparse.Namespace) -> None:
+def _diff_versions(options: CommandOptions) -> None:
     from lookback.core.rules.wording import list_changes
 
     versions = options.before, options.after
@@ -266,7 +259,7 @@ def _diff_versions(options: argparse.Namespace) -> None:
         options, lambda rules: [rules.find_document(options.rule_id, each) for each in versions]
     )
     changes = list_changes(before, after)
-    if wants_json(options):
+    if options.wants_json:
         print_json(asdict(change) for change in changes)
         return
     print_lines(*changes)
@@ -276,15 +269,15 @@ def _diff_versions(options: argparse.Namespace) -> None:
     print("\n".join(lines) if changes else "the documents are equal")
 
 
-def _list_rules(options: argparse.Namespace) -> None:
+def _list_rules(options: CommandOptions) -> None:
     rows = [asdict(row) for row in _read_rules(options, lambda rules: rules.list_rows())]
-    for row in rows if not wants_json(options) else ():
+    for row in rows if not options.wants_json else ():
         document = row["document"] or {}
         row.update(stream=document.get("stream"), when=read_rule(document)[0].when)
-    show_rows(options, rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
+    options.show_rows(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
 
 
-def _show_rule(options: argparse.Namespace) -> None:
+def _show_rule(options: CommandOptions) -> None:
     from lookback.core.rules.compiled import compile_rule
     from lookback.core.rules.wording import describe_rule
 
@@ -295,7 +288,7 @@ def _show_rule(options: argparse.Namespace) -> None:
 
     rows, documents, streams = _read_rules(options, read)
     rows.sort(key=lambda row: row["version"])
-    if wants_json(options):
+    if options.wants_json:
         print_json(rows)
         return
     for document in documents:
@@ -306,22 +299,22 @@ def _show_rule(options: argparse.Namespace) -> None:
     print_document(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
 
 
-def _export_rules(options: argparse.Namespace) -> None:
+def _export_rules(options: CommandOptions) -> None:
     documents = _read_rules(options, lambda rules: rules.export(options.rule_id))
     print_document(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
 
 
-def _send_command(options: argparse.Namespace) -> None:
-    open_workspace(options).rules.command(options.action, options.stream)
+def _send_command(options: CommandOptions) -> None:
+    options.open_workspace().rules.command(options.action, options.stream)
     print(f"published {options.action} for {options.stream}")
 
 
-def _print_schema(options: argparse.Namespace) -> None:
+def _print_schema(options: CommandOptions) -> None:
     from lookback.core.rules.schema import format_rule_schema
 
     print_document(format_rule_schema())
 
 
-def _advance(options: argparse.Namespace) -> None:
-    open_workspace(options).rules.command("advance", options.stream, time=options.time)
+def _advance(options: CommandOptions) -> None:
+    options.open_workspace().rules.command("advance", options.stream, time=options.time)
     print(f"published advance of {options.stream} to {options.time}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 from dataclasses import asdict
@@ -13,17 +12,16 @@ import yaml
 from lookback import verbs
 from lookback.commands.options import (
     FOUND_PROBLEMS,
+    CommandOptions,
     Commands,
     add_checkpoint,
     add_format,
     announce,
     flag,
-    open_workspace,
     option,
     print_line,
     print_lines,
     stop_on_signals,
-    wants_json,
     warn,
 )
 from lookback.core.errors import SetupError, StreamError
@@ -82,17 +80,16 @@ def add_commands(commands: Commands) -> None:
     add_checkpoint(spread)
 
 
-def _ingest(options: argparse.Namespace) -> None:
+def _ingest(options: CommandOptions) -> None:
     from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, require_ingest, retry_rejected
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     stream = place.stream
-    progress = None if wants_json(options) else print
     if options.retry_rejected and (options.path or options.format):
         raise SetupError("--retry-rejected reads the files in rejected_events; omit PATH and --format")
     if options.retry_rejected:
-        report = retry_rejected(place.tables, stream, progress=progress)
+        report = retry_rejected(place.tables, stream, progress=options.progress)
     elif reads_kafka(stream) and not (options.path or options.format):
         place.kafka = True
         report = _ingest_topic(options, place)
@@ -104,13 +101,13 @@ def _ingest(options: argparse.Namespace) -> None:
     else:
         require_ingest(place.tables, stream)
         announce(escape_unprintable(f"reading the events of {options.path or f'stream {stream.name}'}"))
-        report = ingest(place.tables, stream, options.path, format=options.format, progress=progress)
+        report = ingest(place.tables, stream, options.path, format=options.format, progress=options.progress)
     _show_ingest(options, report, [])
 
 
-def _show_ingest(options: argparse.Namespace, report: IngestReport, known: list[str]) -> None:
+def _show_ingest(options: CommandOptions, report: IngestReport, known: list[str]) -> None:
     """Prints a report, and its assumptions unless some are known, to which it adds them."""
-    if wants_json(options):
+    if options.wants_json:
         print_line(format_json(asdict(report)))
         return
     print_line(str(report))
@@ -122,16 +119,16 @@ def _show_ingest(options: argparse.Namespace, report: IngestReport, known: list[
         print_line(report.assumptions)
 
 
-def _list_rejected(options: argparse.Namespace) -> None:
+def _list_rejected(options: CommandOptions) -> None:
     from lookback.spark.ingest.rejected import RejectedRows
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     stream, tables = place.stream, place.tables
     rejected = RejectedRows(tables, stream) if tables.exists("rejected_events") else None
     if rejected is None or rejected.read().isEmpty():
-        if not wants_json(options):
+        if not options.wants_json:
             print(f"{stream.name}: no rejected rows")
-    elif wants_json(options):
+    elif options.wants_json:
         print_json(row.asDict() for row in rejected.read().toLocalIterator())
     else:
         print_lines(*rejected.count_by_reason(), f"the newest {options.limit}:")
@@ -140,7 +137,7 @@ def _list_rejected(options: argparse.Namespace) -> None:
         print(f"correct the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
 
 
-def _draft_stream(options: argparse.Namespace) -> int:
+def _draft_stream(options: CommandOptions) -> int:
     from lookback.stream_draft import draft_stream
 
     text = draft_stream(options.file, options.name, options.format)
@@ -153,7 +150,7 @@ def _draft_stream(options: argparse.Namespace) -> int:
     if not options.write:
         print_document(text)
     else:
-        file = open_workspace(options).conf / "streams" / f"{name}.yml"
+        file = options.open_workspace().conf / "streams" / f"{name}.yml"
         if file.exists():
             raise SetupError(f"{file} already exists; give the new stream another --name, or edit that file")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -164,26 +161,26 @@ def _draft_stream(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if problems else 0
 
 
-def _ingest_topic(options: argparse.Namespace, place: verbs.Workspace) -> IngestReport:
+def _ingest_topic(options: CommandOptions, place: verbs.Workspace) -> IngestReport:
     from lookback.spark.ingest.topics import TopicIngest
 
-    run = TopicIngest(
-        place.tables, place.stream, options.checkpoint, every=options.every, skip_lost=options.skip_lost,
-        progress=None if wants_json(options) else print_line,
-    )  # fmt: skip
+    how = {"every": options.every, "skip_lost": options.skip_lost, "progress": options.progress}
+    run = TopicIngest(place.tables, place.stream, options.checkpoint, **how)
     stop_on_signals(run.request_stop)
     return run.run()
 
 
-def _ingest_new_files(options: argparse.Namespace, place: verbs.Workspace) -> None:
+def _ingest_new_files(options: CommandOptions, place: verbs.Workspace) -> None:
     from lookback.spark.ingest.files import ingest_continuously
 
     checkpoint = options.checkpoint or place.checkpoint("ingest")
     known: list[str] = []
-    query = ingest_continuously(
-        place.tables, place.stream, options.path, checkpoint=checkpoint, every=options.every, format=options.format,
-        progress=lambda report: _show_ingest(options, report, known), warn=lambda text: warn(f"warning: {text}"),
-    )  # fmt: skip
+    how = {"checkpoint": checkpoint, "every": options.every, "format": options.format}
+    how |= {
+        "progress": lambda report: _show_ingest(options, report, known),
+        "warn": lambda text: warn(f"warning: {text}"),
+    }
+    query = ingest_continuously(place.tables, place.stream, options.path, **how)
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]
@@ -191,8 +188,8 @@ def _ingest_new_files(options: argparse.Namespace, place: verbs.Workspace) -> No
     query.stop()
 
 
-def _evaluate(options: argparse.Namespace) -> None:
-    place = open_workspace(options)
+def _evaluate(options: CommandOptions) -> None:
+    place = options.open_workspace()
     idle_after = None if options.idle_after is None else parse_duration(options.idle_after)
     stream = place.stream
     if idle_after is not None and options.once:
@@ -200,21 +197,19 @@ def _evaluate(options: argparse.Namespace) -> None:
     place.tables.require(stream)
 
     def show(report: BatchReport) -> None:
-        print_line(format_json(asdict(report)) if wants_json(options) else _format_batch(report))
+        print_line(format_json(asdict(report)) if options.wants_json else _format_batch(report))
 
-    evaluation, metrics = verbs.prepare_evaluation(
-        place, options.checkpoint, show, every=options.every, once=options.once, idle_after=idle_after,
-        shards=options.shards, rebuild=options.rebuild, fresh=options.fresh,
-    )  # fmt: skip
+    how = {name: getattr(options, name) for name in ("every", "once", "shards", "rebuild", "fresh")}
+    evaluation, metrics = verbs.prepare_evaluation(place, options.checkpoint, show, idle_after=idle_after, **how)
     stop_on_signals(evaluation.request_stop)
     with metrics:
         evaluation.run()
 
 
-def _repartition(options: argparse.Namespace) -> None:
+def _repartition(options: CommandOptions) -> None:
     from lookback.spark.checkpoints.checkpoint import checkpoint_folder, repartition
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     folder = options.checkpoint or checkpoint_folder(place.tables, place.stream)
     repartition(place.tables.spark, folder, options.partitions)
     print(f"the state in {folder} now has {options.partitions} partitions")

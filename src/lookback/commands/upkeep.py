@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import importlib.util
 import sys
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from lookback import verbs
 from lookback.commands.options import (
     FOUND_PROBLEMS,
+    CommandOptions,
     Commands,
     add_checkpoint,
     flag,
-    open_workspace,
     option,
     print_lines,
-    show_report,
-    wants_json,
     warn,
 )
 from lookback.core.errors import SetupError
@@ -52,10 +49,10 @@ def add_commands(commands: Commands) -> None:
     add_checkpoint(forget, "folder of the evaluation's checkpoint (default: below the root)")
 
 
-def _init(options: argparse.Namespace) -> int:
+def _init(options: CommandOptions) -> int:
     from lookback.spark.operations.catalog import REFUSED
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     refused = [step for step in verbs.set_up(place) if step.done.startswith(REFUSED)]
     for name, stream in place.streams.items():
         print(f"{name}: {place.tables.path_or_name(name)}{' (external table)' if stream.table else ''}")
@@ -67,11 +64,11 @@ def _init(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if refused else 0
 
 
-def _show_status(options: argparse.Namespace) -> int:
+def _show_status(options: CommandOptions) -> int:
     from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
     from lookback.spark.operations.status import stream_status
 
-    place = open_workspace(options)
+    place = options.open_workspace()
     settings, streams = place.settings, place.streams
     if options.warehouse:
         return _report_health(options, settings, _read_remote_status(settings, options.warehouse, streams))
@@ -86,7 +83,7 @@ def _show_status(options: argparse.Namespace) -> int:
         ]
 
     rows = place.answer(compute)
-    if not wants_json(options):
+    if not options.wants_json:
         names = "stream events commits judged lag_commits rules alerts open late rejected"
         print_table(rows, names.split())
         print("alerts, open, rejected: of the last 90 days\n")
@@ -106,9 +103,9 @@ def _read_remote_status(settings: Settings, warehouse: str, streams: Iterable[st
     return [describe_stream(place, execute, now) for place in places]
 
 
-def _report_health(options: argparse.Namespace, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> int:
+def _report_health(options: CommandOptions, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> int:
     """Prints whether streams are healthy, or all figures with --json; sends what is not. Returns the exit code."""
-    if wants_json(options):
+    if options.wants_json:
         print_json(rows)
     else:
         for row in rows:
@@ -136,10 +133,10 @@ def _send_notices(conf: Path, unhealthy: Sequence[Mapping[str, Any]]) -> bool:
     return is_sent
 
 
-def _maintain(options: argparse.Namespace) -> int:
-    done = verbs.maintain(open_workspace(options))
+def _maintain(options: CommandOptions) -> int:
+    done = verbs.maintain(options.open_workspace())
     rows = [asdict(each) for each in done.tables]
-    if wants_json(options):
+    if options.wants_json:
         older = [] if done.older is None else [{"open_before_queue": done.older.count, **asdict(done.older)}]
         print_json([*rows, *(asdict(each) for each in done.checkpoints), *older])
     else:
@@ -150,10 +147,10 @@ def _maintain(options: argparse.Namespace) -> int:
     return FOUND_PROBLEMS if done.problems else 0
 
 
-def _forget(options: argparse.Namespace) -> None:
+def _forget(options: CommandOptions) -> None:
     from lookback.spark.operations.forget import forget_condition
 
-    place, where = open_workspace(options), options.where
+    place, where = options.open_workspace(), options.where
     forget_condition(place.stream, where)
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
         raise SetupError("forget deletes permanently: add --yes, or --dry-run to see what it would delete")
@@ -161,9 +158,9 @@ def _forget(options: argparse.Namespace) -> None:
     report = verbs.forget(place, where, dry_run=dry_run, checkpoint=options.checkpoint)
     if dry_run and not options.dry_run:
         for line in report.list_lines():
-            (warn if wants_json(options) else print_lines)(line)
+            (warn if options.wants_json else print_lines)(line)
         if input("Permanently delete these rows? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was deleted")
             return
         report = verbs.forget(place, where, dry_run=False, checkpoint=options.checkpoint)
-    show_report(options, report, *report.list_lines())
+    options.show_report(report, *report.list_lines())

@@ -17,21 +17,11 @@ from lookback.config import read_text
 from lookback.core.errors import SetupError
 from lookback.core.rules.document import RULE_ID
 from lookback.core.values.texts import count_noun
-from lookback.desk.parts import (
-    TextTable,
-    add_classes,
-    clean_text,
-    make_button,
-    make_desk,
-    make_field,
-    make_heading,
-    make_row,
-    make_text,
-)
+from lookback.desk import parts
 from lookback.desk.rule.checking import Checked, check_text
 from lookback.desk.rule.form import FormPlace, RuleForm, make_area
 from lookback.desk.rule.publishing import PublishingPanel
-from lookback.desk.rule.text import RuleText
+from lookback.desk.rule.text import HEADER, RuleText
 from lookback.desk.rule.trying import TryingPanel
 from lookback.desk.work import Work
 
@@ -44,15 +34,23 @@ if TYPE_CHECKING:
 _NEW = "a new rule"
 _HALF = {"width": "48%", "min_width": "360px"}
 _MAX_UNDO = 200
-_FIRST_TEXT = {
-    "rule_id": "my-rule", "stream": "", "severity": "medium", "group_by": [], "window": "1 hour",
-    "measures": {"n": "count(*)"}, "when": "n >= :limit", "parameters": {"limit": 3}, "message": "{n} events within an hour",
-}  # fmt: skip
+_FIRST_TEXT = """\
+rule_id: my-rule
+parameters:
+  limit: 3
+severity: medium
+group_by: []
+window: 1 hour
+measures:
+  n: count(*)
+when: "n >= :limit"
+message: "{n} events within an hour"
+"""
 
 
 def begin_rule(stream: Stream) -> RuleText:
     """Returns the text of a new rule on a stream, for you to change."""
-    return RuleText.of({**_FIRST_TEXT, "stream": stream.name})
+    return RuleText(HEADER + _FIRST_TEXT).put(["stream"], stream.name)
 
 
 class Authoring:
@@ -76,13 +74,11 @@ class Authoring:
         self._trying = TryingPanel(rules, self._work, self._require_fine, self._take_values)
         self._publishing = PublishingPanel(rules, settings.gate, self._work, self._require_fine)
         self._form = RuleForm(rules.streams, self._change)
-        self._yaml = FormPlace(
-            "yaml",
-            make_area("YAML", "The rule as its file; write parts without a form field here", 44),
-            self._read_yaml,
-        )
-        self._words = make_text("", "lookback-words")
-        self._findings = TextTable(("line", "place", "what to do"), "max-content max-content 1fr", "lookback-findings")
+        area = make_area("YAML", "The rule as its file; write parts without a form field here", 44)
+        self._yaml = FormPlace("yaml", area, self._read_yaml)
+        self._words = parts.make_text("", "lookback-words")
+        columns = ("line", "place", "what to do")
+        self._findings = parts.TextTable(columns, "max-content max-content 1fr", "lookback-findings")
         self._add_widgets()
         self._choose_file()
         self._show(None)
@@ -99,28 +95,26 @@ class Authoring:
 
     def _add_widgets(self) -> None:
         hint = "A file of conf/rules, or a new rule"
-        self._files = make_field(ipywidgets.Dropdown, "Rule", hint, "lookback-files", options=self._list_files())
+        self._files = parts.make_field(ipywidgets.Dropdown, "Rule", hint, "lookback-files", options=self._list_files())
         hint = "Open the chosen file, or start a new rule"
         opened = self._work.make_button("Open", self._open, hint, "lookback-open")
-        undo = make_button("Undo", self._undo, "Undo the last change of the rule", "lookback-undo")
-        form = add_classes(ipywidgets.VBox([self._form.widget], layout=_HALF), "lookback-form")
-        text = add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
-        desk = make_desk(
-            make_row(self._files, opened, undo, name="lookback-open-row"),
-            ipywidgets.HBox([form, text], layout={"flex_flow": "row wrap", "align_items": "flex-start"}),
-            make_heading("Check"), self._words, self._findings.widget,
-            make_heading("Try and publish"),
-            make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row"),
-            self._trying.controls, self._make_file_row(), self._publishing.widget, self._trying.results,
-        )  # fmt: skip
-        self.widget = add_classes(desk, "lookback-authoring")
+        undo = parts.make_button("Undo", self._undo, "Undo the last change of the rule", "lookback-undo")
+        form = parts.add_classes(ipywidgets.VBox([self._form.widget], layout=_HALF), "lookback-form")
+        text = parts.add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
+        files = parts.make_row(self._files, opened, undo, name="lookback-open-row")
+        halves = ipywidgets.HBox([form, text], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+        status = parts.make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row")
+        check = [parts.make_heading("Check"), self._words, self._findings.widget]
+        trying = [parts.make_heading("Try and publish"), status, self._trying.controls, self._make_file_row()]
+        desk = parts.make_desk(files, halves, *check, *trying, self._publishing.widget, self._trying.results)
+        self.widget = parts.add_classes(desk, "lookback-authoring")
 
     # The text
     # ----------------------------------------------------------------------------------------------------------
 
     def _list_files(self) -> list[tuple[str, str]]:
         files = sorted((self._settings.conf / "rules").glob("*.y*ml"))
-        return [(_NEW, ""), *((clean_text(file.name, 120), str(file)) for file in files)]
+        return [(_NEW, ""), *((parts.clean_text(file.name, 120), str(file)) for file in files)]
 
     def _choose_file(self) -> None:
         """Selects the open file, if it is in conf/rules."""
@@ -167,7 +161,7 @@ class Authoring:
 
     def _read_yaml(self, place: FormPlace) -> None:
         try:
-            text = self._name(place.value)
+            text = self._name(place.control.value)
         except SetupError as error:
             self._unread = str(error)
             place.tell([self._unread])
@@ -192,13 +186,10 @@ class Authoring:
         self._yaml.tell([])
         self._unread = ""
         self.checked = check_text(self.text, self._rules.streams)
-        self._words.value = clean_text(self.checked.words)
+        self._words.value = parts.clean_text(self.checked.words)
         self._form.tell(self.checked.problems)
-        found = [
-            *self.checked.problems,
-            *(replace(each, message=f"Remark: {each.message}") for each in self.checked.remarks),
-        ]
-        self._findings.widget.layout.display = "" if found else "none"
+        remarks = [replace(each, message=f"Remark: {each.message}") for each in self.checked.remarks]
+        found = [*self.checked.problems, *remarks]
         self._findings.show([(each.line, each.place or "the document", each.message) for each in found])
 
     def _require_fine(self) -> Mapping[str, Any]:
@@ -217,13 +208,11 @@ class Authoring:
 
     def _make_file_row(self) -> Any:
         hint = "Whether to overwrite a file that was not opened here, or has changed since"
-        self._replaces = make_field(
-            ipywidgets.Checkbox, "Replace an existing file", hint, "lookback-replace", value=False
-        )
+        kind, title = ipywidgets.Checkbox, "Replace an existing file"
+        self._replaces = parts.make_field(kind, title, hint, "lookback-replace", value=False)
         hint = "Write the YAML to the file that you keep in git"
-        return make_row(
-            self._work.make_button("Save as conf/rules/ID.yml", self.save, hint, "lookback-save"), self._replaces
-        )
+        saving = self._work.make_button("Save as conf/rules/ID.yml", self.save, hint, "lookback-save")
+        return parts.make_row(saving, self._replaces)
 
     def save(self) -> Path:
         """Writes the text to conf/rules/ID.yml, and returns the file. Raises SetupError.
@@ -267,6 +256,5 @@ class Authoring:
             return text
 
         self._change(None, put)
-        self._work.status.show(
-            f"The rule now has {', '.join(f'{name} {value}' for name, value in chosen.items())}.", "done"
-        )
+        values = ", ".join(f"{name} {value}" for name, value in chosen.items())
+        self._work.status.show(f"The rule now has {values}.", "done")

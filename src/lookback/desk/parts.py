@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from lookback.core.values.texts import cut_end, escape_unprintable
+from lookback.core.errors import LookbackError
+from lookback.core.values.texts import cut_end, escape_unprintable, summarize_error
+from lookback.views.display import draw_png, read_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The class that MathJax skips; otherwise ipywidgets lets it process all labels.
 _NO_FORMULA = ("mathjax_ignore", "tex2jax_ignore")
 # Longer texts are cut, so that the browser never has to lay out a megabyte.
 _MAX_CHARACTERS = 2_000
+WIDE = {"width": "98%"}
+# How a desk shows a time in a list or table.
+TIME = "%Y-%m-%d %H:%M:%S"
 # The edge next to a text, by its subject: Okabe and Ito's colours, darkened or lightened until each has a contrast of
 # at least 3:1 on white and on black (WCAG 2.2, 1.4.11).
-EDGES = {
-    "critical": "#D55E00", "high": "#B07B00", "medium": "#3D87B8", "low": "#7F7F7F",
-    "done": "#008F68", "problem": "#D55E00", "news": "#7F7F7F",
-}  # fmt: skip
+EDGES = {"critical": "#D55E00", "high": "#B07B00", "medium": "#3D87B8", "low": "#7F7F7F"}
+EDGES |= {"done": "#008F68", "problem": "#D55E00", "news": "#7F7F7F"}
 # No text has its own colour or background. A focused control gets an outline in its text colour; `!important` overrides
 # the `outline: none !important` of ipywidgets' fields.
 _STYLE = """
@@ -38,7 +45,9 @@ _STYLE = """
 .lookback-desk .lookback-named > label { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .lookback-desk .lookback-table { align-items: start; justify-content: start; }
 .lookback-desk img { max-width: 100%; }
-""" + "\n".join(f".lookback-desk .lookback-{name} {{ border-left: 4px solid {colour}; padding-left: 8px; }}" for name, colour in EDGES.items())  # fmt: skip
+"""
+_EDGE = ".lookback-desk .lookback-{} {{ border-left: 4px solid {}; padding-left: 8px; }}"
+_STYLE += "\n".join(_EDGE.format(name, colour) for name, colour in EDGES.items())
 
 
 def clean_text(value: object, most: int = _MAX_CHARACTERS) -> str:
@@ -85,6 +94,11 @@ def make_field(kind: type[Any], title: str, hint: str, *classes: str, **values: 
     return add_classes(field, *classes)
 
 
+def make_list(kind: type[Any], title: str, hint: str, rows: int, *classes: str) -> Any:
+    """Makes a list of options, `rows` high and as wide as the desk."""
+    return make_field(kind, title, hint, "lookback-list", *classes, options=[], rows=rows, layout=WIDE)
+
+
 def describe(widget: Any, hint: str) -> None:
     """Gives a widget a sentence for screen readers and as a tooltip, in ipywidgets 7 and 8."""
     name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
@@ -107,12 +121,12 @@ def make_desk(*parts: Any) -> Any:
 def make_row(*parts: Any, name: str = "") -> Any:
     """Puts parts side by side, in Tab order; they wrap if the row is too narrow."""
     row = ipywidgets.HBox(list(parts), layout={"flex_flow": "row wrap", "align_items": "center"})
-    return add_classes(row, *([name] if name else []))
+    return add_classes(row, *filter(None, [name]))
 
 
 def make_column(*parts: Any, name: str = "") -> Any:
     """Stacks parts."""
-    return add_classes(ipywidgets.VBox(list(parts)), *([name] if name else []))
+    return add_classes(ipywidgets.VBox(list(parts)), *filter(None, [name]))
 
 
 def make_picture(png: bytes, words: str, *classes: str) -> Any:
@@ -132,26 +146,60 @@ def show_picture(picture: Any, png: bytes, words: str) -> None:
     picture.value = f'<img class="{names}" alt="{alt}" src="data:image/png;base64,{data}"/>' if png else ""
 
 
+def show_figure(picture: Any, figure: Figure) -> None:
+    """Renders a figure into a picture from `make_picture`."""
+    show_picture(picture, draw_png(figure), read_title(figure))
+
+
 class Status:
     """The status line: says what was done, or what is wrong and what to do."""
 
     def __init__(self) -> None:
-        self._text = make_text("", "lookback-status")
+        self.widget = make_text("", "lookback-status")
         self._kind = ""
-        self.widget = self._text
 
     @property
     def text(self) -> str:
         """The displayed sentence."""
-        return str(self._text.value)
+        return str(self.widget.value)
 
     def show(self, sentence: str, kind: str = "news") -> None:
         """Shows a sentence of a kind: news, done, or problem, which it then begins with."""
         if self._kind:
-            self._text.remove_class(f"lookback-{self._kind}")
+            self.widget.remove_class(f"lookback-{self._kind}")
         self._kind = kind
-        self._text.add_class(f"lookback-{kind}")
-        self._text.value = clean_text(f"Problem: {sentence}" if kind == "problem" else sentence)
+        self.widget.add_class(f"lookback-{kind}")
+        self.widget.value = clean_text(f"Problem: {sentence}" if kind == "problem" else sentence)
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """Shows an error of the block as a problem, as it would be lost in a browser's callback."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever fails is shown to the person who pressed the button
+            self.show(describe_failure(error), "problem")
+
+
+def describe_failure(error: BaseException) -> str:
+    """Describes an error in a sentence; one that Lookback raises says what to do."""
+    return str(error) if isinstance(error, LookbackError) else summarize_error(error)
+
+
+class Filling:
+    """A block in which a desk changes its own controls, so that these changes do not count as a person's."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+    def observe(self, control: Any, act: Callable[[], None], name: str = "value") -> None:
+        """Calls `act` after each change of a control outside the block."""
+        control.observe(lambda _: None if self._depth else act(), name)
 
 
 class TextTable:
@@ -170,10 +218,11 @@ class TextTable:
         self._texts: list[Any] = []
         layout = {"grid_template_columns": widths or f"repeat({len(columns)}, auto)", "grid_gap": "0 16px"}
         grid = ipywidgets.GridBox(self._heads, layout={**layout, "width": "100%"})
-        self.widget = add_classes(grid, "lookback-table", *([name] if name else []))
+        self.widget = add_classes(grid, "lookback-table", *filter(None, [name]))
 
     def show(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Shows rows with a cell per column: a widget, or a value to show as text."""
+        """Shows rows with a cell per column: a widget, or a value to show as text. Without rows the table is hidden."""
+        self.widget.layout.display = "" if rows else "none"
         cells, used = list(self._heads), 0
         for row in rows:
             for cell in row[: self._columns]:

@@ -106,7 +106,8 @@ class ReviewQueue:
         """Takes the open alerts. Ages are relative to `now`; None if no filter uses an age."""
         self._alerts: dict[str, QueuedAlert] = {each.alert_id: each for each in alerts}
         self._now = now or dt.datetime.max.replace(tzinfo=dt.timezone.utc)
-        self._filter, self._order = QueueFilter(), next(iter(ORDERS))
+        # The current filter, and the title of the current order; `show` changes them.
+        self.filter, self.order = QueueFilter(), next(iter(ORDERS))
         self._page = 0
         self._shown: list[QueuedAlert] | None = None
 
@@ -121,26 +122,16 @@ class ReviewQueue:
         """Returns the alert with an id; None if it is not open."""
         return self._alerts.get(alert_id)
 
-    @property
-    def filter(self) -> QueueFilter:
-        """The current filter."""
-        return self._filter
-
-    @property
-    def order(self) -> str:
-        """The title of the current order, one of ORDERS."""
-        return self._order
-
     def show(self, filter_: QueueFilter, order: str) -> None:
         """Sets the filter and the order, and goes to the first page."""
-        self._filter, self._order, self._page, self._shown = filter_, order, 0, None
+        self.filter, self.order, self._page, self._shown = filter_, order, 0, None
 
     @property
     def shown(self) -> Sequence[QueuedAlert]:
         """The alerts that pass the filter, sorted."""
         if self._shown is None:
-            kept = (each for each in self._alerts.values() if self._filter.shows(each, self._now))
-            self._shown = sorted(kept, key=ORDERS[self._order])
+            kept = (each for each in self._alerts.values() if self.filter.shows(each, self._now))
+            self._shown = sorted(kept, key=ORDERS[self.order])
         return self._shown
 
     @property
@@ -191,10 +182,10 @@ class ReviewQueue:
         self._alerts.update((each.alert_id, each) for each in alerts)
         self._shown = None
 
-    def snooze(self, covers: Callable[[QueuedAlert], bool], *, is_snoozed: bool = True) -> list[QueuedAlert]:
+    def snooze(self, covers: Callable[[QueuedAlert], bool]) -> list[QueuedAlert]:
         """Marks the alerts that a snooze covers. Returns their previous state."""
-        covered = [each for each in self._alerts.values() if each.is_snoozed != is_snoozed and covers(each)]
-        self.put_back(replace(each, is_snoozed=is_snoozed) for each in covered)
+        covered = [each for each in self._alerts.values() if not each.is_snoozed and covers(each)]
+        self.put_back(replace(each, is_snoozed=True) for each in covered)
         return covered
 
     def list_rules(self) -> list[str]:
@@ -218,18 +209,15 @@ class ReviewSession:
 
     def __init__(self) -> None:
         self._steps: list[SessionStep] = []
-        self._by_alert: dict[str, list[SessionStep]] = {}
 
     def add(self, step: SessionStep) -> None:
         """Adds a decision."""
         self._steps.append(step)
-        for alert in step.alerts:
-            self._by_alert.setdefault(alert.alert_id, []).append(step)
 
     def find(self, alert_id: str) -> SessionStep | None:
         """Finds the last decision on an alert; None if there is none."""
-        steps = self._by_alert.get(alert_id)
-        return steps[-1] if steps else None
+        newest = reversed(self._steps)
+        return next((step for step in newest if any(each.alert_id == alert_id for each in step.alerts)), None)
 
     @property
     def last(self) -> SessionStep | None:
@@ -238,5 +226,4 @@ class ReviewSession:
 
     def drop_last(self) -> None:
         """Drops the last decision after it has been undone."""
-        for alert in self._steps.pop().alerts:
-            self._by_alert[alert.alert_id].pop()
+        self._steps.pop()

@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 # The maximum number of alerts in memory: the highest severities first, and of each the newest first.
 MAX_QUEUED = 20_000
 _MAX_EVENTS = 50
-_COLUMNS = (
-    "alert_id", "revision", "severity", "event_time", "decided_at", "rule_id", "rule_version", "stream", "key", "measures",
-    "message",
-)  # fmt: skip
+_COLUMNS: tuple[str, ...] = ("alert_id", "revision", "severity", "event_time", "decided_at", "rule_id", "rule_version")
+_COLUMNS += ("stream", "key", "measures", "message")
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,15 @@ class AlertRecords:
     """The alerts of one place for a desk: reads and explains open alerts, and records decisions."""
 
     def __init__(
-        self, tables: Tables, streams: Mapping[str, Stream], *, stream: str | None = None, rule_id: str | None = None,
-        days: float = 90, reviewer: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Tables,
+        streams: Mapping[str, Stream],
+        *,
+        stream: str | None = None,
+        rule_id: str | None = None,
+        days: float = 90,
+        reviewer: str | None = None,
+    ) -> None:
         """Selects alerts as `open_queue` does. `reviewer` defaults to the current user."""
         self._tables, self._streams = tables.holding(*streams.values()), streams
         self._stream, self._rule_id, self._days = stream, rule_id, days
@@ -148,15 +152,13 @@ class AlertRecords:
 
     def snooze(self, alert: QueuedAlert, until: str, reason: str, *, whole_rule: bool = False) -> Snooze:
         """Leaves the alerts of an alert's rule and key, or of the whole rule, out of the queue for a while."""
-        key = None if whole_rule else {name: text for name, text in alert.key.items() if text is not None}
-        if key is not None and len(key) < len(alert.key):
+        key = {name: text for name, text in alert.key.items() if text is not None}
+        subject: tuple[Any, ...] = (alert.rule_id, None if whole_rule else key)
+        if not whole_rule and len(key) < len(alert.key):
             # A key with NULL in it can only be given by the alert's id.
-            return snooze(
-                self._tables, self._streams, alert.alert_id, until=read_end(until), reason=reason, author=self.reviewer
-            )
-        return snooze(
-            self._tables, self._streams, alert.rule_id, key, until=read_end(until), reason=reason, author=self.reviewer
-        )
+            subject = (alert.alert_id,)
+        end = read_end(until)
+        return snooze(self._tables, self._streams, *subject, until=end, reason=reason, author=self.reviewer)
 
 
 def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> QueuedAlert:

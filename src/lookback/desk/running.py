@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.values.texts import summarize_error
+from lookback.desk.parts import describe_failure
 from lookback.spark.platform.jobs import cancel_jobs, tagged_jobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from lookback.verbs import Progress
 
 _CANCEL_SECONDS = 0.2
 _LOG = logging.getLogger("lookback")
@@ -29,10 +31,16 @@ class RunningEvaluation:
     """
 
     def __init__(
-        self, spark: SparkSession | None, work: Callable[[Callable[[str], None]], Any], *, on_line: Callable[[str], None],
-        on_done: Callable[[Any], None], on_failure: Callable[[str], None], on_cancelled: Callable[[], None],
+        self,
+        spark: SparkSession | None,
+        work: Callable[[Progress], Any],
+        *,
+        on_line: Progress,
+        on_done: Callable[[Any], None],
+        on_failure: Callable[[str], None],
+        on_cancelled: Callable[[], None],
         is_lasting: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spark, self._work, self._tag = spark, work, f"lookback-desk-{uuid.uuid4().hex}"
         self._on_line, self._on_done, self._on_failure, self._on_cancelled = on_line, on_done, on_failure, on_cancelled
         self._is_lasting, self._is_cancelled = is_lasting, threading.Event()
@@ -75,10 +83,9 @@ class RunningEvaluation:
                 return
         except Exception as error:  # noqa: BLE001 - whatever ends the thread is shown to the person who started it
             if not self._is_cancelled.is_set():
-                is_expected = isinstance(error, LookbackError)
-                if not is_expected:
+                if not isinstance(error, LookbackError):
                     _LOG.warning("work at a desk failed", exc_info=True)
-                self._on_failure(str(error) if is_expected else summarize_error(error))
+                self._on_failure(describe_failure(error))
         if self._is_cancelled.is_set():
             self._on_cancelled()
 

@@ -9,29 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from lookback.core.errors import LookbackError, SetupError
+from lookback.core.errors import SetupError
 from lookback.core.values.texts import count_noun, summarize_error
 from lookback.core.values.times import format_time
-from lookback.desk.parts import (
-    Status,
-    add_classes,
-    clean_text,
-    describe,
-    make_button,
-    make_column,
-    make_desk,
-    make_field,
-    make_heading,
-    make_picture,
-    make_row,
-    make_text,
-    show_picture,
-)
+from lookback.desk import parts
 from lookback.desk.running import Ticker
 from lookback.desk.steering import SteeredRule, list_steered
 from lookback.spark.operations.status import count_alerts_by_role
 from lookback.views import pictures
-from lookback.views.display import draw_png, read_title
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -44,7 +29,6 @@ _REFRESH_SECONDS = 10.0
 # After this long without a press the list no longer refreshes automatically.
 _PATIENCE_SECONDS = 3_600.0
 _LIST_ROWS = 14
-_WIDE = {"width": "98%"}
 # The desks that refresh automatically, by place and stream. When a cell runs again, its new desk replaces the old one.
 _OPEN: dict[tuple[str, str], StreamDesk] = {}
 
@@ -60,10 +44,10 @@ class StreamDesk:
         self._rules, self._stream = rules, stream
         self._evaluation: Evaluation | None = None
         self._listed: list[SteeredRule] = []
-        self._lock, self._is_shown = threading.Lock(), False
+        self._lock, self._filling = threading.Lock(), parts.Filling()
         self._shown_parameters: object = None
         self._drawn = -1
-        self._status = Status()
+        self._status = parts.Status()
         self._ticker: Ticker | None = None
         self._seconds = seconds
         self._add_widgets()
@@ -74,7 +58,7 @@ class StreamDesk:
     def attach(self, evaluation: Evaluation) -> None:
         """Plots the progress of a running evaluation until it ends. Stop ends it."""
         self._evaluation, self._drawn = evaluation, -1
-        describe(self._stop, "Stop the evaluation; the next one continues from there")
+        parts.describe(self._stop, "Stop the evaluation; the next one continues from there")
         self._picture.layout.display = ""
         self._status.show("The evaluation runs in the background; Stop ends it.", "done")
         if not self.is_refreshing:
@@ -96,42 +80,42 @@ class StreamDesk:
         return self._ticker is not None and self._ticker.is_running
 
     def _add_widgets(self) -> None:
-        self._read_at = make_text("", "lookback-read-at")
+        self._read_at = parts.make_text("", "lookback-read-at")
         hint = (
             "The rules of the stream: name, status, version, alerts a minute; the buttons below act on the chosen one"
         )
-        self._list = make_field(
-            ipywidgets.Select, "Rules", hint, "lookback-list", "lookback-rules", options=[], rows=_LIST_ROWS, layout=_WIDE
-        )  # fmt: skip
-        self._list.observe(self._show_parameters_of_chosen, names="value")
-        self._name = make_field(
-            ipywidgets.Dropdown, "Parameter", "A parameter of the chosen rule", "lookback-name", options=[]
-        )
-        self._name.observe(self._show_value_of_chosen, names="value")
-        self._value = make_field(ipywidgets.Text, "Value", "Its new value, such as 1200 or 24 hours", "lookback-value")
-        self._author = make_field(
-            ipywidgets.Text, "Author", "Who makes the change; empty: the user of the notebook", "lookback-author"
-        )
-        self._comment = make_field(ipywidgets.Text, "Comment", "Why; it stays with the version", "lookback-comment")
-        self._picture = make_picture(b"", "", "lookback-progress-picture")
-        buttons = [
-            make_button("Pause", lambda: self._act(self._pause), "Pause it; its windows keep filling", "lookback-pause"),
-            make_button("Resume", lambda: self._act(self._resume), "Make the chosen rule active again", "lookback-resume"),
-            make_button("Refresh", lambda: self._act(self.refresh), "Reload rules and alerts", "lookback-refresh"),
-        ]  # fmt: skip
-        set_value = make_button(
-            "Set", lambda: self._act(self._set), "Publish the next version with this value", "lookback-set"
-        )
-        self._stop = make_button("Stop", lambda: self._act(self.stop), "Stop refreshing automatically", "lookback-stop")
+        self._list = parts.make_list(ipywidgets.Select, "Rules", hint, _LIST_ROWS, "lookback-rules")
+        self._filling.observe(self._list, self._show_parameters)
+        hint = "A parameter of the chosen rule"
+        self._name = parts.make_field(ipywidgets.Dropdown, "Parameter", hint, "lookback-name", options=[])
+        self._filling.observe(self._name, self._show_value)
+        self._value = _make_text("Value", "Its new value, such as 1200 or 24 hours")
+        self._author = _make_text("Author", "Who makes the change; empty: the user of the notebook")
+        self._comment = _make_text("Comment", "Why; it stays with the version")
+        self._picture = parts.make_picture(b"", "", "lookback-progress-picture")
         self._picture.layout.display = "none"
-        self.widget = add_classes(
-            make_desk(
-                make_heading("Rules of the stream"), self._picture, self._read_at, self._list,
-                make_row(*buttons, self._stop), make_row(self._name, self._value, set_value),
-                make_row(self._author, self._comment), make_column(self._status.widget),
-            ),
-            "lookback-streams",
-        )  # fmt: skip
+        pause = self._make_button("Pause", lambda: self._set_status("paused"), "Pause it; its windows keep filling")
+        resume = self._make_button("Resume", lambda: self._set_status("active"), "Make the chosen rule active again")
+        refresh = self._make_button("Refresh", self.refresh, "Reload rules and alerts")
+        self._stop = self._make_button("Stop", self.stop, "Stop refreshing automatically")
+        set_value = self._make_button("Set", self._set, "Publish the next version with this value")
+        rows = (
+            (pause, resume, refresh, self._stop),
+            (self._name, self._value, set_value),
+            (self._author, self._comment),
+        )
+        above = (parts.make_heading("Rules of the stream"), self._picture, self._read_at, self._list)
+        self.widget = parts.make_desk(*above, *(parts.make_row(*row) for row in rows), self._status.widget)
+        self.widget.add_class("lookback-streams")
+
+    def _make_button(self, title: str, act: Callable[[], object], hint: str) -> Any:
+        def press() -> None:
+            if self._ticker is not None:
+                self._ticker.touch()
+            with self._status.catching():
+                act()
+
+        return parts.make_button(title, press, hint, f"lookback-{title.lower()}")
 
     # Reading
     # -----------------------------------------------------------------------------------------------------------
@@ -151,17 +135,14 @@ class StreamDesk:
 
     def _show(self, now: dt.datetime) -> None:
         chosen, lines = self._list.value, [(each.line, each.role) for each in self._listed]
-        self._is_shown = True
-        try:
+        with self._filling:
             if list(self._list.options) != lines:
                 self._list.options = lines
                 roles = [each.role for each in self._listed]
                 self._list.value = chosen if chosen in roles else next(iter(roles), None)
-        finally:
-            self._is_shown = False
         self._show_parameters()
         total = sum(each.per_minute for each in self._listed)
-        self._read_at.value = clean_text(
+        self._read_at.value = parts.clean_text(
             f"{self._stream.name}: {count_noun(len(self._listed), 'rule')}, {total:,.1f} alerts a minute over the last "
             f"{MINUTES:g} minutes, as of {format_time(now)}."
         )
@@ -171,19 +152,10 @@ class StreamDesk:
         reports = [] if self._evaluation is None else list(self._evaluation.reports)
         if reports and reports[-1].batch_id != self._drawn:
             self._drawn = reports[-1].batch_id
-            figure = pictures.plot_evaluation(reports)
-            show_picture(self._picture, draw_png(figure), read_title(figure))
+            parts.show_figure(self._picture, pictures.plot_evaluation(reports))
 
     def _find_chosen(self) -> SteeredRule | None:
         return next((each for each in self._listed if each.role == self._list.value), None)
-
-    def _show_parameters_of_chosen(self, _: object) -> None:
-        if not self._is_shown:
-            self._show_parameters()
-
-    def _show_value_of_chosen(self, _: object) -> None:
-        if not self._is_shown:
-            self._show_value()
 
     def _show_parameters(self) -> None:
         """Shows the parameters of the chosen rule, and keeps a value that is being typed."""
@@ -192,40 +164,24 @@ class StreamDesk:
         shown = (None if chosen is None else chosen.role, names)
         if shown == self._shown_parameters:
             return
-        self._shown_parameters, self._is_shown = shown, True
-        try:
+        self._shown_parameters = shown
+        with self._filling:
             self._name.options, self._name.value = names, next(iter(names), None)
-        finally:
-            self._is_shown = False
         self._show_value()
 
     def _show_value(self) -> None:
         chosen, name = self._find_chosen(), self._name.value
         value = None if chosen is None or name is None else chosen.parameters.get(name)
-        self._value.value = clean_text(str(value).lower() if isinstance(value, bool) else value)
+        self._value.value = parts.clean_text(str(value).lower() if isinstance(value, bool) else value)
 
     # Acting
     # ------------------------------------------------------------------------------------------------------------
-
-    def _act(self, act: Callable[[], object]) -> None:
-        if self._ticker is not None:
-            self._ticker.touch()
-        try:
-            act()
-        except LookbackError as error:
-            self._status.show(str(error), "problem")
 
     def _require_chosen(self) -> SteeredRule:
         chosen = self._find_chosen()
         if chosen is None:
             raise SetupError("no rule is chosen; publish one with 02_author_rules, or with `lookback rules push`")
         return chosen
-
-    def _pause(self) -> None:
-        self._set_status("paused")
-
-    def _resume(self) -> None:
-        self._set_status("active")
 
     def _set_status(self, status: str) -> None:
         chosen = self._require_chosen()
@@ -285,7 +241,7 @@ class StreamDesk:
     def _end_evaluation(self) -> None:
         """Stops the attached evaluation, and shows how it ended."""
         evaluation, self._evaluation = self._evaluation, None
-        describe(self._stop, "Stop refreshing automatically")
+        parts.describe(self._stop, "Stop refreshing automatically")
         if evaluation is None:
             return
         try:
@@ -294,3 +250,7 @@ class StreamDesk:
             self._status.show(f"The evaluation failed: {summarize_error(error)}", "problem")
             return
         self._status.show("The evaluation has ended; the next one continues from there.", "done")
+
+
+def _make_text(title: str, hint: str) -> Any:
+    return parts.make_field(ipywidgets.Text, title, hint, f"lookback-{title.lower()}")

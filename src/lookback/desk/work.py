@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lookback.core.errors import LookbackError
-from lookback.desk.parts import Status, make_button
+from lookback.desk import parts
 from lookback.desk.running import RunningEvaluation
+from lookback.verbs import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,21 +20,26 @@ class Work:
     """
 
     def __init__(self, spark: SparkSession | None) -> None:
-        self.status = Status()
+        self.status = parts.Status()
         self.run: RunningEvaluation | None = None
-        self.cancel_button = make_button("Cancel", self.cancel, "Cancel what is running", "lookback-cancel")
+        self.cancel_button = parts.make_button("Cancel", self.cancel, "Cancel what is running", "lookback-cancel")
         self.cancel_button.disabled = True
         self._spark, self._buttons = spark, list[Any]()
 
     def make_button(self, title: str, act: Callable[[], object], hint: str, name: str) -> Any:
         """Makes a button. An error of its action is shown as a sentence."""
-        button = make_button(title, lambda: self._guard(act), hint, name)
+
+        def press() -> None:
+            with self.status.catching():
+                act()
+
+        button = parts.make_button(title, press, hint, name)
         self._buttons.append(button)
         return button
 
     def start(
-        self, title: str, work: Callable[[Callable[[str], None]], Any], show: Callable[[Any], None], *, is_lasting: bool = False
-    ) -> None:  # fmt: skip
+        self, title: str, work: Callable[[Progress], Any], show: Callable[[Any], None], *, is_lasting: bool = False
+    ) -> None:
         """Starts work in a separate thread. `show` gets its result. For `is_lasting` see `RunningEvaluation`."""
         if self.run is not None and self.run.is_running:
             self.status.show("Something is still running; cancel it first.", "problem")
@@ -50,24 +55,20 @@ class Work:
         self._set_running(True)
         self.status.show(f"{title} ...")
         self.run = RunningEvaluation(
-            self._spark, work, is_lasting=is_lasting,
+            self._spark,
+            work,
+            is_lasting=is_lasting,
             on_line=lambda line: self.status.show(f"{title}: {line}"),
             on_done=lambda result: finish(lambda: show(result)),
             on_failure=lambda sentence: finish(lambda: self.status.show(sentence, "problem")),
             on_cancelled=lambda: finish(lambda: self.status.show(f"{title} was cancelled; {then}.", "done")),
-        ).start()  # fmt: skip
+        ).start()
 
     def cancel(self) -> None:
         """Cancels the running work, if any."""
         if self.run is not None and self.run.is_running:
             self.status.show("Cancelling ...")
             self.run.cancel()
-
-    def _guard(self, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except LookbackError as error:
-            self.status.show(str(error), "problem")
 
     def _set_running(self, is_running: bool) -> None:
         for button in self._buttons:

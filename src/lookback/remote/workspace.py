@@ -65,11 +65,9 @@ def connect(request_seconds: float, retry_seconds: float) -> WorkspaceClient:
     # The SDK warns where a workspace does not describe itself, which nothing here needs.
     logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
     try:
-        config = Config(
-            product="lookback", http_timeout_seconds=request_seconds,
-            # Whole seconds; the SDK takes 0 for its own five minutes.
-            retry_timeout_seconds=max(1, math.ceil(retry_seconds)),
-        )  # fmt: skip
+        # Whole seconds; the SDK takes 0 for its own five minutes.
+        retry_seconds = max(1, math.ceil(retry_seconds))
+        config = Config(product="lookback", http_timeout_seconds=request_seconds, retry_timeout_seconds=retry_seconds)
         if not config.host:
             raise SetupError(f"no workspace is named: {_LOG_IN}")
         return WorkspaceClient(config=config)

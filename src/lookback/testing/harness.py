@@ -122,11 +122,9 @@ class Harness:
         # Everything judged so far, for the history of later versions: batches, and times of manual watermarks.
         self._judged: list[Batch | int] | None = [] if warm_start else None
         self._history = b""
-        self._evaluator = Evaluator(
-            self.stream, automatic=watermark == "automatic", lists=self._known, warms=warm_start,
-            read_parcel=lambda _name, _part: self._history,
-        )  # fmt: skip
-        self._state = ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
+        how: dict[str, Any] = {"warms": warm_start, "read_parcel": lambda _name, _part: self._history}
+        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic", lists=self._known, **how)
+        self._state = _make_state(self.stream)
         self._changes = 0
 
     def lists(self, contents: Mapping[str, Iterable[Any]]) -> None:
@@ -148,8 +146,7 @@ class Harness:
         commit = (self._state.lists_commit or 0) + 1
         known = self._known.read(self._state.lists_commit, None)
         self._known.versions[commit] = set_contents(known, _require_contents(contents, "lists"), commit)
-        self._changes += 1
-        self._process(Batch(empty_events(self.stream, ()), changes=[_change_lists(self._changes, commit)]))
+        self._process(self._make_batch("*", commit, LISTS, json.dumps({"commit": commit})))
 
     def rule(self, rule: Mapping[str, Any] | Rule, status: str = "active", version: int | None = None) -> None:
         """Applies a rule change between two commits. Versions are 1, 2, ... unless given.
@@ -160,10 +157,8 @@ class Harness:
         rule_id, text = _check_rule(rule, self.stream)
         number = _read_version(rule_id, version)
         _require_status(rule_id, status)
-        self._changes += 1
-        change = RuleChange("insert", self._changes, rule_id, number, status, text)
         before = len(self.errors)
-        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+        self._process(self._make_batch(rule_id, number, status, text))
         if refused := self.errors[before:]:
             del self.errors[before:]
             raise RuleError(rule_id, [Problem("", row.message) for row in refused], number)
@@ -172,7 +167,7 @@ class Harness:
 
     def _warm(self, warming: Warming) -> None:
         """Activates a warming version, with the history of everything judged so far."""
-        entry, state = warming.entry, ShardState(RuleBook(self.stream, {self.stream.name: self.stream}))
+        entry, state = warming.entry, _make_state(self.stream)
         evaluator = replace(self._evaluator, warms=False)
         silent = RuleChange("insert", 0, entry.rule_id, 1, "paused", entry.document)
         evaluator.process(state, Batch(empty_events(self.stream, ()), changes=[silent]))
@@ -184,9 +179,8 @@ class Harness:
             state.drop_old()
         self._history = WindowHistory.of(state, compile_rule(json.loads(entry.document), self.stream)).encode()
         piece = Piece(entry.rule_id, entry.version, warming.begun or 0, 1, 1)
-        self._changes += 1
-        change = RuleChange("insert", self._changes, "*", None, WARM, piece.to_document(self.stream.name))
-        self._add_output(self._evaluator.process(self._state, Batch(empty_events(self.stream, ()), changes=[change])))
+        batch = self._make_batch("*", None, WARM, piece.to_document(self.stream.name))
+        self._add_output(self._evaluator.process(self._state, batch))
         self._history = b""
 
     def events(self, rows: object) -> None:
@@ -200,7 +194,7 @@ class Harness:
         only outside pandas, and in columns of the types Float32, Float64 and Arrow's. Raises EventError for invalid
         rows, with row, field and remedy.
         """
-        events, committed_at = read_events(rows, self.stream, self._next_commit())
+        events, committed_at = read_events(rows, self.stream, (self._state.last_commit or 0) + 1)
         commits = events.commits
         events, future = self._clock.split_future(events, committed_at)
         known = len(self.late_events)
@@ -226,9 +220,7 @@ class Harness:
 
     def clear_state(self) -> None:
         """Drops all window state, as the command `clear_state` does. The rules continue with empty windows."""
-        self._changes += 1
-        change = RuleChange("insert", self._changes, "*", None, "clear_state", None)
-        self._process(Batch(empty_events(self.stream, ()), changes=[change]))
+        self._process(self._make_batch("*", None, "clear_state", None))
 
     def state_rows(self) -> int:
         """Counts the rows of window state at or above the floor, which `metrics` calls state_rows.
@@ -238,9 +230,11 @@ class Harness:
         """
         return self._state.state_rows()
 
-    def _next_commit(self) -> int:
-        last = self._state.last_commit
-        return 1 if last is None else last + 1
+    def _make_batch(self, rule_id: str, version: int | None, status: str, document: str | None) -> Batch:
+        """Makes a batch of the next change, without events."""
+        self._changes += 1
+        change = RuleChange("insert", self._changes, rule_id, version, status, document)
+        return Batch(empty_events(self.stream, ()), changes=[change])
 
     def _process(self, batch: Batch) -> None:
         commands = [change for change in batch.changes if change.rule_id == "*"]
@@ -288,14 +282,13 @@ def replay(
     # There may be several arrivals between two commits of events. At the same arrival, lists come before rules.
     ordered = sorted([*list_changes, *changes], key=lambda pair: NEVER if pair[0] is None else pair[0])
     changes = [(arrival, replace(change, commit=number)) for number, (arrival, change) in enumerate(ordered)]
-    rows, committed_at = read_events(rows=events, stream=declared, next_commit=1)
+    every, committed_at = read_events(rows=events, stream=declared, next_commit=1)
     result = Result()
-    commits = rows.commits
-    rows, future = _Clock(declared).split_future(rows, committed_at)
+    rows, future = _Clock(declared).split_future(every, committed_at)
     result.late_events.extend(future)
-    marks = find_marks(rows, commits)
+    marks = find_marks(rows, every.commits)
     evaluator = Evaluator(declared, lists=known)
-    state = ShardState(RuleBook(declared, {declared.name: declared}))
+    state = _make_state(declared)
     open_warmed(state, warmed)
     for batch in _split_batches(rows, marks, changes, declared):
         output = evaluator.process(state, batch)
@@ -305,6 +298,10 @@ def replay(
         result.errors.extend(find_errors(output, declared.name))
     result.late_events[:] = _sort_late_events(result.late_events, declared)
     return result
+
+
+def _make_state(stream: Stream) -> ShardState:
+    return ShardState(RuleBook(stream, {stream.name: stream}))
 
 
 def _read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChange]]]:
@@ -323,7 +320,8 @@ def _read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChan
         else:
             known = set_contents(known, _require_contents(contents, f"lists[{at}]"), at + 1)
         versions[at + 1] = known
-        changes.append((None if arrival is None else int(arrival), _change_lists(at - len(pairs), at + 1)))
+        change = RuleChange("insert", at - len(pairs), "*", at + 1, LISTS, json.dumps({"commit": at + 1}))
+        changes.append((None if arrival is None else int(arrival), change))
     return KnownLists(versions), changes
 
 
@@ -332,10 +330,6 @@ def _require_contents(contents: object, place: str) -> dict[str, list[ListChange
     if problems:
         raise EventError("\n".join(str(problem) for problem in problems))
     return rows
-
-
-def _change_lists(number: int, commit: int) -> RuleChange:
-    return RuleChange("insert", number, "*", commit, LISTS, json.dumps({"commit": commit}))
 
 
 def load_any_stream(stream: Stream | Mapping[str, Any] | str | Path) -> Stream:
@@ -353,23 +347,21 @@ def _sort_late_events(late: Iterable[LateEvent], stream: Stream) -> list[LateEve
 
 def find_errors(output: Output, stream: str) -> list[LogRow]:
     """Returns the log rows of an output about rejected changes, evaluation errors and reached limits."""
-    rejected = [row for row in output.log if row.action == "rejected"]
-    return (
-        rejected
-        + output.notes
-        + [
-            LogRow(stream, f.rule_id, f.version, "failed", describe_failure(f), f.first_arrival[0])
-            for f in merge_failures(output.failures)
-        ]
-    )
+    failed = [
+        LogRow(stream, each.rule_id, each.version, "failed", describe_failure(each), each.first_arrival[0])
+        for each in merge_failures(output.failures)
+    ]
+    return [*(row for row in output.log if row.action == "rejected"), *output.notes, *failed]
+
+
+def _refuse(place: str, message: str, rule_id: str | None = None) -> RuleError:
+    return RuleError(rule_id or "?", [Problem(place, message)])
 
 
 def _read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, RuleChange]], list[Warmed]]:
     """Reads the rules of a replay: changes with their activation arrivals, and warm starts. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
-        raise RuleError(
-            "?", [Problem("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")]
-        )
+        raise _refuse("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")
     changes, warmed = list[tuple[int | None, RuleChange]](), list[Warmed]()
     for at, rule in enumerate(rules):
         is_warm = isinstance(rule, tuple) and len(rule) == 3
@@ -387,18 +379,18 @@ def _read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, Ru
 
 def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: int, stream: Stream) -> Warmed:
     """Reads the warm start of a row. Raises RuleError."""
-    name, place = change.rule_id or "?", f"rules[{at}]"
+    name, place = change.rule_id, f"rules[{at}]"
     if not _is_whole(active_from) or (arrival is not None and active_from < arrival):
         message = (
             "must be the last commit judged before the version comes into force, not before its arrival, got "
             f"{active_from!r:.100}"
         )
-        raise RuleError(name, [Problem(f"{place}.active_from", message)])
+        raise _refuse(f"{place}.active_from", message, name)
     if change.version is None or change.document is None or change.rule_id is None or change.status is None:
-        raise RuleError(name, [Problem(place, "a row with a warm start has rule_id, version, status and document")])
+        raise _refuse(place, "a row with a warm start has rule_id, version, status and document", name)
     reason = find_reason_cold(compile_rule(json.loads(change.document), stream))
     if reason is not None:
-        raise RuleError(name, [Problem(place, f"starts cold: {reason}; leave the third part out")])
+        raise _refuse(place, f"starts cold: {reason}; leave the third part out", name)
     return Warmed(int(active_from), change.rule_id, change.version, change.status, change.document)
 
 
@@ -408,40 +400,25 @@ def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleCh
         rule_id, text = _check_rule(rule, stream, place)
         return None, RuleChange("insert", at, rule_id, 1, "active", text)
     if len(rule) != 2 or not isinstance(rule[0], Mapping):
-        raise RuleError(
-            "?",
-            [
-                Problem(
-                    place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {rule!r:.100}"
-                )
-            ],
+        raise _refuse(
+            place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {rule!r:.100}"
         )
     row, arrival = rule
     rule_id, document = row.get("rule_id"), row.get("document")
     # The rulebook rejects values that a row of the table can have, such as NULL, as it does in the stream.
     if not (rule_id is None or isinstance(rule_id, str)):
-        raise RuleError("?", [Problem(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")])
+        raise _refuse(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")
     name = rule_id or "?"
     if isinstance(document, Mapping):
         document = _write_json(name, document)
     elif document is not None and not isinstance(document, str):
-        raise RuleError(
-            name, [Problem(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}")]
-        )
+        raise _refuse(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}", name)
     version, status = _read_version(name, row.get("version"), f"{place}.version"), row.get("status", "active")
     if status is not None:
         _require_status(name, status, f"{place}.status")
     if arrival is not None and not _is_whole(arrival):
-        raise RuleError(
-            name,
-            [
-                Problem(
-                    f"{place}.arrival",
-                    f"must be the number of the last commit judged before the change, got {arrival!r:.100}; give None for "
-                    "a change before the first commit",
-                )
-            ],
-        )
+        message = f"must be the number of the last commit judged before the change, got {arrival!r:.100}"
+        raise _refuse(f"{place}.arrival", f"{message}; give None for a change before the first commit", name)
     change = RuleChange("insert", at, rule_id, version, status, document, row.get("evidence"))
     return None if arrival is None else int(arrival), change
 
@@ -451,13 +428,10 @@ def _check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
     document = rule.document if isinstance(rule, Rule) else rule
     if not isinstance(document, Mapping):
         hint = "; read YAML with lookback.config.load_rule_document(path)" if isinstance(rule, (str, Path)) else ""
-        raise RuleError(
-            "?",
-            [Problem(place, f"a rule is its document, a mapping, or a lookback Rule; got {quote_value(rule)}{hint}")],
-        )
+        raise _refuse(place, f"a rule is its document, a mapping, or a lookback Rule; got {quote_value(rule)}{hint}")
     document = dict(document)
     if not is_too_deep(document) and (odd := next(_find_odd_values(document), None)):
-        raise RuleError(str(document.get("rule_id"))[:100], [Problem(*odd)])
+        raise _refuse(*odd, str(document.get("rule_id"))[:100])
     rule_id = compile_rule(document, stream).spec.rule_id
     return rule_id, _write_json(rule_id, document)
 
@@ -466,9 +440,8 @@ def _write_json(rule_id: str, document: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(document), default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RuleError(
-            rule_id, [Problem("", f"cannot be written as JSON ({error}); use texts, numbers, lists and mappings")]
-        ) from None
+        message = f"cannot be written as JSON ({error}); use texts, numbers, lists and mappings"
+        raise _refuse("", message, rule_id) from None
 
 
 def _find_odd_values(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -491,13 +464,13 @@ def _read_version(rule_id: str, version: Any, place: str = "version") -> int | N
         return None
     if not _is_whole(version):
         message = f"must be a whole number, such as 2, or None for the next one, got {version!r:.100}"
-        raise RuleError(rule_id, [Problem(place, message)])
+        raise _refuse(place, message, rule_id)
     return int(version)
 
 
 def _require_status(rule_id: str, status: Any, place: str = "status") -> None:
     if not isinstance(status, str):
-        raise RuleError(rule_id, [Problem(place, f"must be one of {', '.join(STATUSES)}, got {status!r:.100}")])
+        raise _refuse(place, f"must be one of {', '.join(STATUSES)}, got {status!r:.100}", rule_id)
 
 
 def _is_whole(value: Any) -> bool:

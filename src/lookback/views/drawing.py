@@ -94,3 +94,20 @@ def draw_legend(axes: Axes, skip: int = 0) -> None:
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.99), "borderaxespad": 0.2}
     axes.legend(handles[skip:], labels[skip:], ncols=4, fontsize=9, frameon=False, **place)
+
+
+def draw_legend_beside(axes: Axes) -> None:
+    """Draws the legend to the right of the axes."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+
+
+def draw_limit(axes: Axes, value: float, label: str) -> None:
+    """Draws a limit as a dashed line."""
+    axes.axhline(value, color=RED, linestyle="--", linewidth=1.4, label=label)
+
+
+def format_share_axis(axes: Axes, name: str) -> None:
+    """Formats the vertical axis as shares from 0% to 100%."""
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel(name)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))

@@ -46,7 +46,7 @@ def watch(
     if view not in VIEWS:
         raise SetupError(f"view must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {view!r}")
     is_live = view == "live" or (view == "auto" and has_front_end())
-    shown = _LiveView(commits) if is_live else _LinesView(commits)
+    shown = _View(commits, is_live=is_live)
     deadline = time.monotonic() + minutes * 60 if minutes else float("inf")
     evaluation.start()
     try:
@@ -67,77 +67,54 @@ def read_commit_times(tables: Tables, stream: Stream) -> dict[int, dt.datetime]:
 
 
 class _View:
-    """Counts the batches of an evaluation for both views, which refresh every `seconds`."""
+    """Shows the batches of an evaluation: live as one output that is replaced, else as lines and a chart at the end."""
 
-    seconds: float
-
-    def __init__(self, commits: Callable[[], dict[int, dt.datetime]] | None) -> None:
-        self._commits = commits
+    def __init__(self, commits: Callable[[], dict[int, dt.datetime]] | None, *, is_live: bool) -> None:
+        self._commits, self._is_live = commits, is_live
+        self.seconds = _REFRESH_SECONDS if is_live else _LINE_SECONDS
         self._committed: dict[int, dt.datetime] = {}
         self._commits_read_at = float("-inf")
         # Totals of all batches, as the evaluation keeps only the last thousand reports.
         self._batches = self._events = 0
         self._last_batch = -1
         self._changes: list[str] = []
-        self._is_begun = False
+        self._picture: str | None = None
 
     def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        """Shows the batches that have ended since the last refresh."""
-        raise NotImplementedError
+        """Shows the batches that have ended since the last refresh. The chart is redrawn only for something new."""
+        is_new = self._count(reports) or self._picture is None or done
+        is_due = done or time.monotonic() - self._commits_read_at >= _COMMITS_SECONDS
+        if is_new and is_due and self._commits is not None:
+            self._committed, self._commits_read_at = self._commits(), time.monotonic()
+        status = self._describe(reports, "ended" if done else "running")
+        if self._is_live:
+            if is_new:
+                self._picture = make_image_tag(pictures.plot_evaluation(reports, self._committed or None))
+            clear()
+            show(Markup(f"<p>{html.escape(status)}</p>{self._picture}", status))
+        elif is_new:
+            self._picture = ""
+            show(text(status))
+            if done and reports:
+                show(pictures.plot_evaluation(reports, self._committed or None))
 
     def _count(self, reports: Sequence[BatchReport]) -> bool:
-        """Counts the batches that have ended since the last call. Returns whether there is something new to show."""
+        """Counts the batches that have ended since the last call. Returns whether there are any."""
         new = [report for report in reports if report.batch_id > self._last_batch]
         if new:
             self._last_batch = new[-1].batch_id
         self._batches += len(new)
         self._events += sum(report.events for report in new)
         self._changes = [*self._changes, *(describe_change(row) for report in new for row in report.log)][-3:]
-        is_first, self._is_begun = not self._is_begun, True
-        return bool(new) or is_first
-
-    def _read_commits(self, *, done: bool) -> None:
-        if self._commits is not None and (done or time.monotonic() - self._commits_read_at >= _COMMITS_SECONDS):
-            self._committed, self._commits_read_at = self._commits(), time.monotonic()
+        return bool(new)
 
     def _describe(self, reports: Sequence[BatchReport], state: str) -> str:
         if not reports:
             return f"{state}; no batch yet"
         last = reports[-1]
-        parts = [
-            state, f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}", f"{self._events:,} events",
-            f"{pictures.compute_events_per_second(reports)[-1]:,.0f} events/s in the last batch",
-            f"{last.state_rows:,} rows of state", count_noun(last.rules, "rule"),
-        ]  # fmt: skip
+        batches = f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}; {self._events:,} events"
+        speed = f"{pictures.compute_events_per_second(reports)[-1]:,.0f} events/s in the last batch"
+        parts = [state, batches, speed, f"{last.state_rows:,} rows of state", count_noun(last.rules, "rule")]
         if self._committed and last.arrival is not None:
             parts.append(f"{max(0, max(self._committed) - last.arrival):,} commits behind")
         return "; ".join(parts + ([f"last changes: {', '.join(self._changes)}"] if self._changes else []))
-
-
-class _LiveView(_View):
-    """Replaces one output, and redraws the chart only when there is something new."""
-
-    seconds = _REFRESH_SECONDS
-    _picture = ""
-
-    def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        if self._count(reports) or done:
-            self._read_commits(done=done)
-            self._picture = make_image_tag(pictures.plot_evaluation(reports, self._committed or None))
-        status = self._describe(reports, "ended" if done else "running")
-        clear()
-        show(Markup(f"<p>{html.escape(status)}</p>{self._picture}", status))
-
-
-class _LinesView(_View):
-    """Shows a line from time to time, and one chart at the end."""
-
-    seconds = _LINE_SECONDS
-
-    def refresh(self, reports: Sequence[BatchReport], *, done: bool = False) -> None:
-        if not (self._count(reports) or done):
-            return
-        self._read_commits(done=done)
-        show(text(self._describe(reports, "ended" if done else "running")))
-        if done and reports:
-            show(pictures.plot_evaluation(reports, self._committed or None))

@@ -26,7 +26,10 @@ from lookback.views.drawing import (
     RED,
     SKY,
     draw_legend,
+    draw_legend_beside,
+    draw_limit,
     escape_formula,
+    format_share_axis,
     format_thousands,
     format_time_axis,
     make_figure,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lookback.spark.batches.sink import BatchReport
+    from lookback.testing.trial import DocumentTrial
 
 _RULE_COLOURS = [BLUE, ORANGE, GREEN, RED, SKY, "#CC79A7"]
 _DISPOSITIONS = {
@@ -111,6 +115,13 @@ def plot_flagged(
     return figure
 
 
+def plot_trial(rule_id: str, trial: DocumentTrial, event_time: str) -> Figure:
+    """Plots what a rule would have flagged in a trial, as `plot_flagged` does."""
+    title = f"{rule_id}: what it would have flagged"
+    measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
+    return plot_flagged(trial.events, trial.final_alerts, event_time, title, **measured)
+
+
 def _draw_histogram(axes: Axes, times: pd.DatetimeIndex, among: pd.DatetimeIndex, colour: str, label: str) -> None:
     style_axes(axes)
     axes.hist(DATES.date2num(times), bins=_find_bin_edges(among), color=colour, alpha=0.85)
@@ -130,7 +141,7 @@ def _draw_values(axes: Axes, values: pd.DataFrame, name: str, limits: Iterable[f
             at = DATES.date2num(to_utc_index(part["event_time"]))
             axes.plot(at, part["value"], linestyle="none", label=label, **{**style, **apart})
     for limit in limits:
-        axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {format_thousands(limit)}")
+        draw_limit(axes, limit, f"limit {format_thousands(limit)}")
     # The axis starts at zero unless a value is negative.
     if values["value"].min() >= 0:
         axes.set_ylim(bottom=0)
@@ -154,7 +165,7 @@ def plot_alerts_over_time(alerts: pd.DataFrame) -> Figure:
     labels = [f"{name} ({len(group):,})" for name, group in zip(names, groups, strict=True)]
     if groups:
         axes.hist(groups, bins=edges, stacked=True, color=colours, label=labels)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+        draw_legend_beside(axes)
     else:
         write_placeholder(axes, "no alerts")
     axes.set_ylabel("alerts")
@@ -221,11 +232,9 @@ def plot_rule_figures(days: pd.DataFrame) -> Figure:
             at = DATES.date2num(to_utc_index(rows["day"])) if len(rows) else []
             style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.6, "alpha": 0.9}
             each.plot(at, values.to_numpy(dtype=float), color=colour, label=shorten_name(name), **style)
-        each.set_ylim(0, 1.05)
-        each.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        each.set_ylabel(measure)
+        format_share_axis(each, measure)
     if len(days) and days[["precision", "recall"]].notna().any(axis=None):
-        axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+        draw_legend_beside(axes[0])
     else:
         write_placeholder(axes[0], "no labels yet")
     format_time_axis(axes[1])
@@ -254,20 +263,14 @@ def plot_overlap(pairs: pd.DataFrame, alone: pd.DataFrame) -> Figure:
         if a in place and b in place and jaccard is not None:
             shares[place[a], place[b]] = shares[place[b], place[a]] = jaccard
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9}
     for row, column in np.argwhere(~np.isnan(shares)).tolist():
         share = shares[row, column]
-        axes.text(
-            column,
-            row,
-            f"{share:.0%}",
-            ha="center",
-            va="center",
-            fontsize=9,
-            color="white" if share > 0.5 else "#222222",
-        )
+        colour = "white" if share > 0.5 else "#222222"
+        axes.text(column, row, f"{share:.0%}", color=colour, **middle)
     caught = dict(zip(alone["a"], alone["alone"], strict=True))
     for name, at in place.items():
-        axes.text(at, at, f"{caught[name]:,}", ha="center", va="center", fontsize=9, fontweight="bold", color=GREEN)
+        axes.text(at, at, f"{caught[name]:,}", color=GREEN, fontweight="bold", **middle)
     labels = [shorten_name(name) for name in names]
     axes.set_xticks(range(len(names)), labels, rotation=30, ha="right")
     axes.set_yticks(range(len(names)), labels)
@@ -292,11 +295,11 @@ def plot_evaluation(reports: Sequence[BatchReport], committed: Mapping[int, dt.d
     _draw_line(state, times, [float(report.state_rows) for report in reports], GREEN, "rows of window state")
     _draw_bars(alerts, sum_alerts(reports), "alerts since the start")
     last = reports[-1] if reports else None
-    text = "waiting for the first batch" if last is None else (
-        f"{count_noun(sum(r.events for r in reports), 'event')}, "
-            f"{count_noun(sum(sum(r.alerts.values()) for r in reports), 'alert')}, "
-        f"{count_noun(last.rules, 'rule')}, watermark {_format_watermark(last.watermark)}"
-    )  # fmt: skip
+    text = "waiting for the first batch"
+    if last is not None:
+        counts = {"event": sum(r.events for r in reports), "alert": sum(sum(r.alerts.values()) for r in reports)}
+        counted = ", ".join(count_noun(count, noun) for noun, count in {**counts, "rule": last.rules}.items())
+        text = f"{counted}, watermark {_format_watermark(last.watermark)}"
     set_titles(figure, "Evaluation", text)
     return figure
 

@@ -15,6 +15,7 @@ from lookback.views.drawing import (
     RED,
     SKY,
     draw_legend,
+    draw_limit,
     escape_formula,
     format_time_axis,
     make_stacked_axes,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from lookback.core.explaining.evidence import Explanation, MeasureEvidence
 
+_DIAMOND: dict[str, Any] = {"color": RED, "markersize": 8, "zorder": 4}
 # The background of a value that crosses a line.
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
@@ -54,19 +56,16 @@ def _plot_lookback(explanation: Explanation) -> Figure:
     _draw_contributions(upper, explanation, "look-back window")
     _shade(lower, main.window_start, main.window_end, SKY, "look-back window")
     for text, value in explanation.event_limits:
-        label = f"limit {escape_formula(text)} = {value}"
-        upper.axhline(float(value), color=RED, linestyle="--", linewidth=1.4, label=label)
+        draw_limit(upper, float(value), f"limit {escape_formula(text)} = {value}")
     raised = frame[frame["is_alert"]]
     if len(raised):
-        upper.plot(
-            raised["event_time"], raised["value"], "D", color=RED, markersize=8, zorder=4, label="raised the alert"
-        )
+        upper.plot(raised["event_time"], raised["value"], "D", label="raised the alert", **_DIAMOND)
     running = frame.dropna(subset=["running"])
     lower.step(running["event_time"], running["running"], where="post", color=BLUE, linewidth=1.6, label=main.name)
     lower.plot(running["event_time"], running["running"], ".", color=BLUE, markersize=5)
     _draw_limits(lower, explanation)
     if len(raised):
-        lower.plot(raised["event_time"], raised["running"], "D", color=RED, markersize=8, zorder=4)
+        lower.plot(raised["event_time"], raised["running"], "D", **_DIAMOND)
         _label_value(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.shown)
     lower.set_ylabel(f"{main.name} as of each event")
     return _finish(figure, explanation)
@@ -82,26 +81,15 @@ def _plot_windows(explanation: Explanation) -> Figure:
     overlap = bool((windows["window_start"].iloc[1:].to_numpy() < windows["window_end"].iloc[:-1].to_numpy()).any())
     for is_alert, colour in ((False, GREY), (True, BLUE)):
         part = drawn[drawn["is_alert"] == is_alert]
-        starts, ends = (
-            DATES.date2num(to_utc_index(part["window_start"])),
-            DATES.date2num(to_utc_index(part["window_end"])),
-        )
+        starts, ends = (DATES.date2num(to_utc_index(part[name])) for name in ("window_start", "window_end"))
         label = main.name if is_alert else f"{main.name} of {what}s before"
         if not len(part):
             continue
         if overlap:
             lower.hlines(part["value"], starts, ends, color=colour, linewidth=3, label=label)
         else:
-            lower.bar(
-                starts,
-                part["value"],
-                ends - starts,
-                align="edge",
-                color=colour,
-                edgecolor="white",
-                alpha=0.7,
-                label=label,
-            )
+            style: dict[str, Any] = {"align": "edge", "edgecolor": "white", "alpha": 0.7}
+            lower.bar(starts, part["value"], ends - starts, color=colour, label=label, **style)
         if is_alert and main.shown is not None:
             middle = (starts[-1] + ends[-1]) / 2
             _label_value(lower, middle, float(part["value"].iloc[-1]), main.shown, above=True)
@@ -126,15 +114,14 @@ def _plot_sequence(explanation: Explanation) -> Figure:
             _draw_near_misses(axes, near["event_time"], at)
         if len(taken):
             label = "taken" if name == names[0] else "not taken" if not name else None
-            axes.plot(
-                taken["event_time"], [at] * len(taken), "o", color=BLUE if name else GREY, markersize=6, label=label
-            )
+            colour = BLUE if name else GREY
+            axes.plot(taken["event_time"], [at] * len(taken), "o", color=colour, markersize=6, label=label)
     own = frame[frame["is_alert"]]
     absent = [step for step in explanation.steps if step.absent]
     if len(own):
         rows = [[*names, ""].index(step) for step in own["step"]]
         label = "began the wait" if absent else "raised the alert"
-        axes.plot(own["event_time"], rows, "D", color=RED, markersize=9, zorder=4, label=label)
+        axes.plot(own["event_time"], rows, "D", label=label, **_DIAMOND)
     if absent:
         axes.axvline(DATES.date2num(alert["event_time"]), color=RED, linestyle="--", linewidth=1.4, label="due")
     for number, time in enumerate(frame.loc[frame["until"], "event_time"]):
@@ -166,19 +153,15 @@ def _draw_contributions(axes: Axes, explanation: Explanation, window: str) -> No
     """Draws what each event contributes to the measure, with the window shaded."""
     frame, main = explanation.timeline, _find_main_measure(explanation)
     _shade(axes, main.window_start, main.window_end, SKY, window)
-    _draw_stems(
-        axes,
-        frame[~frame["in_window"]],
-        GREY,
-        f"not in the {window}" if window != "look-back window" else "outside the window",
-    )
+    outside = f"not in the {window}" if window != "look-back window" else "outside the window"
+    _draw_stems(axes, frame[~frame["in_window"]], GREY, outside)
     _draw_stems(axes, frame[frame["in_window"]], BLUE, "counted")
     axes.set_ylabel(_name_argument(main.text))
 
 
 def _draw_limits(axes: Axes, explanation: Explanation) -> None:
     for limit in explanation.limits.get(explanation.main, ()):
-        axes.axhline(limit, color=RED, linestyle="--", linewidth=1.4, label=f"limit {limit:,.10g}")
+        draw_limit(axes, limit, f"limit {limit:,.10g}")
 
 
 def _finish(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:
@@ -186,9 +169,8 @@ def _finish(figure: Figure, explanation: Explanation, *, from_zero: bool = True)
     alert, last = explanation.alert, figure.axes[-1]
     key = ", ".join(f"{name} {value}" for name, value in explanation.key.items()) or "all events"
     verdict = "" if alert["verdict"] == "raised" else f", {alert['verdict']}"
-    set_titles(
-        figure, f"{alert['rule_id']}: {key}", f"{alert['severity']}{verdict}, {format_time(alert['event_time'])}"
-    )
+    below = f"{alert['severity']}{verdict}, {format_time(alert['event_time'])}"
+    set_titles(figure, f"{alert['rule_id']}: {key}", below)
     draw_legend(figure.axes[0])
     if last is not figure.axes[0]:
         draw_legend(last, skip=1)
@@ -211,9 +193,8 @@ def _label_value(axes: Axes, at: float, value: float, text: str | None, *, above
     """Writes a value to the left of a point, or above it. `at` is in days, as matplotlib counts them."""
     if text is not None and not math.isnan(value):
         place: Any = {"xytext": (0, 5), "ha": "center"} if above else {"xytext": (-9, 0), "ha": "right", "va": "center"}
-        axes.annotate(
-            text, (at, value), textcoords="offset points", fontsize=10, fontweight="bold", color=RED, bbox=_LABEL_BOX, **place
-        )  # fmt: skip
+        style: Any = {"fontsize": 10, "fontweight": "bold", "color": RED, "bbox": _LABEL_BOX}
+        axes.annotate(text, (at, value), textcoords="offset points", **place, **style)
 
 
 def _name_argument(text: str) -> str:

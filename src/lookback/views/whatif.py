@@ -5,7 +5,8 @@ Each function returns a new matplotlib Figure, as in `pictures`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -19,9 +20,10 @@ from lookback.views.drawing import (
     GREEN,
     GREY,
     ORANGE,
-    RED,
     SKY,
     draw_legend,
+    draw_limit,
+    format_share_axis,
     format_thousands,
     make_stacked_axes,
     set_titles,
@@ -49,28 +51,19 @@ def plot_alerts_by_value(
     budget: float | None = None,
     chosen: object = None,
 ) -> Figure:
-    """Plots alerts per day against the values of a parameter, on a logarithmic scale.
+    """Plots alerts per day against the values of the parameter `name`, on a logarithmic scale.
 
-    Args:
-        figures: Figures of a rule's variants.
-        name: The parameter. Each combination of the remaining parameters is a line.
-        today: The rule's current value, which is marked.
-        budget: Alerts that a team can review in a day, drawn as a line.
-        chosen: Another value to mark, such as that of a slider.
+    Each combination of the remaining parameters is a line. The rule's current value (today) is marked, and another one
+    (chosen), such as that of a slider. `budget` is the number of alerts that a team can review in a day.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
-    lines, place = _split(figures, name), _PanelPlaces(figures, name)
-    drawn = False
-    for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
-        points = [(place(each), each.alerts_per_day) for each in own if each.alerts_per_day]
-        drawn |= bool(points)
-        axes.plot(
-            *zip(*points, strict=True) if points else ((), ()), marker="o", color=colour, label=label or "alerts a day"
-        )
+    place = _PanelPlaces(figures, name)
+    # A logarithmic scale has no zero.
+    is_drawn = _draw_lines(axes, figures, place, "alerts a day", lambda each: each.alerts_per_day or None)
     if budget:
-        axes.axhline(budget, color=RED, linestyle="--", linewidth=1.4, label=f"budget {format_thousands(budget)} a day")
+        draw_limit(axes, budget, f"budget {format_thousands(budget)} a day")
     _finish(axes, place, today, chosen)
-    if drawn:
+    if is_drawn:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(format_thousands))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -80,12 +73,26 @@ def plot_alerts_by_value(
         write_placeholder(axes, "no variant raises an alert")
     silent = sum(1 for each in figures if not each.alerts)
     within = [each for each in figures if budget and each.alerts_per_day is not None and each.alerts_per_day <= budget]
-    below = count_noun(len(figures), "variant")
-    below += f", {len(within):,} within the budget" if budget else ""
-    set_titles(
-        figure, f"{_name_rule(figures)}: alerts a day by {name}", below + (f"; {silent:,} raise none" if silent else "")
-    )
+    below = count_noun(len(figures), "variant") + (f", {len(within):,} within the budget" if budget else "")
+    below += f"; {silent:,} raise none" if silent else ""
+    set_titles(figure, f"{_name_rule(figures)}: alerts a day by {name}", below)
     return figure
+
+
+def _draw_lines(
+    axes: Axes,
+    figures: Sequence[BacktestFigures],
+    place: _PanelPlaces,
+    label: str,
+    read: Callable[[BacktestFigures], float | None],
+) -> bool:
+    """Draws a line for each combination of the remaining parameters. Returns whether there is a value at all."""
+    is_drawn = False
+    for colour, (name, own) in zip(_COLOURS, _split(figures, place).items(), strict=False):
+        points = [(place(each), read(each)) for each in own if read(each) is not None]
+        is_drawn |= bool(points)
+        axes.plot(*zip(*points, strict=True) if points else ((), ()), marker="o", color=colour, label=name or label)
+    return is_drawn
 
 
 def plot_precision_by_value(
@@ -96,30 +103,19 @@ def plot_precision_by_value(
     The arguments are as in `plot_alerts_by_value`. Variants without a labelled event have neither figure.
     """
     figure, axes_of = make_stacked_axes(2, 5.0, sharex=True)
-    lines, place = _split(figures, name), _PanelPlaces(figures, name)
+    place = _PanelPlaces(figures, name)
     for axes, ratio in zip(axes_of, ("precision", "recall"), strict=True):
-        drawn = False
-        for colour, (label, own) in zip(_COLOURS, lines.items(), strict=False):
-            points = [(place(each), getattr(each, ratio)) for each in own if getattr(each, ratio) is not None]
-            drawn |= bool(points)
-            axes.plot(
-                *zip(*points, strict=True) if points else ((), ()), marker="o", color=colour, label=label or ratio
-            )
-        axes.set_ylim(-0.03, 1.03)
-        axes.set_ylabel(ratio)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        if not drawn:
+        is_drawn = _draw_lines(axes, figures, place, ratio, attrgetter(ratio))
+        format_share_axis(axes, ratio)
+        if not is_drawn:
             axes.text(0.5, 0.5, "no labels", transform=axes.transAxes, ha="center", va="center", color=GREY)
     for axes in axes_of:
         _finish(axes, place, today, chosen)
     axes_of[0].set_xlabel("")
     draw_legend(axes_of[0])
     positives = max((each.all_positives for each in figures), default=0)
-    set_titles(
-        figure,
-        f"{_name_rule(figures)}: precision and recall by {name}",
-        f"{count_noun(positives, 'positive event')} in all",
-    )
+    below = f"{count_noun(positives, 'positive event')} in all"
+    set_titles(figure, f"{_name_rule(figures)}: precision and recall by {name}", below)
     return figure
 
 
@@ -160,11 +156,11 @@ def _read_hours(value: object) -> float | None:
         return None
 
 
-def _split(figures: Sequence[BacktestFigures], name: str) -> Mapping[str, list[BacktestFigures]]:
+def _split(figures: Sequence[BacktestFigures], place: _PanelPlaces) -> Mapping[str, list[BacktestFigures]]:
     """Splits the variants by the values of the other varied parameters, and sorts each part by this one."""
-    others = [other for other in figures[0].parameters if other != name] if figures else []
+    others = [other for other in figures[0].parameters if other != place.name] if figures else []
     varied = [other for other in others if len({each.parameters[other] for each in figures}) > 1]
-    place, parts = _PanelPlaces(figures, name), dict[str, list[Any]]()
+    parts = dict[str, list[Any]]()
     for each in sorted(figures, key=place):
         label = ", ".join(f"{other} {each.parameters[other]}" for other in varied)
         parts.setdefault(shorten_name(label), []).append(each)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules.remarks import Remark, find_remarks
-from lookback.core.rules.wording import describe_rule
 from lookback.core.values.texts import count_noun
 from lookback.testing.rule_tests import check_rule
+from lookback.verbs import describe_checked
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -46,9 +46,7 @@ def check_text(text: RuleText, streams: Mapping[str, Stream]) -> Checked:
         rule = check_rule(text.document, streams)
     except RuleError as error:
         return Checked(_place(error.problems, text), [], f"{count_noun(len(error.problems), 'problem')} to fix")
-    tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
-    words = f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
-    return Checked([], _place(find_remarks(rule), text), words)
+    return Checked([], _place(find_remarks(rule), text), describe_checked(rule))
 
 
 def find_nearest_place(place: str, known: Iterable[str]) -> str:

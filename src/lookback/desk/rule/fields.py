@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
@@ -60,7 +60,7 @@ class ValueField:
     """A field with one value, or a parameter, as a text."""
 
     name: str
-    text: str
+    value: str
     is_whole: bool = True
 
 
@@ -190,6 +190,16 @@ def put_measure(text: RuleText, measure: MeasureField) -> RuleText:
     if measure.delay:
         window = dict(zip(_OWN_WINDOW_KEYS, (measure.window, measure.delay), strict=True))
     return text.put(place, {"measure": measure.aggregate, "window": window})
+
+
+def put_part(text: RuleText, place: Sequence[str], part: str, written: str) -> RuleText:
+    """Writes a part of a measure, or the value of a parameter."""
+    key, name = place
+    if key == "parameters":
+        return put_parameter(text, name, written)
+    there = next(each for each in read_measures(text.document) if each.name == name)
+    changed: dict[str, Any] = {part: written}
+    return put_measure(text, replace(there, **changed))
 
 
 def begin_measure(text: RuleText, aggregate: str, name: str = "") -> RuleText:

@@ -5,24 +5,16 @@ The form reads a text and returns changes to it (see `rulefields`); it keeps no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
 from lookback.core.rules.document import LATE_POLICIES, SEVERITIES, WINDOW_FORMS
 from lookback.core.values.windows import SEQUENCE
-from lookback.desk.parts import (
-    add_classes,
-    clean_text,
-    make_button,
-    make_column,
-    make_field,
-    make_heading,
-    make_row,
-    make_text,
-)
+from lookback.desk import parts
 from lookback.desk.rule import fields as rulefields
 from lookback.desk.rule.checking import find_nearest_place
 
@@ -31,21 +23,24 @@ if TYPE_CHECKING:
     from lookback.desk.rule.checking import RuleFinding
     from lookback.desk.rule.text import RuleText
 
-_WIDE = {"width": "98%"}
 _SHORT = {"width": "265px"}
-# The keys with a single value: title, hint and number of lines of the field.
+# The keys with a single value: title and hint of the field. The first four have two lines.
 _VALUES = {
-    "rule_id": ("Rule id", "The rule's name: lower-case letters, digits, '.', '_' or '-'. It never changes", 1),
-    "description": ("Description", "What the rule looks for, for reviewers of its alerts", 2),
-    "where": ("Where", "The events that the rule sees, as Spark SQL; empty: all", 2),
-    "when": ("When", "The condition that raises an alert, over measures and fields, as Spark SQL", 2),
-    "message": ("Message", "The text of the alert; names in braces are filled in", 2),
-    "suppress": ("Suppress", "Raises no other alert of the key for this long, such as 1 hour; empty: raise every alert", 1),
-    "score": ("Score", "What an alert adds to the risk of its entity; empty: by severity", 1),
-    "allowed_lateness": ("Lateness", "How far behind the watermark an event may be; empty: as the stream says", 1),
-    "effective_from": ("From", "Events before this time trigger nothing; empty: no limit", 1),
-    "effective_until": ("Until", "Events at or after this time trigger nothing; empty: no limit", 1),
-}  # fmt: skip
+    "description": ("Description", "What the rule looks for, for reviewers of its alerts"),
+    "where": ("Where", "The events that the rule sees, as Spark SQL; empty: all"),
+    "when": ("When", "The condition that raises an alert, over measures and fields, as Spark SQL"),
+    "message": ("Message", "The text of the alert; names in braces are filled in"),
+    "rule_id": ("Rule id", "The rule's name: lower-case letters, digits, '.', '_' or '-'. It never changes"),
+    "suppress": (
+        "Suppress",
+        "Raises no other alert of the key for this long, such as 1 hour; empty: raise every alert",
+    ),
+    "score": ("Score", "What an alert adds to the risk of its entity; empty: by severity"),
+    "allowed_lateness": ("Lateness", "How far behind the watermark an event may be; empty: as the stream says"),
+    "effective_from": ("From", "Events before this time trigger nothing; empty: no limit"),
+    "effective_until": ("Until", "Events at or after this time trigger nothing; empty: no limit"),
+}
+_LONG = tuple(_VALUES)[:4]
 _CHOICES = {
     "severity": ("Severity", "Severity of the alerts", SEVERITIES),
     "late": ("Late events", "What the rule does with a late event", LATE_POLICIES),
@@ -55,214 +50,148 @@ _FLAGS = {
     "reset_on_alert": ("Reset on alert", "An alert resets the windows of its key", False),
     "warm_start": ("Warm start", "The rule starts with earlier events in its windows", True),
 }
+# The fields of a measure and of a parameter: title, hint and width.
+_ROWS = {
+    "measures": {
+        "name": ("Name", "The name of the measure in conditions and the message", "180px"),
+        "aggregate": ("is", "One aggregate, such as sum(amount) or count(*) filter (where amount > 1000)", "300px"),
+        "window": ("over", "Its own lookback window, such as 30 days; empty: the rule's", "150px"),
+        "delay": ("up to before", "How long before the event it ends, such as 1 day; empty: at the event", "190px"),
+    },
+    "parameters": {
+        "name": ("Name", "The name of the parameter", "220px"),
+        "value": ("Value", "A number, a text or a duration", "220px"),
+    },
+}
+# The fields that show the problems of a row, by the place below the row's name.
+_PROBLEMS = {
+    "measures": {"": "aggregate", ".measure": "aggregate", ".window": "window", ".window.delay": "delay"},
+    "parameters": {"": "value"},
+}
+# What a field shows of a document: its value, whether that is all of it, and the options, if it has any.
+_Shown = tuple[Any, bool] | tuple[Any, bool, Iterable[Any]]
+_Change = Callable[["FormPlace | None", Callable[["RuleText"], "RuleText"]], None]
 
 
 class FormPlace:
     """A field of the form, with a line for its problems below it."""
 
     def __init__(self, place: str, control: Any, on_change: Callable[[FormPlace], None]) -> None:
-        self.place, self.control = place, control
-        self._on_change, self._is_shown = on_change, False
-        self._note = make_text("", "lookback-note", "lookback-problem", layout={"display": "none", "width": "auto"})
-        self.widget = make_column(
-            control, self._note, name=f"lookback-field-{place.replace('.', '-').replace('_', '-')}"
+        self.control, self._filling = control, parts.Filling()
+        self._note = parts.make_text(
+            "", "lookback-note", "lookback-problem", layout={"display": "none", "width": "auto"}
         )
-        control.observe(self._notify, names="value")
+        name = f"lookback-field-{place.replace('.', '-').replace('_', '-')}"
+        self.widget = parts.make_column(control, self._note, name=name)
+        self._filling.observe(control, lambda: on_change(self))
 
-    @property
-    def value(self) -> Any:
-        """The value of the field."""
-        return self.control.value
+    def show(self, value: Any, is_whole: bool = True, options: Iterable[Any] | None = None) -> None:
+        """Shows a value without reporting a change. `is_whole`: the field shows all of it, and may change it.
 
-    def _notify(self, _: object) -> None:
-        if not self._is_shown:
-            self._on_change(self)
-
-    def show(self, value: Any, is_whole: bool = True) -> None:
-        """Shows a value without reporting a change. `is_whole`: the field shows all of it, and may change it."""
-        self._is_shown = True
-        try:
+        Each of the `options`, if any, is a text or a (text, value) pair.
+        """
+        with self._filling:
+            if options is not None and tuple(self.control.options) != tuple(options):
+                self.control.options = list(options)
             self.control.value = value
             self.control.disabled = not is_whole
-        finally:
-            self._is_shown = False
-
-    def show_options(self, options: Iterable[Any], value: Any, is_whole: bool = True) -> None:
-        """Shows a value among options, each a text or a (text, value) pair."""
-        self._is_shown = True
-        try:
-            if tuple(self.control.options) != tuple(options):
-                self.control.options = list(options)
-        finally:
-            self._is_shown = False
-        self.show(value, is_whole)
 
     def tell(self, messages: Sequence[str]) -> None:
         """Shows the problems of this field; without any it hides the line."""
-        self._note.value = clean_text("\n".join(messages))
+        self._note.value = parts.clean_text("\n".join(messages))
         self._note.layout.display = "" if messages else "none"
-
-
-@dataclass
-class _FormRow:
-    """The fields of a measure or a parameter in one row. `key` is its name in the document."""
-
-    key: str
-    places: dict[str, FormPlace]
-    widget: Any
 
 
 class RuleForm:
     """The fields of the form. `change` gets the field and a function that changes the text."""
 
-    def __init__(
-        self, streams: Mapping[str, Stream], change: Callable[[FormPlace | None, Callable[[RuleText], RuleText]], None]
-    ) -> None:
+    def __init__(self, streams: Mapping[str, Stream], change: _Change) -> None:
         self._streams, self._change = streams, change
         self._text: RuleText | None = None
-        self._values = {name: self._make_value(name) for name in _VALUES}
-        self._choices = {name: self._make_choice(name) for name in _CHOICES}
-        self._flags = {name: self._make_flag(name) for name in _FLAGS}
-        self._stream = self._add(
-            "stream",
-            _make_dropdown("Stream", "The stream whose events the rule judges"),
-            lambda value, text: text.put(["stream"], value),
-        )
-        self._group_by = self._add(
-            "group_by",
-            _make_list("Group by", "The fields that make the key; Ctrl and Space add one"),
-            lambda value, text: rulefields.put_group_by(text, value),
-        )
-        self._entity = self._add(
-            "entity",
-            _make_dropdown("Entity", "Whom the alerts are about: a field of group_by"),
-            lambda value, text: rulefields.put_value(text, "entity", value),
-        )
-        self._kind = self._add(
-            "kind",
-            _make_dropdown("Kind", "How events are combined: by a window, or as steps in order"),
-            lambda value, text: rulefields.choose_kind(text, value),
-        )
-        keys = dict.fromkeys(key for keys in WINDOW_FORMS.values() for key in keys)
-        self._parts = {key: self._make_part(key) for key in keys}
-        self._fields = make_text("", "lookback-stream-fields")
-        self._measures = _Rows(self._make_measure)
-        self._parameters = _Rows(self._make_parameter)
-        self._sequence_note = make_text(
-            "Steps of a sequence are written in the YAML, under `sequence`.", "lookback-sequence-note"
-        )
+        self._places: dict[str, FormPlace] = {}
+        self._readers: dict[str, Callable[[Mapping[str, Any]], _Shown]] = {}
+        self._add_values()
+        self._add_keys()
+        for key in dict.fromkeys(key for keys in WINDOW_FORMS.values() for key in keys):
+            self._add_part(key)
+        self._fields = parts.make_text("", "lookback-stream-fields")
+        self._rows = {key: _Rows(key, change) for key in _ROWS}
+        note = "Steps of a sequence are written in the YAML, under `sequence`."
+        self._sequence_note = parts.make_text(note, "lookback-sequence-note")
+        aggregates = list(rulefields.AGGREGATES)
         self._aggregate = _make_dropdown(
-            "Aggregate", "What a new measure computes", "lookback-new-aggregate", options=list(rulefields.AGGREGATES)
+            "Aggregate", "What a new measure computes", "lookback-new-aggregate", aggregates
         )
         self._argument = _make_dropdown("of", "The field to aggregate", "lookback-new-argument")
         self._aggregate.observe(lambda _: self._show_arguments(), names="value")
         self.widget = self._lay_out()
 
     def _lay_out(self) -> Any:
-        add_measure = make_button(
-            "Add measure", self._begin_measure, "Add a measure of the chosen aggregate", "lookback-add-measure"
+        of = {name: place.widget for name, place in self._places.items()}
+        row, heading = parts.make_row, parts.make_heading
+        hint = "Add a measure of the chosen aggregate"
+        add_measure = parts.make_button("Add measure", self._begin_measure, hint, "lookback-add-measure")
+        self._new_measure = row(self._aggregate, self._argument, add_measure)
+        hint, begin = "Add a parameter, which expressions use as :name", rulefields.begin_parameter
+        add_parameter = parts.make_button(
+            "Add parameter", lambda: self._change(None, begin), hint, "lookback-add-parameter"
         )
-        add_parameter = make_button(
-            "Add parameter",
-            lambda: self._change(None, rulefields.begin_parameter),
-            "Add a parameter, which expressions use as :name",
-            "lookback-add-parameter",
+        windows = row(*(of[name] for name in of if name.startswith("window.")), name="lookback-window")
+        first = [row(of["rule_id"], of["stream"], of["severity"]), of["description"], self._fields, of["group_by"]]
+        window = [heading("Window"), row(of["kind"], windows), self._sequence_note]
+        measures = [heading("Measures"), self._rows["measures"].widget, self._new_measure, of["when"]]
+        parameters = [heading("Parameters"), self._rows["parameters"].widget, row(add_parameter)]
+        alert = [heading("Alert"), of["message"], row(of["suppress"], of["late"], of["allowed_lateness"])]
+        last = [row(of["effective_from"], of["effective_until"]), row(*(of[name] for name in _FLAGS))]
+        first += [row(of["entity"], of["score"]), of["where"]]
+        return parts.make_column(*first, *window, *measures, *parameters, *alert, *last)
+
+    def _add(
+        self,
+        place: str,
+        control: Any,
+        read: Callable[[Mapping[str, Any]], _Shown],
+        put: Callable[[RuleText, Any], RuleText],
+    ) -> None:
+        """Adds a field, with a function that reads its value from a document, and one that changes the text."""
+        self._places[place] = FormPlace(
+            place, control, lambda each: self._change(each, lambda text: put(text, each.control.value))
         )
-        self._new_measure = make_row(self._aggregate, self._argument, add_measure)
-        values, choices, flags = self._values, self._choices, self._flags
-        self._window = make_row(*(part.widget for part in self._parts.values()), name="lookback-window")
-        return make_column(
-            make_row(values["rule_id"].widget, self._stream.widget, choices["severity"].widget),
-            values["description"].widget, self._fields, self._group_by.widget,
-            make_row(self._entity.widget, values["score"].widget), values["where"].widget,
-            make_heading("Window"), make_row(self._kind.widget, self._window), self._sequence_note,
-            make_heading("Measures"), self._measures.widget, self._new_measure, values["when"].widget,
-            make_heading("Parameters"), self._parameters.widget, make_row(add_parameter),
-            make_heading("Alert"), values["message"].widget,
-            make_row(values["suppress"].widget, choices["late"].widget, values["allowed_lateness"].widget),
-            make_row(values["effective_from"].widget, values["effective_until"].widget),
-            make_row(*(flag.widget for flag in flags.values())),
-        )  # fmt: skip
+        self._readers[place] = read
 
-    def _add(self, place: str, control: Any, put: Callable[[Any, RuleText], RuleText]) -> FormPlace:
-        return FormPlace(place, control, lambda each: self._change(each, lambda text: put(each.value, text)))
+    def _add_values(self) -> None:
+        for name, (title, hint) in _VALUES.items():
+            control = make_area(title, hint, 2) if name in _LONG else _make_text_field(title, hint, layout=_SHORT)
+            self._add(name, control, partial(_read_value, name), _put(name))
+        for name, (title, hint, known) in _CHOICES.items():
+            self._add(name, _make_dropdown(title, hint), partial(_read_choice, name, known), _put(name))
+        for name, (title, hint, default) in _FLAGS.items():
+            control = parts.make_field(ipywidgets.Checkbox, title, hint, indent=False)
+            self._add(name, control, partial(_read_flag, name, default), _put_flag(name, default))
 
-    def _make_value(self, name: str) -> FormPlace:
-        title, hint, lines = _VALUES[name]
-        control = make_area(title, hint, lines) if lines > 1 else _make_text_field(title, hint, layout=_SHORT)
-        return self._add(name, control, lambda value, text: rulefields.put_value(text, name, value))
+    def _add_keys(self) -> None:
+        stream = _make_dropdown("Stream", "The stream whose events the rule judges")
+        self._add("stream", stream, self._read_stream, lambda text, value: text.put(["stream"], value))
+        hint = "The fields that make the key; Ctrl and Space add one"
+        group_by = parts.make_list(ipywidgets.SelectMultiple, "Group by", hint, 5)
+        self._add("group_by", group_by, self._read_group_by, rulefields.put_group_by)
+        entity = _make_dropdown("Entity", "Whom the alerts are about: a field of group_by")
+        self._add("entity", entity, _read_entity, _put("entity"))
+        kind = _make_dropdown("Kind", "How events are combined: by a window, or as steps in order")
+        self._add("kind", kind, _read_kind, rulefields.choose_kind)
 
-    def _make_choice(self, name: str) -> FormPlace:
-        title, hint, _ = _CHOICES[name]
-        return self._add(name, _make_dropdown(title, hint), lambda value, text: rulefields.put_value(text, name, value))
+    def _add_part(self, key: str) -> None:
+        hint = f"A duration such as 24 hours: `{key}` of the window"
+        control = _make_text_field(key.capitalize(), hint, layout={"width": "220px"})
 
-    def _make_flag(self, name: str) -> FormPlace:
-        title, hint, default = _FLAGS[name]
-        control = make_field(ipywidgets.Checkbox, title, hint, indent=False)
-        return self._add(name, control, lambda value, text: rulefields.put_flag(text, name, value, default))
+        def read(document: Mapping[str, Any]) -> _Shown:
+            window = rulefields.read_window(document)
+            return window.parts.get(key, ""), window.is_whole
 
-    def _make_part(self, key: str) -> FormPlace:
-        control = _make_text_field(
-            key.capitalize(),
-            f"A duration such as 24 hours: `{key}` of the window",
-            layout={"width": "220px"},
-        )
-
-        def put(value: str, text: RuleText) -> RuleText:
+        def put(text: RuleText, value: str) -> RuleText:
             return rulefields.put_window(text, {**rulefields.read_window(text.document).parts, key: value})
 
-        return self._add(f"window.{key}", control, put)
-
-    def _make_measure(self, row: _FormRow) -> None:
-        def put(part: str) -> Callable[[Any, RuleText], RuleText]:
-            def change(value: str, text: RuleText) -> RuleText:
-                there = next(each for each in rulefields.read_measures(text.document) if each.name == row.key)
-                changed: dict[str, Any] = {part: value}
-                return rulefields.put_measure(text, replace(there, **changed))
-
-            return change
-
-        fields = {
-            "name": ("Name", "The name of the measure in conditions and the message", "180px"),
-            "aggregate": ("is", "One aggregate, such as sum(amount) or count(*) filter (where amount > 1000)", "300px"),
-            "window": ("over", "Its own lookback window, such as 30 days; empty: the rule's", "150px"),
-            "delay": ("up to before", "How long before the event it ends, such as 1 day; empty: at the event", "190px"),
-        }  # fmt: skip
-        for part, (title, hint, width) in fields.items():
-            control = _make_text_field(title, hint, f"lookback-measure-{part}", layout={"width": width})
-            row.places[part] = self._add(
-                "measures", control, self._rename(row, "measures") if part == "name" else put(part)
-            )
-        self._finish_row(row, "measures")
-
-    def _make_parameter(self, row: _FormRow) -> None:
-        for part, title, hint in (
-            ("name", "Name", "The name of the parameter"),
-            ("value", "Value", "A number, a text or a duration"),
-        ):
-            control = _make_text_field(title, hint, f"lookback-parameter-{part}", layout={"width": "220px"})
-            change = self._rename(row, "parameters") if part == "name" else (
-                lambda value, text: rulefields.put_parameter(text, row.key, value)
-            )  # fmt: skip
-            row.places[part] = self._add("parameters", control, change)
-        self._finish_row(row, "parameters")
-
-    def _rename(self, row: _FormRow, key: str) -> Callable[[Any, RuleText], RuleText]:
-        def change(value: str, text: RuleText) -> RuleText:
-            renamed = rulefields.rename(text, [key, row.key], value)
-            row.key = value
-            return renamed
-
-        return change
-
-    def _finish_row(self, row: _FormRow, key: str) -> None:
-        remove = make_button(
-            "Remove",
-            lambda: self._change(None, lambda text: text.remove([key, row.key])),
-            f"Remove this row of {key}",
-            f"lookback-remove-{key}",
-        )
-        row.widget.children = [*(place.widget for place in row.places.values()), remove]
+        self._add(f"window.{key}", control, read, put)
 
     def _begin_measure(self) -> None:
         aggregate, name = self._aggregate.value, self._argument.value or ""
@@ -270,6 +199,10 @@ class RuleForm:
 
     def _find_stream(self) -> Stream | None:
         return self._streams.get(str(self._text.get("stream"))) if self._text is not None else None
+
+    def _list_fields(self) -> Mapping[str, Any]:
+        stream = self._find_stream()
+        return {} if stream is None else stream.fields
 
     def _show_arguments(self) -> None:
         stream, aggregate = self._find_stream(), self._aggregate.value
@@ -283,75 +216,47 @@ class RuleForm:
         document, stream = text.document, self._find_stream()
         if stream is not before or stream is None:
             self._show_arguments()
-        fields = {} if stream is None else stream.fields
-        self._fields.value = clean_text("Fields: " + ", ".join(f"{name} {type_}" for name, type_ in fields.items()))
-        for name, place in self._values.items():
-            read = rulefields.read_value(document, name)
-            self._show_place(place, but, read.text, read.is_whole)
-        for name, place in self._choices.items():
-            read = rulefields.read_value(document, name)
+        fields = ", ".join(f"{name} {type_}" for name, type_ in self._list_fields().items())
+        self._fields.value = parts.clean_text(f"Fields: {fields}")
+        for name, place in self._places.items():
             if place is not but:
-                place.show_options(_with_default(_CHOICES[name][2], read.text), read.text, read.is_whole)
-        for name, place in self._flags.items():
-            value = document.get(name, _FLAGS[name][2])
-            self._show_place(place, but, value is True, isinstance(value, bool))
-        self._show_keys(document, fields, but)
-        self._show_window(document, but)
-        self._measures.show(
-            [(each.name, _list_measure(each), each.is_whole) for each in rulefields.read_measures(document)], but
-        )
-        self._parameters.show(
-            [
-                (each.name, {"name": each.name, "value": each.text}, each.is_whole)
-                for each in rulefields.read_parameters(document)
-            ],
-            but,
-        )
+                place.show(*self._readers[name](document))
+        self._rows["measures"].show(rulefields.read_measures(document), but)
+        self._rows["parameters"].show(rulefields.read_parameters(document), but)
+        kind = rulefields.read_window(document).kind
+        is_sequence = kind == SEQUENCE
+        for name, place in self._places.items():
+            if (key := name.removeprefix("window.")) != name:
+                _display(place.widget, not is_sequence and key in WINDOW_FORMS[kind])
+        for widget in (self._rows["measures"].widget, self._new_measure, self._places["when"].widget):
+            _display(widget, not is_sequence)
+        _display(self._sequence_note, is_sequence)
 
-    def _show_keys(self, document: Mapping[str, Any], fields: Mapping[str, Any], but: FormPlace | None) -> None:
-        named, group_by = rulefields.read_value(document, "stream"), rulefields.read_group_by(document)
-        if self._stream is not but:
-            self._stream.show_options(_with_unknown(self._streams, named.text), named.text, named.is_whole)
-        if self._group_by is not but:
-            unknown = [name for name in group_by or () if name not in fields]
-            options = [(f"{name} ({type_})", name) for name, type_ in fields.items()]
-            options += [(clean_text(f"{name} (not a field of the stream)", 120), name) for name in unknown]
-            self._group_by.show_options(options, group_by or (), group_by is not None)
-        entity = rulefields.read_value(document, "entity")
-        if self._entity is not but:
-            self._entity.show_options(_with_default(group_by or (), entity.text), entity.text, entity.is_whole)
+    def _read_stream(self, document: Mapping[str, Any]) -> _Shown:
+        named = rulefields.read_value(document, "stream")
+        return named.value, named.is_whole, _with_unknown(self._streams, named.value)
 
-    def _show_window(self, document: Mapping[str, Any], but: FormPlace | None) -> None:
-        window = rulefields.read_window(document)
-        is_sequence = window.kind == SEQUENCE
-        if self._kind is not but:
-            self._kind.show_options(rulefields.KINDS, window.kind)
-        for key, part in self._parts.items():
-            part.widget.layout.display = "" if not is_sequence and key in WINDOW_FORMS[window.kind] else "none"
-            self._show_place(part, but, window.parts.get(key, ""), window.is_whole)
-        for widget in (self._measures.widget, self._new_measure, self._values["when"].widget):
-            widget.layout.display = "none" if is_sequence else ""
-        self._sequence_note.layout.display = "" if is_sequence else "none"
-
-    @staticmethod
-    def _show_place(place: FormPlace, but: FormPlace | None, value: Any, is_whole: bool) -> None:
-        if place is not but:
-            place.show(value, is_whole)
+    def _read_group_by(self, document: Mapping[str, Any]) -> _Shown:
+        group_by, fields = rulefields.read_group_by(document), self._list_fields()
+        unknown = [name for name in group_by or () if name not in fields]
+        options = [(f"{name} ({type_})", name) for name, type_ in fields.items()]
+        options += [(parts.clean_text(f"{name} (not a field of the stream)", 120), name) for name in unknown]
+        return group_by or (), group_by is not None, options
 
     def _list_places(self) -> dict[str, FormPlace]:
         """Maps places of the document to the fields that show their problems."""
-        places = {**self._values, **self._choices, **self._flags}
-        places |= {"stream": self._stream, "group_by": self._group_by, "entity": self._entity}
-        places |= {"window": self._kind, **{f"window.{key}": part for key, part in self._parts.items()}}
+        places = {**self._places, "window": self._places["kind"]}
         if self._text is not None and not isinstance(self._text.get("window"), Mapping):
-            places["window"] = self._parts["lookback"]
-        for key, rows, parts in (
-            ("measures", self._measures, {"": "aggregate", ".measure": "aggregate", ".window": "window", ".window.delay": "delay"}),
-            ("parameters", self._parameters, {"": "value"}),
-        ):  # fmt: skip
+            places["window"] = self._places["window.lookback"]
+        for key, rows in self._rows.items():
             for row in rows.rows:
-                places |= {f"{key}.{row.key}{suffix}": row.places[part] for suffix, part in parts.items()}
+                places |= {f"{key}.{row.key}{suffix}": row.places[part] for suffix, part in _PROBLEMS[key].items()}
         return places
+
+    def _list_all(self) -> Iterator[FormPlace]:
+        """Lists each field once."""
+        yield from self._places.values()
+        yield from (place for rows in self._rows.values() for row in rows.all for place in row.places.values())
 
     def tell(self, problems: Sequence[RuleFinding]) -> None:
         """Shows each problem below its field."""
@@ -360,82 +265,124 @@ class RuleForm:
         for each in problems:
             near = places.get(find_nearest_place(each.place, places))
             by_place.setdefault(id(near), []).append(each.message)
-        for place in {
-            id(each): each
-            for each in [*places.values(), *self._measures.list_places(), *self._parameters.list_places()]
-        }.values():
+        for place in self._list_all():
             place.tell(by_place.get(id(place), []))
 
     def disable(self) -> None:
         """Disables all fields while the YAML is invalid."""
-        for place in [
-            *self._list_places().values(),
-            self._kind,
-            *self._measures.list_places(),
-            *self._parameters.list_places(),
-        ]:
+        for place in self._list_all():
             place.control.disabled = True
 
 
+@dataclass
+class _FormRow:
+    """The fields of a measure or a parameter in one row. `key` is its name in the document."""
+
+    places: dict[str, FormPlace]
+    widget: Any
+    key: str = ""
+
+
 class _Rows:
-    """Rows of fields, one per measure or parameter, in a column `widget`."""
+    """Rows of fields, one per measure or parameter, in a column `widget`. `all` has unused rows behind those shown."""
 
-    def __init__(self, make: Callable[[_FormRow], None]) -> None:
-        self._make = make
-        self._all: list[_FormRow] = []
+    def __init__(self, key: str, change: _Change) -> None:
+        self._key, self._change = key, change
+        self.all: list[_FormRow] = []
         self.rows: list[_FormRow] = []
-        self.widget = make_column()
+        self.widget = parts.make_column()
 
-    def show(self, wanted: Sequence[tuple[str, Mapping[str, str], bool]], but: FormPlace | None) -> None:
-        """Shows rows, given the key of each, the texts of its fields, and whether they show the whole value."""
-        while len(self._all) < len(wanted):
-            row = _FormRow("", {}, make_row(name="lookback-form-row"))
-            self._make(row)
-            self._all.append(row)
-        self.rows = self._all[: len(wanted)]
-        for row, (key, values, is_whole) in zip(self.rows, wanted, strict=True):
-            row.key = key
+    def _make_row(self) -> _FormRow:
+        row = _FormRow({}, parts.make_row(name="lookback-form-row"))
+        for part, (title, hint, width) in _ROWS[self._key].items():
+            control = _make_text_field(title, hint, f"lookback-{self._key[:-1]}-{part}", layout={"width": width})
+            row.places[part] = FormPlace(self._key, control, partial(self._put, row, part))
+        remove = parts.make_button(
+            "Remove",
+            lambda: self._change(None, lambda text: text.remove([self._key, row.key])),
+            f"Remove this row of {self._key}",
+            f"lookback-remove-{self._key}",
+        )
+        row.widget.children = [*(place.widget for place in row.places.values()), remove]
+        return row
+
+    def _put(self, row: _FormRow, part: str, place: FormPlace) -> None:
+        def change(text: RuleText) -> RuleText:
+            value = place.control.value
+            if part != "name":
+                return rulefields.put_part(text, [self._key, row.key], part, value)
+            renamed = rulefields.rename(text, [self._key, row.key], value)
+            row.key = value
+            return renamed
+
+        self._change(place, change)
+
+    def show(self, wanted: Sequence[Any], but: FormPlace | None) -> None:
+        """Shows a row for each measure or parameter, except in the field `but`."""
+        self.all += [self._make_row() for _ in range(len(wanted) - len(self.all))]
+        self.rows = self.all[: len(wanted)]
+        for row, each in zip(self.rows, wanted, strict=True):
+            row.key = each.name
             for part, place in row.places.items():
                 if place is not but:
-                    place.show(values[part], is_whole or part == "name")
+                    place.show(getattr(each, part), each.is_whole or part == "name")
         self.widget.children = [row.widget for row in self.rows]
 
-    def list_places(self) -> list[FormPlace]:
-        """Lists the fields of all rows."""
-        return [place for row in self._all for place in row.places.values()]
+
+def _put(name: str) -> Callable[[RuleText, Any], RuleText]:
+    return lambda text, value: rulefields.put_value(text, name, value)
+
+
+def _put_flag(name: str, default: bool) -> Callable[[RuleText, Any], RuleText]:
+    return lambda text, value: rulefields.put_flag(text, name, value, default)
+
+
+def _read_value(name: str, document: Mapping[str, Any]) -> _Shown:
+    read = rulefields.read_value(document, name)
+    return read.value, read.is_whole
+
+
+def _read_choice(name: str, known: Iterable[str], document: Mapping[str, Any]) -> _Shown:
+    """Reads an optional key with its options, which include its current value."""
+    read = rulefields.read_value(document, name)
+    names = [each for each in _with_unknown(known, read.value) if each]
+    return read.value, read.is_whole, [("(default)", ""), *((parts.clean_text(each, 120), each) for each in names)]
+
+
+def _read_flag(name: str, default: bool, document: Mapping[str, Any]) -> _Shown:
+    value = document.get(name, default)
+    return value is True, isinstance(value, bool)
+
+
+def _read_entity(document: Mapping[str, Any]) -> _Shown:
+    return _read_choice("entity", rulefields.read_group_by(document) or (), document)
+
+
+def _read_kind(document: Mapping[str, Any]) -> _Shown:
+    return rulefields.read_window(document).kind, True, rulefields.KINDS
+
+
+def _display(widget: Any, is_shown: bool) -> None:
+    widget.layout.display = "" if is_shown else "none"
 
 
 def make_area(title: str, hint: str, lines: int) -> Any:
     """Makes a multi-line text field."""
-    return make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=_WIDE, continuous_update=True)
+    return parts.make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=parts.WIDE, continuous_update=True)
 
 
 def _make_text_field(title: str, hint: str, *classes: str, layout: Any) -> Any:
     """Makes a short text field that is checked as you type."""
-    return make_field(ipywidgets.Text, title, hint, *classes, layout=layout, continuous_update=True)
+    return parts.make_field(ipywidgets.Text, title, hint, *classes, layout=layout, continuous_update=True)
 
 
-def _make_dropdown(title: str, hint: str, *classes: str, options: Sequence[str] = ()) -> Any:
+def _make_dropdown(title: str, hint: str, name: str = "", options: Sequence[str] = ()) -> Any:
     chosen = {"value": options[0]} if options else {}
-    return make_field(ipywidgets.Dropdown, title, hint, *classes, options=list(options), layout=_SHORT, **chosen)
-
-
-def _make_list(title: str, hint: str) -> Any:
-    return add_classes(
-        make_field(ipywidgets.SelectMultiple, title, hint, options=[], rows=5, layout=_WIDE), "lookback-list"
-    )
-
-
-def _with_default(known: Iterable[str], value: str) -> list[tuple[str, str]]:
-    """Lists the options of an optional key."""
-    return [("(default)", ""), *((clean_text(name, 120), name) for name in _with_unknown(known, value) if name)]
+    names = filter(None, [name])
+    return parts.make_field(ipywidgets.Dropdown, title, hint, *names, options=list(options), layout=_SHORT, **chosen)
 
 
 def _with_unknown(known: Iterable[str], value: str) -> list[str]:
     """Lists the options of a key, plus its current value if that is not among them."""
     names = list(known)
     return names if value in names else [*names, value]
-
-
-def _list_measure(measure: rulefields.MeasureField) -> dict[str, str]:
-    return {part: getattr(measure, part) for part in ("name", "aggregate", "window", "delay")}

@@ -11,8 +11,9 @@ import ipywidgets
 from lookback.core.errors import SetupError
 from lookback.core.rules.gate import Condition, Gate, hash_document
 from lookback.core.values.texts import count_noun
-from lookback.desk.parts import TextTable, make_column, make_field, make_row
+from lookback.desk import parts
 from lookback.spark.activation import Approval, activate, check_document, find_candidate
+from lookback.verbs import NO_GATE
 
 if TYPE_CHECKING:
     from lookback.desk.work import Work
@@ -32,18 +33,18 @@ class PublishingPanel:
         self, rules: RulesTable, gate: Gate | None, work: Work, read_document: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._rules, self._gate, self._work, self._read_document = rules, gate, work, read_document
-        text = partial(make_field, ipywidgets.Text)
+        text = partial(parts.make_field, ipywidgets.Text)
         self._author = text("Author", "Who publishes or activates it; empty: who runs the notebook", "lookback-author")
         self._comment = text("Comment", "Why this version", "lookback-comment")
         hint = "With which status to publish"
-        self._status = make_field(ipywidgets.Dropdown, "Status", hint, "lookback-new-status", options=_STATUSES)
-        self._conditions = TextTable(("condition", "met", "figure", "what to do"), name="lookback-gate-table")
-        self.widget = make_column(*self._make_rows(), self._conditions.widget)
+        self._status = parts.make_field(ipywidgets.Dropdown, "Status", hint, "lookback-new-status", options=_STATUSES)
+        self._conditions = parts.TextTable(("condition", "met", "figure", "what to do"), name="lookback-gate-table")
+        self.widget = parts.make_column(*self._make_rows(), self._conditions.widget)
         self.clear()
 
     def clear(self) -> None:
         """Clears the conditions."""
-        self._show_rows([])
+        self._conditions.show([])
 
     def _make_rows(self) -> tuple[Any, Any]:
         hint = "Append the next version to the rules table; a running stream applies it within seconds"
@@ -52,11 +53,7 @@ class PublishingPanel:
         check = self._work.make_button("Check the gate", self._check_gate, hint, "lookback-gate")
         hint = "Make the published draft active if it meets the gate"
         make_active = self._work.make_button("Activate", self._activate, hint, "lookback-activate")
-        return make_row(self._status, self._author, self._comment), make_row(check, publish, make_active)
-
-    def _show_rows(self, rows: Sequence[Sequence[str]]) -> None:
-        self._conditions.widget.layout.display = "" if rows else "none"
-        self._conditions.show(rows)
+        return parts.make_row(self._status, self._author, self._comment), parts.make_row(check, publish, make_active)
 
     def _name_author(self) -> tuple[str, str]:
         return self._author.value.strip(), self._comment.value.strip()
@@ -64,9 +61,7 @@ class PublishingPanel:
     def _check_gate(self) -> None:
         document, gate, author = dict(self._read_document()), self._gate, self._name_author()[0]
         if gate is None:
-            self._work.status.show(
-                "conf/settings.yml has no gate: a version is active as soon as it is published as active."
-            )
+            self._work.status.show(NO_GATE)
             return
         self._work.start(
             "Gate",
@@ -76,7 +71,7 @@ class PublishingPanel:
 
     def _show_conditions(self, conditions: Sequence[Condition]) -> None:
         rows = [(each.condition, "met" if each.met else "not met", each.figure, each.remedy) for each in conditions]
-        self._show_rows(rows)
+        self._conditions.show(rows)
         missing = sum(not each.met for each in conditions)
         self._work.status.show(
             "The rule meets the gate." if not missing else f"{count_noun(missing, 'condition')} of the gate not met.",

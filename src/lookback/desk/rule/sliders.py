@@ -8,51 +8,32 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from lookback.core.values.texts import format_figure
-from lookback.desk.parts import (
-    TextTable,
-    clean_text,
-    make_button,
-    make_column,
-    make_field,
-    make_heading,
-    make_picture,
-    make_row,
-    make_text,
-    show_picture,
-)
+from lookback.desk import parts
 from lookback.views import whatif
-from lookback.views.display import draw_png, read_title
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lookback.desk.rule.tuning import Tuning
     from lookback.spark.replay.backtest import BacktestFigures
 
-_WIDE = {"width": "98%"}
+
+TakeValues = Callable[[Mapping[str, Any]], None]
 
 
 class Sliders:
     """The sliders of a what-if, and its two charts, which follow them immediately. `take` gets the chosen values."""
 
-    def __init__(self, take: Callable[[Mapping[str, Any]], None]) -> None:
-        self._take = take
+    def __init__(self, take: TakeValues) -> None:
         self._tuning: Tuning | None = None
         self._budget: float | None = None
         self._sliders: dict[str, Any] = {}
-        self._table = TextTable(
-            ("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall"),
-            name="lookback-figures",
-        )
-        self._words = make_text("", "lookback-chosen")
-        self._pictures = [
-            make_picture(b"", "", "lookback-alerts-picture"),
-            make_picture(b"", "", "lookback-precision-picture"),
-        ]
-        self._button = make_button(
-            "Take these values", self._take_chosen, "Write the chosen values into the rule", "lookback-take"
-        )
-        self.widget = make_column(name="lookback-what-if")
+        columns = ("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall")
+        self._table = parts.TextTable(columns, name="lookback-figures")
+        self._words = parts.make_text("", "lookback-chosen")
+        names = ("lookback-alerts-picture", "lookback-precision-picture")
+        self._pictures = [parts.make_picture(b"", "", name) for name in names]
+        hint = "Write the chosen values into the rule"
+        self._button = parts.make_button("Take these values", lambda: take(self.chosen), hint, "lookback-take")
+        self.widget = parts.make_column(name="lookback-what-if")
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -69,34 +50,26 @@ class Sliders:
         first = tuning.first_choice
         self._sliders = {name: self._make_slider(name, values, first[name]) for name, values in tuning.values.items()}
         self._table.show([_list_figures(each, tuning.values) for each in tuning.figures])
-        if not self._sliders:
-            note = make_text(
-                "No parameter was varied: write a number under Parameters, and :name where its value belongs."
-            )
-            self.widget.children = [make_heading("What if"), self._table.widget, note]
-            return
-        self._draw(next(iter(self._sliders)))
-        self.widget.children = [
-            make_heading("What if"),
-            *self._sliders.values(),
-            self._words,
-            make_row(self._button),
-            *self._pictures,
-            self._table.widget,
-        ]
+        if self._sliders:
+            self._draw(next(iter(self._sliders)))
+            shown = [
+                *self._sliders.values(),
+                self._words,
+                parts.make_row(self._button),
+                *self._pictures,
+                self._table.widget,
+            ]
+        else:
+            note = "No parameter was varied: write a number under Parameters, and :name where its value belongs."
+            shown = [self._table.widget, parts.make_text(note)]
+        self.widget.children = [parts.make_heading("What if"), *shown]
 
     def _make_slider(self, name: str, values: Sequence[Any], first: Any) -> Any:
         # ipywidgets 7 renders descriptions as HTML, so they never contain values; parameter names are only letters and
         # digits.
-        slider = make_field(
-            ipywidgets.SelectionSlider,
-            name,
-            f"The value of {name}; the pictures follow",
-            "lookback-slider",
-            options=[(str(value), value) for value in values],
-            value=first,
-            layout=_WIDE,
-        )
+        options, hint = [(str(value), value) for value in values], f"The value of {name}; the pictures follow"
+        how = {"options": options, "value": first, "layout": parts.WIDE}
+        slider = parts.make_field(ipywidgets.SelectionSlider, name, hint, "lookback-slider", **how)
         slider.observe(lambda _: self._draw(name), names="value")
         return slider
 
@@ -111,25 +84,14 @@ class Sliders:
             whatif.plot_alerts_by_value(figures, name, budget=self._budget, **marks),
             whatif.plot_precision_by_value(figures, name, **marks),
         )
-        self._words.value = clean_text(self._tuning.describe(chosen))
+        self._words.value = parts.clean_text(self._tuning.describe(chosen))
         for picture, figure in zip(self._pictures, drawn, strict=True):
-            show_picture(picture, draw_png(figure), read_title(figure))
-
-    def _take_chosen(self) -> None:
-        self._take(self.chosen)
-
-
-def draw(figure: Figure) -> Any:
-    """Renders a figure as a picture."""
-    return make_picture(draw_png(figure), read_title(figure), "lookback-picture")
+            parts.show_figure(picture, figure)
 
 
 def _list_figures(figures: BacktestFigures, varied: Mapping[str, Sequence[Any]]) -> list[str]:
     values = ", ".join(f"{name} {figures.parameters[name]}" for name in varied) or "as they are"
-    ratios = (figures.precision, figures.recall)
     per_day = "" if figures.alerts_per_day is None else format_figure(figures.alerts_per_day)
-    counts = (figures.keys, figures.flagged, figures.positives)
-    return [
-        values, f"{figures.alerts:,}", per_day, *(f"{count:,}" for count in counts),
-        *("" if ratio is None else f"{ratio:.1%}" for ratio in ratios),
-    ]  # fmt: skip
+    counts = (f"{count:,}" for count in (figures.keys, figures.flagged, figures.positives))
+    ratios = ("" if ratio is None else f"{ratio:.1%}" for ratio in (figures.precision, figures.recall))
+    return [values, f"{figures.alerts:,}", per_day, *counts, *ratios]

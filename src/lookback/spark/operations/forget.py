@@ -80,14 +80,9 @@ MAX_COMMITS = 10_000
 
 @dataclass(frozen=True)
 class Purge:
-    """The SQL that removes deleted rows from a table's files too.
+    """The SQL that removes deleted rows from a table's files too. It works from the time `after` on.
 
-    Attributes:
-        table: The table.
-        statements: The SQL statements.
-        after: The time (aware, UTC) from which on the statements work.
-        log_until: The time until which the table's log may contain the values; the log's next checkpoint then drops
-            them.
+    Until `log_until` the table's log may contain the values; the log's next checkpoint then drops them.
     """
 
     table: str
@@ -223,18 +218,15 @@ def forget_condition(stream: Stream, where: str) -> Expression:
         ExpressionError: If `where` is not a condition over the stream's fields.
     """
     condition = compile_expression(where, stream.fields)
+    problem = ""
     if condition.type != BOOLEAN:
-        raise ExpressionError(
-            [f"{condition.sql!r} is of type {condition.type}, not a condition; compare it with a value"]
-        )
-    if condition.memberships:
-        raise ExpressionError(
-            ["in_list() reads lists, which change; name the values themselves, such as `id in (17, 18)`"]
-        )
-    if not condition.fields:
-        raise ExpressionError(
-            [f"the condition {condition.sql!r} does not name a field; select events, such as `id = 17`"]
-        )
+        problem = f"{condition.sql!r} is of type {condition.type}, not a condition; compare it with a value"
+    elif condition.memberships:
+        problem = "in_list() reads lists, which change; name the values themselves, such as `id in (17, 18)`"
+    elif not condition.fields:
+        problem = f"the condition {condition.sql!r} does not name a field; select events, such as `id = 17`"
+    if problem:
+        raise ExpressionError([problem])
     return condition
 
 
@@ -310,8 +302,7 @@ class _Request:
         rows[name] = deleted.count()
         self._ids = self._ids.union(deleted.select(self._id)).distinct().localCheckpoint()
         for dependent, keys in self._find_dependents().items():
-            more = self._select_matching(dependent, keys).count()
-            if more:
+            if more := self._select_matching(dependent, keys).count():
                 self._delete_matching(dependent, keys)
                 rows[dependent] += more
         return rows, removal.commit
@@ -380,9 +371,8 @@ class _Request:
 
     def _find_alerts(self) -> DataFrame:
         alerts = self._read_own("alerts")
-        by_event = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id")).join(
-            self._ids, "event_id", "left_semi"
-        )
+        named = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id"))
+        by_event = named.join(self._ids, "event_id", "left_semi")
         found = by_event.select("alert_id").union(self._select_by_key(alerts, F.col("alert_id")))
         if self._stream.is_of_alerts:
             events = self._tables.read_events(self._stream.name).where(self._holds)
@@ -444,20 +434,17 @@ class _Request:
 
     def _find_log_rows(self) -> DataFrame:
         log = self._read_own("rule_log").where(F.col("action").isin(*_NAMING))
-        named = F.coalesce(
-            *[
-                F.nullif(F.regexp_extract("message", pattern, 1), F.lit(""))
-                for pattern in ("(?s)the first is (.*)$", "(?s)^event (.*) enters the windows of ")
-            ]
-        )
+        patterns = ("(?s)the first is (.*)$", "(?s)^event (.*) enters the windows of ")
+        found = (F.nullif(F.regexp_extract("message", pattern, 1), F.lit("")) for pattern in patterns)
+        named = F.coalesce(*found)
         by_event = log.withColumn("event_id", named).join(self._ids, "event_id", "left_semi")
         # The message has the key as JSON: {"customer": "17", "shop": null}.
         text = F.regexp_extract("message", r"^the session of (\{.*\}) that began ", 1)
         keyed = log.where("action = 'session_closed'").withColumn("key", F.from_json(text, "map<string,string>"))
         by_key = self._select_by_key(keyed, F.col("message")).withColumnRenamed("__known_by", "message")
         stream = F.lit(self._stream.name).alias("stream")
-        found = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
-        return by_event.select(stream, "action", "message").union(found).distinct().localCheckpoint()
+        closed = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
+        return by_event.select(stream, "action", "message").union(closed).distinct().localCheckpoint()
 
     def _find_rejected(self) -> DataFrame:
         """Finds the rejected rows that satisfy the condition when read with the stream's current declaration."""

@@ -14,6 +14,7 @@ import datetime as dt
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -45,18 +46,11 @@ _DAY_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class TableUpkeep:
-    """The work done on a table.
+    """The work done on a table, which now has `files`.
 
-    Attributes:
-        table: The table.
-        files: The current number of files.
-        compacted: The number of files that were rewritten.
-        written: The number of files that replaced them.
-        deleted: The number of files that VACUUM deleted from storage; None if the table's history does not show it.
-        keeps: How long removed files are kept.
-        note: Work left undone, and the reason.
-        expired: The number of rows deleted by the retention in the settings.
-        open: The number of unreviewed alerts among them.
+    `written` files replaced the `compacted` ones. VACUUM `deleted` files from storage; None if the table's history does
+    not show it. Removed files are kept as long as `keeps` says. The retention in the settings deleted `expired` rows,
+    `open` unreviewed alerts among them. `note` names work left undone, and the reason.
     """
 
     table: str
@@ -106,13 +100,7 @@ def maintain(
 
     VACUUM keeps files at least as long as the table's own `deletedFileRetentionDuration`. If other writers keep
     conflicting, the table is left for the next run, with a note. Empty tables and tables of other programs are left
-    unchanged.
-
-    Args:
-        tables: The tables of the deployment.
-        streams: The declared streams by name.
-        checkpoints: The checkpoint folder of each stream's evaluation.
-        retention: The maximum age of each table's rows.
+    unchanged. `checkpoints` has the folder of each stream's evaluation, `retention` the maximum age of rows by table.
     """
     tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]
@@ -120,7 +108,7 @@ def maintain(
     expired = {
         name: delete_old(tables, name, retention[name]) for name in ORDER if name in existing and name in retention
     }
-    done = tuple(_maintain_table(tables, name, expired.get(name, Deletion())) for name in existing)
+    done = tuple(_maintain_table(tables, name, expired.get(name)) for name in existing)
     for name in set(existing) & set(streams):
         _remove_old_states(tables, streams[name], Checkpoint(tables.find_place(checkpoints[name])))
     checked = tuple(check_checkpoint(tables, stream, checkpoints[name]) for name, stream in streams.items())
@@ -128,12 +116,11 @@ def maintain(
     return Maintenance(done, checked, count_older(tables) if has_alerts else None)
 
 
-def _maintain_table(tables: Tables, name: str, expired: Deletion = Deletion()) -> TableUpkeep:  # noqa: B008 - it is frozen
-    table = tables.identifier(name)
+def _maintain_table(tables: Tables, name: str, expired: Deletion | None = None) -> TableUpkeep:
+    table, expired = tables.identifier(name), expired or Deletion()
     if tables.is_unwritten(name):
-        return TableUpkeep(
-            name, 0, 0, 0, 0, _format_span(_read_file_retention(tables, name)), expired.note, expired.rows, expired.open
-        )
+        kept = _format_span(_read_file_retention(tables, name))
+        return TableUpkeep(name, 0, 0, 0, 0, kept, expired.note, expired.rows, expired.open)
     compacted, written, note = _optimize(tables, table)
     before = tables.version(name)
     # Without RETAIN, the table's own setting applies.
@@ -208,10 +195,7 @@ def _format_span(span: dt.timedelta) -> str:
 
 def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointHealth:
     """Checks whether the evaluation of a stream can continue from its checkpoint, and describes the result."""
-
-    def report(level: str, what: str) -> CheckpointHealth:
-        return CheckpointHealth(stream.name, level, what)
-
+    report = partial(CheckpointHealth, stream.name)
     checkpoint = Checkpoint(tables.find_place(folder))
     if not tables.exists(stream.name) or not checkpoint.folder.exists() or checkpoint.is_new:
         if has_outputs(tables, stream):

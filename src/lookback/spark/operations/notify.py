@@ -55,15 +55,10 @@ _LOG = logging.getLogger("lookback")
 
 @dataclass(frozen=True)
 class WaitingAlert:
-    """An alert to be sent to a receiver. All times are seconds since 1970.
+    """An alert to be sent to a receiver: its row, and the number and failures of the attempts so far.
 
-    Attributes:
-        alert: The row of the alert.
-        decided_at: When the alert was decided.
-        attempts: The number of attempts so far.
-        first_failed: When the first attempt failed; None if none was made.
-        last_failed: When the last attempt failed; None if none was made.
-        held_until: The end of the last snooze that has begun and covers the alert; 0 for none.
+    All times are seconds since 1970. `held_until` is the end of the last snooze that has begun and covers the alert; 0
+    for none.
     """
 
     alert: Mapping[str, Any]
@@ -98,6 +93,11 @@ class DeliveryCounts:
     def __str__(self) -> str:
         return f"{self.sent:,} sent, {self.failed:,} failed, {self.given_up:,} given up, {self.waiting:,} waiting"
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an alert could not be sent."""
+        return bool(self.failed or self.given_up)
+
     def add(self, later: DeliveryCounts) -> None:
         """Adds the counts of a later pass."""
         self.sent, self.failed = self.sent + later.sent, self.failed + later.failed
@@ -125,12 +125,8 @@ class Notifier:
     A snoozed alert waits for the end of its snooze. It is then sent if it is still unreviewed and has no later
     revision.
 
-    Attributes:
-        tables: The tables.
-        streams: The names of the streams.
-        senders: The function that makes one attempt, by receiver.
-        since: The time (aware) from which on a new receiver gets alerts; default: now.
-        clock: Returns the seconds since 1970.
+    `senders` has the function that makes one attempt, by receiver; `since` is the time (aware) from which on a new
+    receiver gets alerts, default: now; `clock` returns the seconds since 1970.
     """
 
     tables: Tables
@@ -254,9 +250,8 @@ class Notifier:
     def _find_down_since(notes: DataFrame) -> dict[str, float]:
         """Finds receivers whose last attempt failed, each with the time of the first failure since its last success."""
         tried = notes.where(F.col("alert_id").isNotNull())
-        last = tried.groupBy("receiver").agg(
-            F.max(F.when(F.col("status") == SENT, F.col("sent_at"))).alias("last_sent")
-        )
+        sent = F.max(F.when(F.col("status") == SENT, F.col("sent_at")))
+        last = tried.groupBy("receiver").agg(sent.alias("last_sent"))
         later = (F.col("status") == FAILED) & (F.col("last_sent").isNull() | (F.col("sent_at") > F.col("last_sent")))
         rows = tried.join(last, "receiver").where(later).groupBy("receiver").agg(F.min("sent_at").alias("at")).collect()
         return {row["receiver"]: _to_seconds(row["at"]) for row in rows}
@@ -266,23 +261,19 @@ class Notifier:
     ) -> dict[str, list[WaitingAlert]]:
         """Finds the alerts that each receiver has not received, sorted by the number of attempts and then by age.
 
-        Args:
-            starts: The earliest time by receiver and stream.
-            floor: Alerts decided before this time are settled.
-            notes: The rows of `notifications` about later alerts.
+        `starts` has the earliest time by receiver and stream. Alerts decided before `floor` are settled; `notes` are
+        the rows of `notifications` about later ones.
         """
         is_settled = F.max(F.col("status").isin(SENT, GIVEN_UP))
-        states = notes.where(F.col("alert_id").isNotNull()).groupBy("alert_id", "revision", "receiver").agg(
-            is_settled.alias("settled"), F.max("attempts").alias("attempts"),
-            F.min("sent_at").alias("first_failed"), F.max("sent_at").alias("last_failed"),
-        )  # fmt: skip
+        grouped = notes.where(F.col("alert_id").isNotNull()).groupBy("alert_id", "revision", "receiver")
+        failed = F.min("sent_at").alias("first_failed"), F.max("sent_at").alias("last_failed")
+        states = grouped.agg(is_settled.alias("settled"), F.max("attempts").alias("attempts"), *failed)
         alerts = self.tables.read("alerts").where(F.col("stream").isin(list(self.streams)))
         alerts = alerts.where(F.col("decided_at") >= F.lit(_to_time(floor)))
         is_candidate = F.lit(False)
         for receiver in self.senders:
-            is_candidate = is_candidate | _match_roughly(
-                receiver, {stream: starts[receiver.name, stream] for stream in self.streams}
-            )
+            own = {stream: starts[receiver.name, stream] for stream in self.streams}
+            is_candidate = is_candidate | _match_roughly(receiver, own)
         names = F.explode(F.array(*(F.lit(receiver.name) for receiver in self.senders)))
         snoozes = read_snoozes(self.tables, ended_after=_to_time(floor))
         if snoozes:
@@ -312,13 +303,8 @@ class Notifier:
 
     def _hold(self, waiting: WaitingAlert, snoozes: Sequence[Snooze]) -> WaitingAlert:
         """Adds the end of the snoozes that have held the alert back or still do."""
-        ends = [
-            each.until.timestamp()
-            for each in snoozes
-            if each.since.timestamp() <= self.clock()
-            and each.until.timestamp() > waiting.decided_at
-            and each.covers(waiting.alert)
-        ]
+        begun = [each for each in snoozes if each.since.timestamp() <= self.clock() and each.covers(waiting.alert)]
+        ends = [end for end in (each.until.timestamp() for each in begun) if end > waiting.decided_at]
         return replace(waiting, held_until=max(ends)) if ends else waiting
 
     def _deliver(
@@ -397,18 +383,14 @@ def _make_note(
         level = logging.WARNING if status == GIVEN_UP else logging.INFO
         text = "receiver=%s alert=%s revision=%s %s attempts=%s %s"
         _LOG.log(level, text, receiver.name, alert_id, revision, status, attempts, error)
-    return {
-        "alert_id": alert_id, "revision": revision, "receiver": receiver.name, "status": status,
-        "attempts": attempts, "error": error or None, "sent_at": _to_time(now), "stream": waiting.alert["stream"],
-    }  # fmt: skip
+    tried = {"alert_id": alert_id, "revision": revision, "attempts": attempts, "error": error or None}
+    return {**_make_mark(receiver.name, status, now, waiting.alert["stream"]), **tried}
 
 
 def _make_mark(receiver: str, status: str, at: float, stream: str | None = None) -> dict[str, Any]:
     """Makes a row of `notifications` without an alert."""
-    return {
-        "alert_id": None, "revision": None, "receiver": receiver, "status": status,
-        "attempts": None, "error": None, "sent_at": _to_time(at), "stream": stream,
-    }  # fmt: skip
+    empty = dict.fromkeys(("alert_id", "revision", "attempts", "error"))
+    return {**empty, "receiver": receiver, "status": status, "sent_at": _to_time(at), "stream": stream}
 
 
 def _count(rows: Sequence[Mapping[str, Any]]) -> DeliveryCounts:

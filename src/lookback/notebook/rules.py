@@ -1,0 +1,263 @@
+"""The cells about rules: writing, checking, trying, publishing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from lookback import verbs
+from lookback.config import load_rule_document
+from lookback.core.errors import RuleError, SetupError
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.document import read_rule
+from lookback.core.rules.gate import Condition, Gate, hash_document
+from lookback.core.rules.parameters import read_parameter
+from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.desk.rule.text import RuleText
+from lookback.notebook.showing import say, show_desk, show_frame
+from lookback.spark import activation, lists
+from lookback.testing.trial import DocumentTrial
+from lookback.verbs import Workspace
+from lookback.views import pictures, whatif
+from lookback.views.display import code, show, text
+
+if TYPE_CHECKING:
+    from lookback.desk.authoring import Authoring
+
+
+def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
+    """Builds the rule document that the parameters describe, or reads it from `rule_file`, and shows it.
+
+    `form` has either rule_file, or rule_id, description, severity, group_by (names separated by commas), where, window,
+    measures (`name: aggregate`, separated by semicolons or lines), when, parameters (`name: value`, separated in the
+    same way) and message. These fields make a lookback rule, whose window ends at each event. For any other kind use a
+    rule_file; it is looked up here, then in conf/rules.
+    """
+    document = (
+        load_rule_document(_find_rule_file(workspace, form)) if form.rule_file else _make_document(workspace, form)
+    )
+    show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
+    return document
+
+
+def _find_rule_file(workspace: Workspace, form: SimpleNamespace) -> Path:
+    here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
+    return there if there.is_file() and not here.is_file() else here
+
+
+def _make_document(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
+    texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
+    document = {"rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts}
+    group_by = [name.strip() for name in form.group_by.split(",") if name.strip()]
+    document |= {
+        "group_by": group_by,
+        "window": form.window,
+        "measures": _parse_pairs(form.measures),
+        "when": form.when,
+    }
+    if form.parameters:
+        document["parameters"] = {name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()}
+    return document
+
+
+def _parse_pairs(listed: str) -> dict[str, str]:
+    """Parses a list such as `total: sum(amount); n: count(*)` into texts by name."""
+    parts = [part.partition(":") for part in listed.replace(";", "\n").splitlines() if part.strip()]
+    return {name.strip(): text.strip() for name, _, text in parts}
+
+
+def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool = True) -> Authoring | None:
+    """Shows a desk for writing a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
+
+    It starts with the rule of `form`, as `rule_form` does. There is no desk unless it is wanted, see `show_desk`.
+    """
+
+    def read() -> RuleText:
+        if form.rule_file:
+            return RuleText.read(_find_rule_file(workspace, form))
+        return RuleText.of(_make_document(workspace, form))
+
+    place = workspace.rules, workspace.stream, workspace.settings
+    return show_desk("authoring", lambda desk: desk.Authoring(*place, read()), wanted)
+
+
+def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRule:
+    """Checks a rule against its stream, runs its own tests, and describes it in words.
+
+    Shows all problems as a table of places and remedies, and raises RuleError. Also shows remarks, which do not prevent
+    publication.
+    """
+    try:
+        rule = workspace.rules.check(document)
+    except RuleError as error:
+        show(pd.DataFrame([{"place": p.place or "the document", "what to do": p.message} for p in error.problems]))
+        raise
+    say(verbs.describe_checked(rule))
+    _show_remarks(find_remarks(rule))
+    return rule
+
+
+def _show_remarks(remarks: Sequence[Remark]) -> None:
+    """Shows the remarks, if any, as a table."""
+    if remarks:
+        show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))
+
+
+def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50_000) -> DocumentTrial:
+    """Runs a rule over the newest `events` events of its stream, and plots what it would have flagged.
+
+    Nothing is published. The evaluator is the stream's own and takes the events in the order they were ingested. A
+    window that begins before the first of these events is incomplete. Windows, sessions and waits that are still open
+    at the last event have no result yet. The plot leaves out retracted alerts. Remarks name conditions that no event
+    satisfies, such as a text that was never seen in its field.
+    """
+    stream = workspace.streams[str(document.get("stream"))]
+    trial, remarks = verbs.try_rule(workspace.tables, document, stream, events)
+    show(pictures.plot_trial(str(document.get("rule_id")), trial, stream.event_time))
+    if len(trial.alerts):
+        columns = ["window_start", "event_time", "severity", "key", "measures", "message", "verdict"]
+        show(trial.alerts[columns].tail(10).iloc[::-1])
+    if len(trial.errors):
+        show(trial.errors)
+    _show_remarks(remarks)
+    return trial
+
+
+def backtest_rule(
+    workspace: Workspace,
+    document: Mapping[str, Any],
+    run: bool = True,
+    since: str = "",
+    vary: str = "",
+    budget: float = 0,
+    against: str = "",
+) -> pd.DataFrame | None:
+    """Runs a rule over all events of its stream, and plots the alerts for other values of a parameter.
+
+    Nothing is published; without `run` nothing happens. Alerts count from the event time `since` (empty: the first).
+    `vary` has values such as `limit=500,1000,2000`, several parameters separated by semicolons; empty for the first
+    numeric parameter, from a quarter of its value to four times its value. `budget` is the number of alerts that a team
+    can review in a day (0: none), `against` the id of a rule whose active version to compare with.
+
+    Returns the figures, or None if it did not run. Raises SetupError for an invalid value, and RuleError.
+    """
+    if not run:
+        say("Skipped: set the parameter backtest to true to run the rule over all events.")
+        return None
+    try:
+        varied, within = verbs.read_what_if(document, vary, since)
+    except ValueError as error:
+        raise SetupError(f"vary or since: {error}") from None
+    with verbs.run_what_if(workspace.rules, document, varied, within, against) as result:
+        frame = pd.DataFrame([{**vars(each), **each.parameters} for each in result.figures]).drop(columns="parameters")
+        shown = [*varied, "alerts", "alerts_per_day", "keys", "flagged", "positives", "precision", "recall"]
+        show(frame[shown])
+        for name in list(varied)[:1]:
+            today = (document.get("parameters") or {}).get(name)
+            show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
+            show(whatif.plot_precision_by_value(result.figures, name, today=today))
+        show(*(text(verbs.describe_against(each)) for each in result.comparisons))
+    say(f"{document['rule_id']} over {result.events:,} events; nothing was published.")
+    return frame
+
+
+def edit_list(
+    workspace: Workspace,
+    name: str = "",
+    add: str = "",
+    remove: str = "",
+    until: str = "",
+    reason: str = "",
+    kind: str = "",
+    author: str = "",
+) -> None:
+    """Changes a list that rules look up with `in_list(field, 'name')`, unless `name` is empty, and shows all lists.
+
+    `add` and `remove` are values separated by commas. The added ones expire at `until`, a time or a duration such as
+    `30 days` (empty: never), and `reason` says why they are on the list. `kind` is cidr for ranges of addresses;
+    `author` defaults to the user who runs the notebook. Raises SetupError if the list or a value is invalid.
+    """
+    if (add or remove) and not name:
+        raise SetupError("list_add and list_remove need a list: set list_name too")
+    added, removed = ([part.strip() for part in each.split(",") if part.strip()] for each in (add, remove))
+    if removed:
+        say(str(lists.remove_values(workspace.tables, name, removed)))
+    if added:
+        how = {"reason": reason or None, "kind": kind or None, "author": author or None}
+        end = lists.read_until(until) if until else None
+        say(str(lists.add_values(workspace.tables, name, added, until=end, **how)))
+    show_frame(pd.DataFrame(lists.show_lists(workspace.tables)), "No lists yet.")
+
+
+def publish_rule(
+    workspace: Workspace,
+    document: Mapping[str, Any],
+    status: str = "active",
+    publish: bool = True,
+    author: str = "",
+    comment: str = "",
+) -> int | None:
+    """Publishes the rule's next version with a status, if `publish` is true. A running stream applies it in seconds."""
+    if not publish:
+        say("Not published: set the parameter publish to true.")
+        return None
+    version = workspace.rules.push(document, status=status, author=author, comment=comment)
+    say(f"{document['rule_id']} is published as version {version}, {workspace.rules.choose_status(status)}.")
+    return version
+
+
+def check_gate(
+    workspace: Workspace,
+    document: Mapping[str, Any],
+    run: bool = True,
+    activate: bool = False,
+    author: str = "",
+    comment: str = "",
+) -> int | None:
+    """Checks a rule against the gate of the settings, if `run`. Shows each condition with its figure and remedy.
+
+    With `activate` the published version with this document becomes active if it meets all conditions; if not, nothing
+    is written. `author` approves it; empty for the user who runs the notebook. Returns the number of the new version,
+    None if there is none. Raises SetupError if the published version has another document, and RuleError.
+    """
+    gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
+    if not (run or activate):
+        say("Not checked: set the parameter gate to true.")
+        return None
+    if gate is None:
+        say(verbs.NO_GATE)
+    if not activate:
+        if gate is not None:
+            _show_conditions(activation.check_document(rules, document, gate, author=author))
+            say(f"Only checked {rule_id}; to activate it, set the parameter activate to true.")
+        return None
+    candidate = activation.find_candidate(rules, rule_id)
+    if hash_document(candidate.document or {}) != hash_document(document):
+        raise SetupError(
+            f"version {candidate.version} of {rule_id} in the table has another document: set the parameters publish "
+            "to true and status to draft, then activate it"
+        )
+    found = activation.activate(rules, rule_id, gate or Gate(), approver=author, comment=comment)
+    _show_conditions(found.conditions)
+    say(f"Version {found.candidate} of {rule_id} {found.outcome}.")
+    return found.version
+
+
+def _show_conditions(conditions: Sequence[Condition]) -> None:
+    show(*([pd.DataFrame([vars(each) for each in conditions])] if conditions else []))
+
+
+def list_rules(workspace: Workspace) -> pd.DataFrame:
+    """Shows the last version of every rule."""
+    rows = []
+    for row in workspace.rules.rows():
+        rule = read_rule(row.document)[0] if row.document else None
+        described = {name: getattr(rule, name, "") for name in ("kind", "stream", "severity", "when")}
+        published = {"rule_id": row.rule_id, "version": row.version, "status": row.status}
+        rows.append({**published, **described, "author": row.author, "changed_at": row.changed_at})
+    return show_frame(pd.DataFrame(rows), "No rule is published yet.")
