@@ -21,7 +21,7 @@ from lookback.core.operations.health import THRESHOLDS
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
 from lookback.core.streams.alerts import TABLE as ALERTS
-from lookback.questions import VIEWS, write_view
+from lookback.questions import VIEWS, read_question, write_view
 from lookback.spark.operations.grants import Grantees, TablePlace, list_grants
 from lookback.spark.review import QUEUE_DAYS
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -175,9 +175,9 @@ def test_numbers_and_names_in_queries_are_those_of_the_product() -> None:
     assert f"array({severities})" in QUERIES["open_queue"]
     assert f"INTERVAL '{QUEUE_DAYS:.0f}' DAY" in write_view("open_queue", str)
     known = ", ".join(f"'{name}'" for name, positive in DISPOSITIONS.items() if positive is not None)
-    assert f"disposition IN ({known})" in QUERIES["rule_figures"]
+    assert f"disposition IN ({known})" in read_question("labelled_events")
     assert [name for name, positive in DISPOSITIONS.items() if positive] == ["confirmed"]
-    assert f"coalesce(array_size(alert.evidence), 0) < {MAX_EVIDENCE_IDS}" in QUERIES["rule_figures"]
+    assert f"coalesce(array_size(alert.evidence), 0) < {MAX_EVIDENCE_IDS}" in read_question("standing_alerts")
     assert f"a.stream <> '{ALERTS}'" in QUERIES["top_entities"]
     numbers = set(
         re.findall(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lookback.spark.tables.history import find_commits_without_files
-from lookback.spark.tables.lakehouse import commit_file
+from lookback.spark.tables.logfiles import commit_file
 
 
 def test_c11_1_a_commit_that_is_written_while_files_are_listed_has_lost_none(

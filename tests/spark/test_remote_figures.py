@@ -16,8 +16,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.remote.figures import Query, Row, StreamTables, read_figures
 from lookback.spark.operations.status import read_stream_figures, stream_status
 from lookback.spark.rules import RulesTable
-from lookback.spark.tables.lakehouse import quote_text
 from lookback.spark.tables.schemas import METRICS
+from lookback.spark.tables.sqltexts import quote_text
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables

@@ -18,6 +18,7 @@ from lookback.cli import main
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.explaining.counted import find_counted_events
+from lookback.spark.newwindows import find_cold_measures
 from lookback.spark.review import (
     count_older,
     decisions,
@@ -557,17 +558,17 @@ def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whateve
     measures = {"n": "count(*)", "total": "sum(amount)"}
     steps = [{"name": "any", "where": "true"}]
     tiles = {**base, "window": {"tumbling": "2 days"}, "measures": {"n": "count(*)"}}
-    assert rules.cold_measures({**base, "window": {"tumbling": "1 day"}, "measures": measures}) == []
-    assert rules.cold_measures({**base, "window": {"session": "2 hours"}, "measures": measures}) == []
+    assert find_cold_measures(rules, {**base, "window": {"tumbling": "1 day"}, "measures": measures}) == []
+    assert find_cold_measures(rules, {**base, "window": {"session": "2 hours"}, "measures": measures}) == []
     # Nobody could have kept rows of a stream that has none.
     sessions = {**base, "window": {"session": "2 days"}, "measures": measures}
-    assert rules.cold_measures(sessions) == []
+    assert find_cold_measures(rules, sessions) == []
     commit(tables, [event(1, 0)])
-    assert rules.cold_measures(sessions) == ["n", "total"]
-    assert rules.cold_measures({**base, "sequence": {"within": "2 days", "steps": steps}}) == ["sequence"]
-    assert rules.cold_measures(tiles) == ["n"]
+    assert find_cold_measures(rules, sessions) == ["n", "total"]
+    assert find_cold_measures(rules, {**base, "sequence": {"within": "2 days", "steps": steps}}) == ["sequence"]
+    assert find_cold_measures(rules, tiles) == ["n"]
     rules.push(tiles)
-    assert rules.cold_measures({**tiles, "rule_id": "other", "measures": measures}) == ["total"]
+    assert find_cold_measures(rules, {**tiles, "rule_id": "other", "measures": measures}) == ["total"]
 
 
 def alert_row(number: int, **changes: Any) -> dict[str, Any]:

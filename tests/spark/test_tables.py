@@ -11,7 +11,8 @@ import pytest
 from lookback.config import Settings
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.tables.lakehouse import Tables, _find_last_commit
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.logfiles import find_last_commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,7 +178,7 @@ def test_the_last_commit_is_found_by_the_names_of_files(last: int, checkpoint: i
         (log / f"{commit:020d}.json").touch()
     if checkpoint is not None:
         (log / "_last_checkpoint").write_text(json.dumps({"version": first, "size": 1}))
-    assert _find_last_commit(tmp_path) == last
+    assert find_last_commit(tmp_path) == last
 
 
 @pytest.mark.parametrize("pointer", [b"", b"{", b"[]", b'{"size": 1}', b'{"version": "x"}', b'{"version": 5}', b"\xff"])
@@ -186,7 +187,7 @@ def test_a_log_whose_pointer_cannot_be_read_is_left_to_delta(pointer: bytes, tmp
     log.mkdir()
     (log / "00000000000000000003.json").touch()
     (log / "_last_checkpoint").write_bytes(pointer)
-    assert _find_last_commit(tmp_path) is None
+    assert find_last_commit(tmp_path) is None
 
 
 def test_a_table_without_rows_is_known_by_its_log(tables: Tables) -> None:

@@ -21,6 +21,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.following.warmups import Request
+from lookback.spark.newwindows import describe_history
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay import histories
 from lookback.spark.replay.histories import leave_out_settled, make_history
@@ -207,18 +208,18 @@ def test_push_says_what_history_there_is(tables: Tables) -> None:
     found = re.fullmatch(
         r"the running stream reads the (\d+) events since (\S+Z) from the table, in about 5 s, and until then the version "
         r"before it stays in force",
-        rules.describe_history(LONG),
+        describe_history(rules, LONG),
     )
     assert found
     newest = max(row["at"] for row in EVENTS)
     counted = [row["at"] for row in EVENTS if row["at"] >= newest - compile_rule(LONG, STREAM).needs.popitem()[1]]
     assert (int(found[1]), found[2]) == (len(counted), to_text(to_utc(min(counted))))
     cold = "so window_complete is false until the longest window has filled"
-    assert rules.describe_history({**LONG, "warm_start": False}) == f"its document has warm_start: false, {cold}"
+    assert describe_history(rules, {**LONG, "warm_start": False}) == f"its document has warm_start: false, {cold}"
     # Where a session begins may depend on all that came before.
     for document in ORDERED[:2]:
         assert f"the {len(EVENTS):,} events since {to_text(to_utc(min(row['at'] for row in EVENTS)))}" in (
-            rules.describe_history(document)
+            describe_history(rules, document)
         )
 
 

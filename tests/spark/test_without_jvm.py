@@ -16,11 +16,8 @@ import yaml
 
 from lookback.cli import main
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.declarations import Declarations
 from lookback.core.values.columns import from_arrow, to_text
-from lookback.spark.batches.dispatch import select_changes
 from lookback.spark.lists import add_values, remove_values
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.review import record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.snoozes import snooze
@@ -226,7 +223,7 @@ def test_c11_1_values_of_every_type_are_read_as_spark_reads_them(tables: Tables)
         return {name: [repr(value) for value in column] for name, column in columns.items()}
 
     def select(them: Tables) -> Any:
-        return select_changes(them.read_changes("typed", 1).orderBy("id"), Declarations.of(TYPED), TYPED.fields)
+        return them.run("SELECT * FROM feed ORDER BY id", {"feed": them.read_changes("typed", 1)})
 
     by_spark = read(select(tables).toArrow().to_batches())
     assert tables.root is not None
@@ -276,7 +273,7 @@ def test_a_filter_finds_rows_of_files_that_have_no_statistics_of_its_column(read
     rules.push(RULES[0])
     assert ready.root is not None
     with open_folders(ready.root) as folders:
-        by_rule = folders.read("rules").where(F.col("rule_id") == "*").collect()
+        by_rule = folders.ask("rule_rows", rule_id="*").collect()
     assert [row["status"] for row in by_rule] == ["lists"]
 
 

@@ -178,6 +178,8 @@ def _print_findings_json(checked: verbs.CheckedFile) -> None:
 
 
 def _push_rules(options: CommandOptions) -> int:
+    from lookback.spark.newwindows import describe_history, find_cold_measures
+
     # The check needs no Spark, so it runs before anything is published.
     if _check_rules(options):
         return FOUND_PROBLEMS
@@ -185,8 +187,8 @@ def _push_rules(options: CommandOptions) -> int:
     for document in map(load_rule_document, options.files):
         if options.cold:
             document["warm_start"] = False
-        if cold := rules.cold_measures(document):
-            verb, text = "starts" if len(cold) == 1 else "start", rules.describe_history(document)
+        if cold := find_cold_measures(rules, document):
+            verb, text = "starts" if len(cold) == 1 else "start", describe_history(rules, document)
             empty = f"{join_words(cold)} {verb} empty, since no rule keeps the rows yet"
             warn(f"warning: {document['rule_id']}: {empty}; {text}")
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)

@@ -10,7 +10,7 @@ from lookback.core.rules.roles import name_role
 from lookback.core.values.texts import cut_end, to_one_line
 
 if TYPE_CHECKING:
-    from lookback.spark.rules import RuleRow
+    from lookback.spark.rulerows import RuleRow
 
 _NAME_WIDTH = 34
 

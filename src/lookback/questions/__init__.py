@@ -7,15 +7,20 @@ SQL warehouses run it, DuckDB runs a translation, and in a catalog views answer 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from importlib.resources import files
 
 # In a catalog, views with these names answer a question, with these values.
-VIEWS = ("open_queue",)
-_VIEW_VALUES = {"since": "current_timestamp() - INTERVAL '90' DAY", "with_snoozed": "false", "reports": "false"}
-# In a text: comments and strings stay as they are; what FROM and JOIN name, and values, are written by the engine.
-_PARTS = re.compile(r"--[^\n]*|'[^']*'|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_]+)")
+VIEWS = ("open_queue", "standing_alerts", "labelled_events")
+_VIEW_VALUES = {
+    "since": "current_timestamp() - INTERVAL '90' DAY", "as_of": "current_timestamp()", "with_snoozed": "false",
+    "reports": "false",
+}  # fmt: skip
+# In a text: comments, strings and quoted names stay as they are; what FROM and JOIN name, and values, are written by the engine.
+_PARTS = re.compile(
+    r"--[^\n]*|'[^']*'|`[^`]*`|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_][a-z_0-9]*)"
+)
 _SUBQUERY = re.compile(r"\b([a-z_]+) AS \(")
 
 
@@ -41,7 +46,16 @@ def write_question(
         write_table: Returns the SQL for a table, from its name.
         write_value: Returns the SQL for a value, from its name. By default the marker stays.
     """
-    text = read_question(name)
+    return write_text(read_question(name), write_table, write_value)
+
+
+def write_text(
+    text: str, write_table: Callable[[str], str], write_value: Callable[[str], str], given: Container[str] = ()
+) -> str:
+    """Returns a text in the form of a question, with tables and values written; see `write_question`.
+
+    What `given` names is written by `write_table`, even if a question has the same name.
+    """
     subqueries = set(_SUBQUERY.findall(text))
 
     def write(part: re.Match[str]) -> str:
@@ -50,8 +64,9 @@ def write_question(
             return write_value(value)
         if not table or table in subqueries:
             return part[0]
-        source = f"(\n{write_question(table, write_table, write_value)})" if is_question(table) else write_table(table)
-        return f"{part['before']} {source}"
+        if table in given or not is_question(table):
+            return f"{part['before']} {write_table(table)}"
+        return f"{part['before']} (\n{write_text(read_question(table), write_table, write_value, given)})"
 
     return _PARTS.sub(write, text)
 

@@ -1,13 +1,7 @@
 -- The open alerts: the last revision is raised, not in shadow and not reviewed. Includes reports (queue = false), and
 -- alerts that active snoozes cover (snoozed_by). An alert counts if it was decided at :since or later, and before :until.
-WITH begun AS (
-  -- The times at which each stream was evaluated with --fresh. Such an evaluation numbers the revisions from 0 again.
-  SELECT stream, array_agg(logged_at) AS begun_at FROM rule_log WHERE action = 'begun_afresh' GROUP BY stream
-),
-numbered AS (
-  SELECT a.*, coalesce(array_size(filter(b.begun_at, t -> t < a.decided_at)), 0) AS evaluation
-  FROM alerts a LEFT JOIN begun b ON b.stream = a.stream
-  WHERE a.decided_at >= :since
+WITH numbered AS (
+  SELECT * FROM numbered_alerts WHERE decided_at >= :since
 ),
 later AS (
   -- Revisions are few and narrow. Sorting all wide rows would take longer.

@@ -20,7 +20,7 @@ from lookback.core.rules.gate import (
     write_evidence,
 )
 from lookback.spark.replay.backtest import Candidate, backtest, find_last_days
-from lookback.spark.rules import RuleRow
+from lookback.spark.rulerows import RuleRow
 from lookback.spark.tables.history import find_first_readable
 
 if TYPE_CHECKING:

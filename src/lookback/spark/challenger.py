@@ -84,49 +84,16 @@ def compare_versions(
         raise RuleError(rule_id, [Problem("status", message)])
     active = next((row.version for row in rows if row.status in ("active", "paused")), None)
     stream = streams[str(shadow.document["stream"])]
-    own = (F.col("stream") == stream.name) & (F.col("rule_id") == rule_id)
-    is_begin = (F.col("action") == "shadowed") & (F.col("version") == shadow.version)
     term = Term.find(tables, stream)
-    log = term.select(tables.read("rule_log"), "logged_at").where(own & is_begin)
-    begin = log.agg(F.max(F.coalesce("arrival", F.lit(-1)))).head()
-    since = -1 if begin is None or begin[0] is None else int(begin[0])
-    is_compared = (F.col("mode") == "active") | (F.col("rule_version") == shadow.version)
-    alerts = term.select(tables.read("alerts"), "decided_at")
-    alerts = alerts.where(own & is_compared & (F.col("arrival") > since))
+    given = {"stream": stream.name, "rule_id": rule_id, "shadow": shadow.version, **term.values}
+    ((begin,),) = tables.ask("shadow_begin", **given).collect()
+    since = -1 if begin is None else int(begin)
+    alerts = tables.ask("compared_alerts", after=since, **given)
     labels = read_labels(tables, stream, as_of, streams=streams).select("event_id", "positive")
     return ChallengerComparison(
         rule_id,
         active,
         shadow.version,
         None if since < 0 else since,
-        _match_sides(alerts).join(labels, "event_id", "left"),
+        alerts.join(labels, "event_id", "left"),
     )
-
-
-def _match_sides(alerts: DataFrame) -> DataFrame:
-    """Joins the alerts of both modes on the same key and event or window into one row."""
-    last = alerts.groupBy("alert_id", "mode").agg(
-        *(
-            F.max_by(name, "revision").alias(name)
-            for name in ("verdict", "event_id", "event_time", "window_start", "key")
-        )
-    )
-    standing = last.where("verdict = 'raised'")
-    entries = F.to_json(F.array_sort(F.map_entries("key")))
-    # An alert on an event is the same in any window, so windows only distinguish alerts without an event.
-    window = F.when(F.col("event_id").isNull(), F.col("window_start"))
-
-    both = standing.groupBy(entries.alias("_key"), "event_id", window.alias("_window")).agg(
-        F.any_value("key").alias("key"),
-        F.min("event_time").alias("event_time"),
-        F.min("window_start").alias("window_start"),
-        F.max(F.when(F.col("mode") == "active", F.col("alert_id"))).alias("active_alert_id"),
-        F.max(F.when(F.col("mode") == SHADOW, F.col("alert_id"))).alias("shadow_alert_id"),
-    )
-    side = (
-        F.when(F.col("shadow_alert_id").isNull(), ONLY_ACTIVE)
-        .when(F.col("active_alert_id").isNull(), ONLY_SHADOW)
-        .otherwise(BOTH)
-    )
-    names = ("key", "event_id", "event_time", "window_start", "active_alert_id", "shadow_alert_id")
-    return both.select(side.alias("side"), *names)

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
 from lookback.spark.labels import read_labels
-from lookback.spark.record.evaluations import Evaluations
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,8 +76,7 @@ class RuleFigures:
         self._tables, self._stream = tables.holding(*self._streams.values()), stream
         self._period = period or Period()
         as_of = self._period.as_of or dt.datetime.now(dt.timezone.utc)
-        self._moment = to_timestamp(parse_time(as_of))
-        self._alerts = self._read_standing()
+        self._alerts = self._tables.ask("standing_alerts", stream=stream.name, as_of=as_of)
         self.rules = sorted(rules) if rules is not None else self._find_rules()
         self._alerts = self._alerts.where(F.col("rule_id").isin(self.rules)).localCheckpoint()
         self._events = self._read_events(as_of).localCheckpoint()
@@ -173,21 +170,6 @@ class RuleFigures:
         ]  # fmt: skip
         return self._tables.spark.createDataFrame(rows, "a string, alone bigint, flagged bigint, adds_nothing boolean")
 
-    def _read_standing(self) -> DataFrame:
-        """Reads the alerts whose last revision as of the moment is raised, with the time of the first decision.
-
-        Each evaluation numbers revisions from 0, so the last revision is that of the last evaluation that wrote the
-        alert.
-        """
-        alerts = self._tables.read("alerts").where(F.col("stream") == self._stream.name)
-        alerts = alerts.where((F.col("decided_at") <= self._moment) & (F.col("mode") == "active"))
-        names = [name for name in alerts.columns if name != "alert_id"]
-        last = alerts.groupBy("alert_id").agg(
-            F.max_by(F.struct(*names), F.struct(Evaluations.read(self._tables).number(), "revision")).alias("last"),
-            F.min("decided_at").alias("first_decided_at"),
-        )
-        return last.where("last.verdict = 'raised'").select("alert_id", "last.*", "first_decided_at")
-
     def _find_rules(self) -> list[str]:
         flagging = {row[0] for row in self._alerts.select("rule_id").distinct().collect()}
         rows = self._tables.read("rules").where(F.col("rule_id") != "*")
@@ -214,11 +196,10 @@ class RuleFigures:
 
     def _read_flagged(self) -> DataFrame:
         """Finds the events that each standing alert flagged; event_id is NULL if an alert's events are unknown."""
-        is_whole = F.col("event_id").isNotNull() & (F.coalesce(F.size("evidence"), F.lit(0)) < MAX_EVIDENCE_IDS)
-        whole = self._alerts.where(is_whole).select(
+        whole = self._alerts.where("is_named").select(
             "rule_id", "alert_id", F.explode(list_named_events()).alias("event_id")
         )
-        partial = self._alerts.where(~is_whole)
+        partial = self._alerts.where("NOT is_named")
         if partial.isEmpty():
             return whole
         counted = find_counted_events(self._tables, self._streams, partial)

@@ -21,20 +21,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_time
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
-from lookback.spark.explaining.counted import find_counted_events, list_named_events
+from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
-from lookback.spark.record.evaluations import Evaluations
-from lookback.spark.tables.lakehouse import keep, to_timestamp
+from lookback.spark.tables.lakehouse import keep
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from lookback.spark.tables.lakehouse import Tables
 
@@ -42,9 +42,6 @@ TABLE = "labels"
 # The columns to read from a file if no option names another.
 _EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE = "event_id", "positive", "label", "labelled_at", "source"
 _COLUMNS = (_EVENT_ID, _POSITIVE, _LABEL, _AT, _SOURCE)
-_REVIEW = "review"
-# The number of the evaluation that wrote a row of `alerts`.
-_EVALUATION = "evaluation"
 # The column with the outcome of a row of a file.
 _OUTCOME = "__outcome"
 _UNKNOWN, _DUPLICATE, _REJECTED, _NEW = "unknown", "duplicate", "rejected", "new"
@@ -70,71 +67,22 @@ def read_labels(
     Returns:
         The columns event_id (exact text), positive, label, labelled_at and source.
     """
-    moment = to_timestamp(parse_time(as_of or dt.datetime.now(dt.timezone.utc)))
-    known = _read_reviews(tables, stream, moment, streams or {})
-    if tables.exists(TABLE):
-        rows = tables.read(TABLE).where((F.col("stream") == stream.name) & (F.col(_AT) <= moment))
-        known = known.unionByName(rows.select(*_COLUMNS, F.lit(1).alias("rank")))
-    # Structs compare field by field, with NULL first.
-    last = F.max(F.struct("rank", _AT, _POSITIVE, _LABEL, _SOURCE)).alias("last")
-    by_event = known.groupBy(_EVENT_ID).agg(last)
-    return by_event.select(_EVENT_ID, *(F.col(f"last.{name}").alias(name) for name in _COLUMNS[1:]))
+    given = {"stream": stream.name, "as_of": as_of or dt.datetime.now(dt.timezone.utc)}
+    seen = _add_unnamed(tables, stream, streams or {}, tables.ask("seen_alerts", **given))
+    return tables.ask("labelled_events", {"seen_alerts": seen}, **given).select(*_COLUMNS)
 
 
-def _read_reviews(tables: Tables, stream: Stream, moment: Column, streams: Mapping[str, Stream]) -> DataFrame:
-    """Reads the labels from reviews up to a moment, with `rank` 0. An event may have several."""
-    reviews = tables.read("reviews").where(F.col("reviewed_at") <= moment)
-    last = F.max(F.struct("reviewed_at", "reviewer", "disposition", "revision")).alias("last")
-    reviews = reviews.groupBy("alert_id").agg(last).select("alert_id", "last.*")
-    evaluations = Evaluations.read(tables)
-    alerts = tables.read("alerts").where((F.col("stream") == stream.name) & F.col("event_id").isNotNull())
-    alerts = alerts.select(
-        "alert_id", F.col("revision").alias("number"), "event_id", "evidence", "decided_at", "stream",
-        evaluations.number().alias(_EVALUATION),
-    )  # fmt: skip
-    # A review written outside Lookback may lack the revision; it then means the last one at its time.
-    seen = F.col("number") <= F.coalesce("revision", F.lit(2**31 - 1))
-    seen = seen & (F.col("revision").isNotNull() | (F.col("decided_at") <= F.col("reviewed_at")))
-    # An evaluation that began after the review may have written the alert differently from what the reviewer saw.
-    had_begun = F.col(_EVALUATION) <= evaluations.number("reviewed_at")
-    last = F.struct(had_begun, _EVALUATION, "number")
-    row = F.max_by(F.struct("event_id", "evidence", "number", _EVALUATION), last).alias("row")
-    reviewed = alerts.join(reviews, "alert_id").where(seen).groupBy("alert_id", "reviewed_at", "disposition").agg(row)
-    reviewed = reviewed.select(
-        "alert_id", "reviewed_at", "disposition", "row.number", f"row.{_EVALUATION}",
-        F.explode(list_named_events("row")).alias(_EVENT_ID),
-    )  # fmt: skip
-    reviewed = _add_unnamed(tables, stream, streams, evaluations, reviewed)
-    positive = reduce(
-        lambda otherwise, each: F.when(F.col("disposition") == each[0], F.lit(each[1])).otherwise(otherwise),
-        DISPOSITIONS.items(),
-        F.lit(None).cast("boolean"),
-    )
-    return reviewed.select(
-        _EVENT_ID, positive.alias(_POSITIVE), F.col("disposition").alias(_LABEL),
-        F.col("reviewed_at").alias(_AT), F.lit(_REVIEW).alias(_SOURCE), F.lit(0).alias("rank"),
-    ).where(F.col(_POSITIVE).isNotNull())  # fmt: skip
-
-
-def _add_unnamed(
-    tables: Tables, stream: Stream, streams: Mapping[str, Stream], evaluations: Evaluations, reviewed: DataFrame
-) -> DataFrame:
-    """Adds the events of reviewed sequence alerts that `evidence` does not name.
-
-    `reviewed` has alert_id, event_id, the number of the reviewed revision, the evaluation that wrote it, and more
-    columns.
-    """
-    rows = tables.read("alerts").where((F.col("stream") == stream.name) & (F.col("verdict") == "raised"))
-    full = rows.where(F.col("event_id").isNotNull() & (F.size("evidence") >= MAX_EVIDENCE_IDS))
-    full = full.withColumn(_EVALUATION, evaluations.number())
-    seen = reviewed.select("alert_id", F.col("number").alias("revision"), _EVALUATION).distinct()
-    full = full.join(seen, ["alert_id", "revision", _EVALUATION], "left_semi").drop(_EVALUATION)
-    if full.isEmpty():
-        return reviewed
+def _add_unnamed(tables: Tables, stream: Stream, streams: Mapping[str, Stream], seen: DataFrame) -> DataFrame:
+    """Adds the events of reviewed sequence alerts that `evidence` does not name to the answer to `seen_alerts`."""
+    full = seen.where(F.size("evidence") >= MAX_EVIDENCE_IDS)
+    rows = tables.ask("numbered_alerts").where("verdict = 'raised'")
+    rows = rows.join(full, ["stream", "alert_id", "revision", "evaluation"], "left_semi")
+    if rows.isEmpty():
+        return seen
     # An alert that cannot be reproduced labels only the events that it names.
-    matched = find_counted_events(tables, {**streams, stream.name: stream}, full).where(F.col(_EVENT_ID).isNotNull())
-    unnamed = reviewed.drop(_EVENT_ID).distinct().join(matched, "alert_id")
-    return reviewed.unionByName(unnamed)
+    matched = find_counted_events(tables, {**streams, stream.name: stream}, rows).where("event_id IS NOT NULL")
+    unnamed = full.drop("event_id", "evidence").join(matched, "alert_id")
+    return seen.unionByName(unnamed, allowMissingColumns=True)
 
 
 @dataclass(frozen=True)

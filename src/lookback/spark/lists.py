@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
@@ -28,8 +29,8 @@ from lookback.core.values.types import STRING, TIMESTAMP
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.lakehouse import change_table, keep
+from lookback.spark.tables.conflicts import change_table
+from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,14 +43,11 @@ KINDS = (CIDR,)
 # list.
 MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000
 _MAX_PROBLEMS = 10
-ACTIVE, EXPIRED = "active", "expired"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
 _COLUMNS = (_VALUE, _EXPIRES, _REASON, _KIND)
 _OUTCOME = "__outcome"
 _NEW, _CHANGED, _DUPLICATE, _REJECTED = "new", "changed", "duplicate", "rejected"
-# The change types of the feed that remove a row.
-REMOVED = "update_preimage", "delete"
 
 
 @dataclass(frozen=True)
@@ -108,29 +106,12 @@ def list_names(tables: Tables) -> list[str]:
     """Returns the names of the lists, ascending. A list without values does not exist."""
     if not tables.exists(TABLE):
         return []
-    rows = tables.query(TABLE, lambda rows: rows.select("list").distinct())
-    return sorted(row["list"] for row in rows if row["list"] is not None)
+    return [row["list"] for row in tables.ask("list_names").collect()]
 
 
 def show_lists(tables: Tables) -> list[dict[str, Any]]:
     """Describes all lists by name: list, kind, values, expired (number of values, by the clock), last_added_at."""
-    if not tables.exists(TABLE):
-        return []
-
-    def count(rows: DataFrame) -> DataFrame:
-        by_value = rows.groupBy("list", _VALUE).agg(
-            F.bool_and(_is_expired()).alias("expired"), F.max("added_at").alias("added_at"), F.max(_KIND).alias(_KIND)
-        )
-        return (
-            by_value.groupBy("list")
-            .agg(
-                F.max(_KIND).alias(_KIND), F.count("*").alias("values"), F.count_if("expired").alias("expired"),
-                F.max("added_at").alias("last_added_at"),
-            )
-            .orderBy("list")
-        )  # fmt: skip
-
-    return [row.asDict() for row in tables.query(TABLE, count)]
+    return [row.asDict() for row in tables.ask("counted_lists").collect()] if tables.exists(TABLE) else []
 
 
 def read_list(tables: Tables, name: str) -> DataFrame:
@@ -139,9 +120,7 @@ def read_list(tables: Tables, name: str) -> DataFrame:
     Raises SetupError if the list does not exist.
     """
     _require_list(tables, name)
-    rows = tables.read(TABLE).where(F.col("list") == F.lit(name))
-    state = F.when(_is_expired(), EXPIRED).otherwise(ACTIVE).alias("state")
-    return rows.select("*", state).orderBy(_VALUE, "added_at")
+    return tables.ask("list_rows", list=name)
 
 
 def add_values(
@@ -241,26 +220,6 @@ def import_values(
             checked.unpersist()
 
 
-def read_list_changes(tables: Tables, first: int, last: int | None = None) -> DataFrame:
-    """Reads the changes of the table in the commits `first` to `last`, inclusive; None for the latest commit.
-
-    The columns are those of a `ListChange`: change (insert or delete; an update is one of each), commit, list, value,
-    expires_at in microseconds, kind. Rows without a list or value are left out.
-    """
-    return select_list_changes(tables.read_changes(TABLE, first, last))
-
-
-def select_list_changes(feed: DataFrame) -> DataFrame:
-    """Selects the columns of `read_list_changes` from the table's change feed."""
-    change = F.when(F.col("_change_type").isin(*REMOVED), "delete").otherwise("insert").alias("change")
-    kind = F.col(_KIND) if _KIND in feed.columns else F.lit(None).cast("string")
-    rows = feed.where(F.col("list").isNotNull() & F.col(_VALUE).isNotNull())
-    return rows.select(
-        change, F.col("_commit_version").alias("commit"), F.make_valid_utf8("list").alias("list"),
-        F.make_valid_utf8(_VALUE).alias(_VALUE), F.unix_micros(_EXPIRES).alias(_EXPIRES), kind.alias(_KIND),
-    )  # fmt: skip
-
-
 def _put(
     tables: Tables, name: str, offered: DataFrame, order: Sequence[str], author: str | None, started: float
 ) -> ListReport:
@@ -356,8 +315,8 @@ def _choose_kind(tables: Tables, name: str, kind: str | None) -> str | None:
     """Returns the kind of new values: the given one, or that of the list. Raises SetupError."""
     if kind is not None and kind not in KINDS:
         raise SetupError(f"list {name}: unknown kind {kind!r:.40}; {suggest(kind, KINDS)}")
-    rows = tables.query(TABLE, lambda rows: rows.where(F.col("list") == F.lit(name)).agg(F.max(_KIND), F.count("*")))
-    known, count = (rows[0][0], rows[0][1]) if rows else (None, 0)
+    text = "SELECT max(kind) AS kind, count(*) AS rows FROM lists WHERE list = :list"
+    ((known, count),) = tables.run(text, list=name).collect()
     if not count and not _NAME.fullmatch(name):
         raise SetupError(
             f"{name!r:.120} is not a valid list name; use 1 to 100 letters, digits, '.', '_' and '-', "
@@ -371,10 +330,6 @@ def _require_list(tables: Tables, name: str) -> None:
     names = list_names(tables)
     if name not in names:
         raise SetupError(f"unknown list {name!r:.120}; {suggest(name, names, '`lookback lists show` lists them')}")
-
-
-def _is_expired() -> Column:
-    return F.coalesce(F.col(_EXPIRES) <= F.current_timestamp(), F.lit(False))
 
 
 def _make_file_stream(column: str, more: Iterable[str]) -> Stream:

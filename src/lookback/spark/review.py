@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ReviewError
@@ -18,10 +15,11 @@ from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.snoozes import ACTIVE, list_snoozes
-from lookback.spark.tables.lakehouse import change_table, to_timestamp
+from lookback.spark.tables.conflicts import change_table
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from lookback.spark.explaining.explanations import Explainer, explain, explain_event
     from lookback.spark.tables.lakehouse import Tables
@@ -47,10 +45,6 @@ QUEUE_DAYS = 90.0
 _ANY_TIME = dt.datetime(1, 1, 2, tzinfo=dt.timezone.utc)
 # Keeps the queue's begin within the dates that Python can represent.
 _MAX_DAYS = 36_500
-# In a condition each id is a call to the JVM, so more ids than this are joined as a table.
-_MAX_LISTED_IDS = 100
-# The number of newest rows of the same entity to read.
-_MAX_LIKE = 200
 
 
 def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
@@ -88,11 +82,22 @@ def open_queue(
     Raises:
         ReviewError: If `days` is out of range.
     """
-    rows = tables.ask(
-        "open_queue", since=queue_begins(days), until=None, ended_after=None, rule_id=rule_id, stream=stream,
-        with_snoozed=with_snoozed, reports=reports,
-    )  # fmt: skip
-    return rows.drop("entity", "entity_id")
+    given = select_open(days, rule_id=rule_id, stream=stream, with_snoozed=with_snoozed, reports=reports)
+    rows = tables.ask("open_queue", **given)
+    return rows.select(*(name for name in rows.columns if name not in ("entity", "entity_id")))
+
+
+def select_open(days: float = QUEUE_DAYS, **chosen: object) -> dict[str, object]:
+    """Returns the values of a question about the open queue: those in `chosen`, else no restriction."""
+    values = {
+        "until": None,
+        "ended_after": None,
+        "rule_id": None,
+        "stream": None,
+        "with_snoozed": False,
+        "reports": False,
+    }
+    return {"since": queue_begins(days), **values, **chosen}
 
 
 def queue_begins(days: float = QUEUE_DAYS) -> dt.datetime:
@@ -306,13 +311,11 @@ def withdraw_reviews(tables: Tables, reviewer: str, reviewed_at: dt.datetime) ->
 
 def read_reviews_of(tables: Tables, alert_ids: Iterable[str]) -> dict[str, list[Review]]:
     """Reads the reviews of the alerts with these `alert_ids`, by alert, in order of time."""
-    chosen = _select_ids(tables, tables.read("reviews"), list(alert_ids))
-    time = F.unix_micros("reviewed_at").alias("time")
-    rows = chosen.select("alert_id", "disposition", "revision", "reviewer", "note", time).collect()
     by_id: dict[str, list[Review]] = {}
-    for row in sorted(rows, key=lambda row: (row["time"], row["reviewer"] or "")):
-        texts = (row["alert_id"], row["disposition"], row["revision"], row["reviewer"] or "", row["note"] or "")
-        by_id.setdefault(row["alert_id"], []).append(Review(*texts, to_utc(row["time"])))
+    for alert_id, disposition, revision, reviewer, note, time in tables.ask(
+        "reviews_of", ids=list(alert_ids)
+    ).collect():
+        by_id.setdefault(alert_id, []).append(Review(alert_id, disposition, revision, reviewer, note, to_utc(time)))
     return by_id
 
 
@@ -329,16 +332,12 @@ def _find_later_revisions(tables: Tables, seen: Mapping[str, SeenAlert]) -> dict
         return {}
     # Skips files whose alerts were all decided before.
     since = min(each.decided_at for each in seen.values())
-    alerts = tables.read("alerts").where(F.col("decided_at") >= to_timestamp(parse_time(since)))
-    rows = _select_ids(tables, alerts, list(seen)).select(
-        "alert_id", "revision", F.unix_micros("decided_at").alias("time")
-    )
-    later = dict[str, tuple[int, int]]()
-    for row in rows.collect():
-        place, own = (row["time"], row["revision"]), seen[row["alert_id"]]
-        if place > max((parse_time(own.decided_at), own.revision), later.get(own.alert_id, (0, 0))):
-            later[own.alert_id] = place
-    return {alert_id: revision for alert_id, (_, revision) in later.items()}
+    rows = tables.ask("revisions_since", ids=list(seen), since=since).collect()
+    return {
+        alert_id: revision
+        for alert_id, time, revision in rows
+        if (time, revision) > (parse_time(seen[alert_id].decided_at), seen[alert_id].revision)
+    }
 
 
 def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
@@ -347,38 +346,17 @@ def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUE
     `alert` is a row of `alerts`. Returns the last row of each alert, newest first, from at most 200 rows within `days`,
     each with its `reviews`, a list of Review. A rule over all events together has no key, and so no such alerts.
     """
-    same = _has_entity_of(alert)
-    if same is None:
+    key = dict(alert["key"] or {})
+    if not key:
         return []
-    columns = ("alert_id", "revision", "verdict", "mode", "severity", "rule_id", "event_time", "message", "decided_at")
-    rows = tables.read("alerts").where((F.col("decided_at") >= F.lit(queue_begins(days))) & same)
-    newest = rows.orderBy(F.col("decided_at").desc(), F.col("revision").desc()).select(*columns).limit(_MAX_LIKE)
+    entity = {name: alert.get(name) for name in ("entity", "entity_id")}
+    newest = tables.ask("similar_alerts", since=queue_begins(days), key=json.dumps(key), **entity)
     last: dict[str, dict[str, Any]] = {}
     for row in newest.toArrow().to_pylist():
         last.setdefault(row["alert_id"], row)
     last.pop(alert["alert_id"], None)
     reviews = read_reviews_of(tables, last) if last else {}
     return [{**row, "reviews": reviews.get(alert_id, [])} for alert_id, row in last.items()]
-
-
-def _has_entity_of(alert: Mapping[str, Any]) -> Column | None:
-    """Returns the condition that a row of `alerts` has the entity of the given alert; None if the alert has none."""
-    key = dict(alert["key"] or {})
-    if not key:
-        return None
-    parts = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in key.items()]
-    same = reduce(and_, parts, F.size("key") == len(key))
-    if alert.get("entity") is None or alert.get("entity_id") is None:
-        return same
-    return same | ((F.col("entity") == F.lit(alert["entity"])) & (F.col("entity_id") == F.lit(alert["entity_id"])))
-
-
-def _select_ids(tables: Tables, rows: DataFrame, alert_ids: Sequence[str]) -> DataFrame:
-    """Selects the rows of the given alerts."""
-    if len(alert_ids) <= _MAX_LISTED_IDS:
-        return rows.where(F.col("alert_id").isin(list(alert_ids)))
-    chosen = tables.spark.createDataFrame(pa.table({"alert_id": pa.array(alert_ids, pa.string())}))
-    return rows.join(F.broadcast(chosen), "alert_id", "left_semi")
 
 
 def _check_disposition(disposition: str) -> None:
@@ -406,8 +384,4 @@ def decisions(tables: Tables) -> DataFrame:
 
     An alert counts once, by its last review, regardless of its revisions.
     """
-    latest = Window.partitionBy("alert_id").orderBy(F.col("reviewed_at").desc(), "reviewer", "disposition")
-    last = tables.read("reviews").withColumn("__nth", F.row_number().over(latest)).where(F.col("__nth") == 1)
-    alerts = tables.read("alerts").select("alert_id", "stream", "rule_id").dropDuplicates(["alert_id"])
-    names = ("stream", "rule_id", "disposition")
-    return last.join(alerts, "alert_id").groupBy(*names).agg(F.count("*").alias("alerts")).orderBy(*names)
+    return tables.ask("counted_decisions", as_of=dt.datetime.now(dt.timezone.utc))

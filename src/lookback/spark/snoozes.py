@@ -19,7 +19,8 @@ from lookback.core.rules.document import read_document
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
-from lookback.spark.tables.lakehouse import change_table, to_timestamp
+from lookback.spark.tables.conflicts import change_table
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

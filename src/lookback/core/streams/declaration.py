@@ -39,6 +39,8 @@ RESERVED_TABLES = frozenset(
         "snoozes",
         "lists",
         "open_queue",
+        "standing_alerts",
+        "labelled_events",
     }
 )
 # Streams whose events Lookback writes, so their id, time and fields are fixed -> id, time, fields, and who writes them.

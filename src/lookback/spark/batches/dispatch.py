@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from lookback.core.errors import SetupError
@@ -29,7 +30,6 @@ from lookback.core.values.limits import LIMITS
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
 from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
-from lookback.spark.queries import functions as F  # noqa: N812
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,11 +120,9 @@ def select_rule_changes(changes: DataFrame) -> DataFrame:
 
     Texts that are too long for a rule are cut but remain too long. Bytes that are not UTF-8 are replaced.
     """
-    kind = F.col("_change_type")
-    change = F.when(kind == "update_postimage", "update").when(kind == "update_preimage", "before").otherwise(kind)
-    texts = (F.substring(F.make_valid_utf8(name), 1, most).alias(name) for name, most in _MAX_CHARACTERS.items())
-    commit = F.col(COMMIT).alias("commit")
-    return changes.select(change.alias("change"), commit, "version", *texts)
+    change = "CASE _change_type WHEN 'update_postimage' THEN 'update' WHEN 'update_preimage' THEN 'before' ELSE _change_type END"
+    texts = (f"substring(make_valid_utf8({name}), 1, {most}) AS {name}" for name, most in _MAX_CHARACTERS.items())
+    return changes.selectExpr(f"{change} AS change", f"{COMMIT} AS commit", "version", *texts)
 
 
 @dataclass(frozen=True)

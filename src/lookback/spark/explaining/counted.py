@@ -19,7 +19,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import prepare_evidence, select_changes
 from lookback.spark.explaining.history import RuleHistory, read_feed
-from lookback.spark.record.evaluations import Evaluations
+from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -28,19 +28,15 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 
-_KEY, _EVALUATION, _DOCUMENT = "__key", "__evaluation", "__document"
+_KEY, _EVALUATION, _DOCUMENT = "__key", "evaluation", "__document"
 # The columns that identify the rule version that raised an alert, and the evaluation.
 _VERSION = ("stream", _EVALUATION, "rule_id", "rule_version")
 _COUNTED_ROWS = "alert_id string, event_id string"
 
 
-def list_named_events(row: str = "") -> Column:
-    """Returns a column with the ids of the events that an alert row names: the triggering event and its `evidence`.
-
-    `row` is the name of a struct with the columns of `alerts`; by default, these are top-level columns.
-    """
-    event_id, evidence = (f"{row}.{name}" if row else name for name in ("event_id", "evidence"))
-    return F.array_union(F.array(event_id), F.coalesce(evidence, F.array().cast("array<string>")))
+def list_named_events() -> Column:
+    """Returns a column with the ids of the events that an alert row names: the triggering event and its `evidence`."""
+    return F.array_union(F.array("event_id"), F.coalesce("evidence", F.array().cast("array<string>")))
 
 
 def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: DataFrame) -> DataFrame:
@@ -59,7 +55,7 @@ def find_counted_events(tables: Tables, streams: Mapping[str, Stream], alerts: D
         rule version is no longer known, has a single row with event_id NULL.
     """
     tables = tables.holding(*streams.values())
-    alerts = alerts.withColumn(_EVALUATION, Evaluations.read(tables).number())
+    alerts = tables.ask("numbered_alerts", {"alerts": alerts.select(*ALERTS.names)})
     versions = alerts.groupBy(*_VERSION).agg(
         F.min("arrival").alias("first"),
         F.max("arrival").alias("arrival"),
@@ -131,8 +127,7 @@ def _find_by_key(
     # The versions whose alerts reset the key's windows, each with whether it waits for an absence.
     resetting: dict[int, bool] = {}
     if rule.spec.kind == SEQUENCE:
-        reset_rows = history.term.select(tables.read("alerts"), "decided_at")
-        reset_rows = reset_rows.where((F.col("revision") == 0) & (F.col("rule_id") == F.lit(rule_id)))
+        reset_rows = tables.ask("first_rows", rule_id=rule_id, arrival=None, since=None, **history.term.values)
         for (number,) in reset_rows.select("rule_version").distinct().collect():
             other = history.find_kept(rule_id, number, arrival)
             if other is not None and other.spec.reset_on_alert and lanes.is_own(number):
@@ -143,7 +138,7 @@ def _find_by_key(
     keyed = rows.withColumn(_KEY, key_of_alert).drop("key")
     changes = feed.withColumn(_KEY, write_key(stream, {name: F.col(name) for name in names}))
     concerned = keyed.where("is_target").select(_KEY).distinct()
-    changes = select_changes(changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, _KEY)
+    changes = select_changes(tables, changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, "true", [_KEY])
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
         return _count_key(make, stream, resetting, alerts, changes.drop_columns([_KEY]))

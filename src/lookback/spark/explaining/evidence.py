@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial, reduce
-from operator import and_
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from lookback.core.explaining.evidence import Clock, Evidence, Reset
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.history import (
@@ -21,11 +19,10 @@ from lookback.spark.explaining.history import (
     read_list_history,
     read_or_refuse,
 )
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -39,14 +36,16 @@ def read_evidence(
 ) -> Evidence:
     """Reads the key's events from `earliest` up to the alert's commit, and everything that decides which counted."""
     arrival = int(alert["arrival"])
-    within = F.col(stream.event_time) >= to_timestamp(earliest)
     # Earlier commits can contain events from `earliest` on only beyond max_future, and those do not count.
-    feed = read_feed(tables, stream.name, earliest - history.declarations.widest.max_future).where(within)
+    feed = read_feed(tables, stream.name, earliest - history.declarations.widest.max_future)
+    within = f"SELECT * FROM feed WHERE {quote_name(stream.event_time)} >= timestamp_micros(:earliest)"
+    feed = tables.run(within, {"feed": feed}, earliest=earliest)
     # After the alert's commit, only deletions matter. These conditions let Delta select files by commit and change
     # type.
-    kind, commit = F.col("_change_type"), F.col("_commit_version")
-    known = feed.where(((kind == "insert") & (commit <= arrival)) | (kind == "delete"))
-    changes = to_arrow(known.where(_has_key(stream, rule, alert["key"])), stream)
+    known = "(_change_type = 'insert' AND _commit_version <= :arrival) OR _change_type = 'delete'"
+    has_key, key = _write_has_key(stream, rule, alert["key"])
+    changes = select_changes(tables, feed, stream, f"({known}) AND {has_key}", arrival=arrival, **key).toArrow
+    changes = read_or_refuse(changes, stream.name)
     lanes, make = prepare_evidence(tables, feed, rule, alert, history)
     resets = _read_resets(tables, stream, rule, alert, history, lanes, earliest)
     return make(changes, resets=resets, earliest=earliest)
@@ -70,7 +69,7 @@ def prepare_evidence(
     arrival = int(alert["arrival"])
     log = history.list_obeyed(arrival)
     lanes = Lanes(log, history, alert)
-    clock = Clock(history.declarations, _read_highs(feed, history.declarations, arrival), find_advances(log))
+    clock = Clock(history.declarations, _read_highs(tables, feed, history.declarations, arrival), find_advances(log))
     lists = read_list_history(tables, rule, lanes.activations, history)
     return lanes, partial(Evidence.read, rule=rule, clock=clock, activations=lanes.activations, lists=lists)
 
@@ -86,18 +85,12 @@ def _read_resets(
     """
     if not (rule.spec.reset_on_alert or (rule.spec.kind == SEQUENCE and history.may_reset(alert["rule_id"]))):
         return []
-    key = [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in alert["key"].items()]
-    same = reduce(and_, key, F.size("key") == len(alert["key"]))
-    first = (F.col("revision") == 0) & (F.col("rule_id") == F.lit(alert["rule_id"])) & same
-    before = history.term.select(tables.read("alerts"), "decided_at").where(
-        first & (F.col("arrival") <= alert["arrival"])
-    )
     # As for the feed, a commit can contain later events only up to max_future, and alerts are decided after the commit.
     begins = earliest - history.declarations.widest.max_future - _CLOCKS_APART_US
-    before = before.where(F.col("decided_at") >= to_timestamp(begins))
-    columns = ("rule_version", "arrival", "event_id", "event_time", "window_start")
+    given = {"rule_id": alert["rule_id"], "arrival": int(alert["arrival"]), "since": begins}
+    before = select_key(tables, tables.ask("first_rows", **given, **history.term.values), alert["key"])
     resets = []
-    for row in before.select(*columns).toArrow().to_pylist():
+    for row in (row for row in before.toArrow().to_pylist() if dict(row["key"] or []) == alert["key"]):
         other = history.find_kept(alert["rule_id"], row["rule_version"], row["arrival"] - 1)
         if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):
             continue
@@ -106,43 +99,55 @@ def _read_resets(
     return resets
 
 
-def _read_highs(feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
+def _read_highs(tables: Tables, feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
     """Reads the highest event time of each commit up to `arrival`, without events beyond max_future.
 
     Events before the feed's first time cannot make later ones late.
     """
-    micros = F.unix_micros(declarations.last.event_time)
-    most = F.lit(declarations.listed[0].stream.max_future)
+    most = str(declarations.listed[0].stream.max_future)
     for cut, each in zip(declarations.cuts, declarations.listed[1:], strict=True):
-        most = F.when(F.col("_commit_version") > cut, each.stream.max_future).otherwise(most)
-    counted = micros - most <= F.unix_micros("_commit_timestamp")
-    rows = feed.where((F.col("_change_type") == "insert") & (F.col("_commit_version") <= arrival) & counted)
-    highs = rows.groupBy("_commit_version").agg(F.max(micros)).collect()
+        most = f"CASE WHEN _commit_version > {cut} THEN {each.stream.max_future} ELSE {most} END"
+    names = (f"unix_micros({quote_name(declarations.last.event_time)}) AS at_us", f"{most} AS most")
+    rows = {"events": feed.selectExpr(*names, "unix_micros(_commit_timestamp) AS committed", "_change_type", COMMIT)}
+    highs = tables.ask("highest_times", rows, arrival=arrival).collect()
     return {int(row[0]): int(row[1]) for row in highs}
 
 
-def _has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> Column:
-    """Returns the condition that an event has the key, whose texts are cast to the fields' types."""
-    conditions = [F.lit(True)]
-    for name in rule.group_by:
-        text = key.get(name)
-        value = F.lit(text).cast(str(stream.fields[name]))
-        conditions.append(F.col(name).isNull() if text is None else F.col(name) == value)
-    return reduce(and_, conditions)
+def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None]) -> DataFrame:
+    """Selects the alerts whose key has these values."""
+    conditions = (f" AND key[:name_{at}] <=> :text_{at}" for at in range(len(key)))
+    values = {f"name_{at}": name for at, name in enumerate(key)} | {
+        f"text_{at}": key[name] for at, name in enumerate(key)
+    }
+    return tables.run(f"SELECT * FROM alert_rows WHERE true{''.join(conditions)}", {"alert_rows": alerts}, **values)
 
 
-def to_arrow(rows: DataFrame, stream: Stream) -> pa.Table:
-    """Reads rows of a change feed; see `select_changes`."""
-    return read_or_refuse(select_changes(rows, stream).toArrow, stream.name)
+def _write_has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[str, dict[str, object]]:
+    """Returns the condition that an event has the key, whose texts are cast to the fields' types, and its values."""
+    conditions = ["true"]
+    for at, name in enumerate(rule.group_by):
+        is_same = "IS NULL" if key.get(name) is None else f"= CAST(:key_{at} AS {stream.fields[name]})"
+        conditions.append(f"{quote_name(name)} {is_same}")
+    return " AND ".join(conditions), {f"key_{at}": key.get(name) for at, name in enumerate(rule.group_by)}
 
 
-def select_changes(rows: DataFrame, stream: Stream, *more: str) -> DataFrame:
-    """Selects the inserted and deleted rows of a change feed as `Evidence.read` takes them."""
-    columns: list[Column | str] = [
-        *stream.columns_of_events,
-        "_change_type",
-        F.col("_commit_version").alias("arrival"),
-        F.unix_micros("_commit_timestamp").alias("committed_at"),
-        *more,
-    ]
-    return rows.where(F.col("_change_type").isin("insert", "delete")).select(*columns)
+def select_changes(
+    tables: Tables, feed: DataFrame, stream: Stream, condition: str = "true", more: Sequence[str] = (), /,
+    **values: object
+) -> DataFrame:  # fmt: skip
+    """Selects the inserted and deleted rows of a change feed as `Evidence.read` takes them.
+
+    Args:
+        tables: The tables of the workspace.
+        feed: The change feed.
+        stream: The stream.
+        condition: A condition in SQL, with `values` by name.
+        more: Further columns.
+        **values: The values in the condition.
+    """
+    columns = ", ".join(map(quote_name, (*stream.columns_of_events, "_change_type", *more)))
+    text = (
+        f"SELECT {columns}, _commit_version AS arrival, unix_micros(_commit_timestamp) AS committed_at FROM feed "
+        f"WHERE _change_type IN ('insert', 'delete') AND ({condition})"
+    )
+    return tables.run(text, {"feed": feed}, **values)

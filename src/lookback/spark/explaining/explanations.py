@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
-from operator import and_
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,28 +13,23 @@ import numpy as np
 from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
-from lookback.core.explaining.evidence import (
-    Explanation,
-)
+from lookback.core.explaining.evidence import Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import read_document
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.times import parse_time, to_utc
+from lookback.core.values.times import to_utc
 from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
-from lookback.spark.explaining.evidence import read_evidence, to_arrow
-from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.record.evaluations import Evaluations
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.explaining.evidence import read_evidence, select_changes, select_key
+from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed, read_or_refuse
+from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from lookback.core.rules.rulebook import LogRow
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.record.evaluations import Term
     from lookback.spark.tables.lakehouse import Tables
 
 # How long after a decision all earlier rule changes are sure to be in the tables, even if clocks differ.
@@ -95,9 +89,8 @@ class Explainer:
         Raises:
             ReviewError: If the row no longer exists.
         """
-        is_then = F.col("decided_at") == to_timestamp(parse_time(decided_at))
-        alerts = self.tables.read("alerts").where(is_then & (F.col("alert_id") == F.lit(alert_id)))
-        rows = alerts.where(F.col("revision") == F.lit(revision)).limit(1).toArrow().to_pylist()
+        given = {"alert_id": alert_id, "revision": revision, "decided_at": decided_at}
+        rows = self.tables.ask("alert_revision", **given).toArrow().to_pylist()
         if not rows:
             raise ReviewError(f"revision {revision} of alert {alert_id!r} no longer exists; read the queue again")
         return _read_maps(rows[0])
@@ -208,8 +201,7 @@ def explain_event(
             f"event {event_id!r} is more than max_future ahead of its commit {place.arrival}, so no rule counts it; "
             f"it is in table {tables.identifier('late_events')}"
         )
-    about = history.term.select(tables.read("alerts"), "decided_at")
-    alerts = _read_alerts_about(about, stream, rule, key, event_id, time)
+    alerts = _read_alerts_about(tables, history.term, rule, key, event_id, time)
     explained = explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
     return replace(explained, notes=tuple(_list_lost(history, rule_id)))
 
@@ -228,7 +220,7 @@ class _EventPlace(NamedTuple):
 
 def _find_stream_of_rule(tables: Tables, streams: Mapping[str, Stream], rule_id: str) -> Stream:
     """Finds the stream that the last document of a rule names. Raises ReviewError if it is unknown."""
-    known = tables.read("rules").select("rule_id", "version", "document").collect()
+    known = tables.ask("rule_rows", rule_id=None).collect()
     own = sorted((row for row in known if row["rule_id"] == rule_id), key=rank_version)
     if not own:
         ids = [row["rule_id"] for row in known if row["rule_id"] not in (None, "*")]
@@ -239,8 +231,9 @@ def _find_stream_of_rule(tables: Tables, streams: Mapping[str, Stream], rule_id:
 
 def _find_event(tables: Tables, stream: Stream, event_id: str) -> _EventPlace:
     """Finds the first row that the table ever had of an event. Raises ReviewError if it never had one."""
-    feed = read_feed(tables, stream.name).where(F.col("_change_type") == "insert")
-    rows = to_arrow(feed.where(F.col(stream.event_id).cast("string") == F.lit(event_id)), stream)
+    own = f"_change_type = 'insert' AND CAST({quote_name(stream.event_id)} AS STRING) = :event_id"
+    found = select_changes(tables, read_feed(tables, stream.name), stream, own, event_id=event_id)
+    rows = read_or_refuse(found.toArrow, stream.name)
     if not rows.num_rows:
         raise ReviewError(
             f"table {tables.identifier(stream.name)} never had an event {event_id!r}; give a value of the field "
@@ -267,20 +260,15 @@ def _find_standing(
 
 
 def _read_alerts_about(
-    alerts: DataFrame, stream: Stream, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
+    tables: Tables, term: Term, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
 ) -> list[dict[str, Any]]:
     """Reads the alerts of a rule about an event, about a window that covers it, or with it as evidence."""
-    alerts = alerts.where((F.col("stream") == stream.name) & (F.col("rule_id") == rule.spec.rule_id))
-    if rule.spec.kind == LOOKBACK:
-        about = F.col("event_id") == event_id
-    elif rule.spec.kind == SEQUENCE:
-        about = (F.col("event_id") == event_id) | F.array_contains("evidence", event_id)
-    else:
-        about = (F.col("window_start") <= to_timestamp(time)) & (F.col("window_end") > to_timestamp(time))
-        about = reduce(and_, [F.col("key")[name].eqNullSafe(F.lit(text)) for name, text in key.items()], about)
-    columns = ("alert_id", "revision", "verdict", "rule_version", "mode", "message", "arrival")
-    rows = alerts.where(about).orderBy("arrival", "alert_id", "revision").select(*columns)
-    return [row.asDict() for row in rows.collect()]
+    of_event, of_evidence = rule.spec.kind in (LOOKBACK, SEQUENCE), rule.spec.kind == SEQUENCE
+    given = {"stream": rule.spec.stream, "rule_id": rule.spec.rule_id, "event_id": event_id, "time": to_utc(time)}
+    alerts = tables.ask("alerts_about", of_event=of_event, of_evidence=of_evidence, **given, **term.values)
+    names = [name for name in alerts.columns if name != "key"]
+    about = (alerts if of_event else select_key(tables, alerts, key)).select(*names)
+    return sorted((row.asDict() for row in about.collect()), key=itemgetter("arrival", "alert_id", "revision"))
 
 
 def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
@@ -289,15 +277,7 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
     Raises:
         ReviewError: If the alert does not exist.
     """
-    rows = (
-        tables.read("alerts")
-        .where(F.col("alert_id") == F.lit(alert_id))
-        .withColumn("__evaluation", Evaluations.read(tables).number())
-        .orderBy("__evaluation", "revision", "decided_at")
-        .drop("__evaluation")
-        .toArrow()
-        .to_pylist()
-    )
+    rows = tables.ask("alert_rows", alert_id=alert_id).toArrow().to_pylist()
     if not rows:
         raise ReviewError(f"alert {alert_id!r} does not exist; `open_queue` and `lookback alerts` list alert ids")
     return [_read_maps(row) for row in rows]

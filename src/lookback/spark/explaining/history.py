@@ -21,7 +21,7 @@ from lookback.core.values.times import parse_time, to_utc
 from lookback.spark.following.listfeed import ReplayedLists
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -16,10 +16,9 @@ from lookback.core.values.cache import RecentCache
 from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
 from lookback.core.values.texts import cut_end
 from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows
-from lookback.spark.lists import TABLE, read_list_changes, select_list_changes
-from lookback.spark.queries import functions as F  # noqa: N812
+from lookback.spark.lists import TABLE
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.history import find_first_readable
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
@@ -201,10 +200,12 @@ def _read_changes(tables: Tables, first: int, last: int, names: Collection[str] 
     """Reads the net added and removed rows, and the commits that changed any."""
     if first > last:
         return _sum_rows(_SCHEMA.empty_table()), []
-    rows = read_list_changes(tables, first, last)
-    commits = [row["commit"] for row in rows.select("commit").distinct().collect()] if names is not None else None
-    table = (rows if names is None else rows.where(F.col("list").isin(*names))).toArrow()
-    return _sum_rows(table), table["commit"].unique().to_pylist() if commits is None else commits
+    feed = {"changes": tables.read_changes(TABLE, first, last)}
+    table = tables.ask("list_changes", feed, names=None if names is None else list(names)).toArrow()
+    if names is None:
+        return _sum_rows(table), table["commit"].unique().to_pylist()
+    commits = tables.ask("list_changes", feed, names=None).select("commit").toArrow()["commit"]
+    return _sum_rows(table), commits.unique().to_pylist()
 
 
 def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection[str] | None) -> pa.Table:
@@ -217,9 +218,8 @@ def _read_before(tables: Tables, last: int, changed: pa.Table, names: Collection
 
 def _read_rows(tables: Tables, names: Collection[str] | None, version: int | None = None) -> pa.Table:
     """Reads the rows of a version of the table (default: the last) as if the commit _NEVER had added them."""
-    columns = {"_change_type": F.lit("insert"), "_commit_version": F.lit(_NEVER).cast("bigint")}
-    rows = select_list_changes(tables.read(TABLE, version=version).withColumns(columns))
-    return _sum_rows((rows if names is None else rows.where(F.col("list").isin(*names))).toArrow())
+    changes = {"changes": tables.read_as_inserts(TABLE, version, _NEVER)}
+    return _sum_rows(tables.ask("list_changes", changes, names=None if names is None else list(names)).toArrow())
 
 
 def _sum_rows(table: pa.Table) -> pa.Table:

@@ -19,10 +19,9 @@ from lookback.spark.checkpoints.listfiles import ListFiles
 from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
 from lookback.spark.platform.faults import succeeds
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.rules import RulesTable
 from lookback.spark.tables.history import read_stamp
-from lookback.spark.tables.lakehouse import commit_file
+from lookback.spark.tables.logfiles import commit_file
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -105,9 +104,10 @@ class ListsWatch:
         """Reads the commits that evaluations of the stream logged as applied."""
         if not self._tables.may_have_rows("rule_log"):
             return []
-        is_own = (F.col("stream") == self._stream.name) & (F.col("action") == LIST_CHANGED)
-        rows = self._tables.query("rule_log", lambda rows: rows.where(is_own).select("version").distinct())
-        return [row["version"] for row in rows if row["version"] is not None]
+        own = "stream = :stream AND action = :action AND version IS NOT NULL"
+        text = f"SELECT DISTINCT version FROM rule_log WHERE {own}"
+        rows = self._tables.run(text, stream=self._stream.name, action=LIST_CHANGED).collect()
+        return [row["version"] for row in rows]
 
     def _restore(self, announced: list[int]) -> None:
         """Recreates the files from the table if some are lost or the checkpoint is new."""

@@ -25,7 +25,7 @@ from lookback.spark.ingest.casting import (
     write_is_day_alone,
     write_lacks_zone,
 )
-from lookback.spark.tables.lakehouse import refuse_substitution
+from lookback.spark.tables.sqltexts import refuse_substitution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

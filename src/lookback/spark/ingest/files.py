@@ -41,8 +41,8 @@ from lookback.spark.ingest.lookups import Lookups
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, mark_conflicts, name_options_key
 from lookback.spark.ingest.sources import Files, Source, find_changed_files, normalize_slashes, read_planned_files
 from lookback.spark.platform.session import is_connect, use_files_of
-from lookback.spark.tables.lakehouse import to_timestamp
 from lookback.spark.tables.locks import lock_ingest
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -34,7 +34,7 @@ from lookback.spark.ingest.sources import JSON_FORMATS, Source, drop_raw
 from lookback.spark.platform.jars import fetch_kafka_jars
 from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 from lookback.spark.platform.session import on_databricks
-from lookback.spark.tables.lakehouse import quote_text
+from lookback.spark.tables.sqltexts import quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -13,7 +13,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.lookups import REJECT
 from lookback.core.values.texts import first_line, quote_identifier
 from lookback.spark.ingest.fields import REASON, find_source_columns, make_fields, quote_value
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -31,7 +31,7 @@ from lookback.spark.ingest.fields import (
 )
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
 from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Files, Source
-from lookback.spark.tables.lakehouse import change_table
+from lookback.spark.tables.conflicts import change_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

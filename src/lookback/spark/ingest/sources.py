@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -43,6 +43,7 @@ from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -258,13 +259,25 @@ class Files:
     stream: Stream
     names: Sequence[str] | None
 
+    @cached_property
+    def _local_files(self) -> list[Path]:
+        """The path and everything below it, if it is on this machine."""
+        local = find_local_path(self.source.path)
+        return [] if local is None else [local, *local.rglob("*")]
+
+    @property
+    def _unlisted(self) -> list[str]:
+        """The files on this machine that Hadoop leaves out of its lists, because their names are not UTF-8."""
+        names = map(str, self._local_files[1:])
+        return [shown for name in names if (shown := os.fsencode(name).decode(errors="replace")) != name]
+
     def read_together(self) -> DataFrame:
         """Reads all rows of the files, checked (see `fields`), if they can be read and have the same columns.
 
         Raises SetupError if a column for the id or the time is missing or an expression is unusable, and Spark's errors
         if a file cannot be read.
         """
-        if self.names is None and _find_unlisted(self.source.path):
+        if self.names is None and self._unlisted:
             raise _UnlistedFileError
         schema = self._read_schema(self.names)
         if schema is not None:
@@ -281,7 +294,7 @@ class Files:
         """
         source = self.source
         names = _list_files(self.spark, source) if self.names is None else list(self.names)
-        unlisted = _find_unlisted(source.path) if self.names is None else []
+        unlisted = self._unlisted if self.names is None else []
         broken = dict.fromkeys(unlisted, "the file's name is not UTF-8, so Spark cannot open it; rename the file")
         by_schema: dict[str, _FileGroup] = {}
         for group in self._find_readable(sorted(names), broken):
@@ -410,8 +423,10 @@ class Files:
         return self.spark.read.format(self.source.format).options(**options).schema(schema)
 
     def _load(self, reader: Any, names: Sequence[str] | None) -> DataFrame:
-        if not is_connect(self.spark) and _has_colon(self.source.path, names):
-            _read_without_checksums(self.spark)
+        if find_local_path(self.source.path) is not None and not is_connect(self.spark):
+            own = self._local_files if names is None else map(PurePosixPath, names)
+            if any(":" in file.name for file in own):
+                _read_without_checksums(self.spark)
         if names is None:
             rows: DataFrame = reader.options(**self.source.path_options).load(self.source.path)
         else:
@@ -532,23 +547,6 @@ def _list_files(spark: SparkSession, source: Source) -> list[str]:
         return [normalize_slashes(name) for name in reader.text(source.path).inputFiles()]
     except AnalysisException as error:
         raise SetupError(f"{source.path} cannot be read: {first_line(error)}") from error
-
-
-def _find_unlisted(path: str) -> list[str]:
-    """Finds the files on this machine that Hadoop leaves out of its lists, because their names are not UTF-8."""
-    local = find_local_path(path)
-    names = [] if local is None else [str(file) for file in local.rglob("*")]
-    return [shown for name in names if (shown := os.fsencode(name).decode(errors="replace")) != name]
-
-
-def _has_colon(path: str, names: Sequence[str] | None) -> bool:
-    """Returns whether one of the files on this machine has a colon in its name; for `names` see `Files`."""
-    local = find_local_path(path)
-    if local is None:
-        return False
-    if names is not None:
-        return any(":" in name.rpartition("/")[2] for name in names)
-    return ":" in local.name or next(local.rglob("*:*"), None) is not None
 
 
 def _read_without_checksums(spark: SparkSession) -> None:

@@ -17,8 +17,8 @@ from lookback.core.errors import SetupError
 from lookback.core.values.texts import summarize_error
 from lookback.questions import VIEWS, write_view
 from lookback.spark.operations.grants import Grant, Grantees, TablePlace, list_grants
-from lookback.spark.tables.lakehouse import quote_name, quote_text
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES, describe_events_table, make_events_schema
+from lookback.spark.tables.sqltexts import quote_name, quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

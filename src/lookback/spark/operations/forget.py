@@ -51,7 +51,8 @@ from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
 from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
 from lookback.spark.stream.rebuild import has_outputs
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, change_table, parse_file_retention, parse_log_retention
+from lookback.spark.tables.conflicts import SPARK_ERRORS, change_table
+from lookback.spark.tables.properties import parse_file_retention, parse_log_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lookback.core.streams import metrics
 from lookback.questions import VIEWS
-from lookback.spark.tables.lakehouse import quote_name
+from lookback.spark.tables.sqltexts import quote_name
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # The tables that explain an alert. Without rejected_events, which has anybody's raw rows.

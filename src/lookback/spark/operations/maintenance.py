@@ -31,7 +31,8 @@ from lookback.spark.replay.proof import proof_folder
 from lookback.spark.review import OlderAlerts, count_older
 from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.stream.resume import require_known_tables, require_sources
-from lookback.spark.tables.lakehouse import SPARK_ERRORS, is_conflict, parse_file_retention, parse_log_retention
+from lookback.spark.tables.conflicts import SPARK_ERRORS, is_conflict
+from lookback.spark.tables.properties import parse_file_retention, parse_log_retention
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from pyspark.sql.types import StructType
 from lookback.core.streams.alerts import REMOVED
 from lookback.core.values.columns import from_text, to_text
 from lookback.core.values.types import DataType
-from lookback.spark.tables.lakehouse import change_table, quote_name
+from lookback.spark.tables.conflicts import change_table
 from lookback.spark.tables.schemas import PRODUCT_TABLES
+from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -32,8 +32,8 @@ from lookback.core.operations.notifications import SETTLED
 from lookback.core.streams import metrics
 from lookback.spark.operations.notify import CLOCK_SKEW_SECONDS
 from lookback.spark.review import count_older
+from lookback.spark.tables.conflicts import retry_on_conflict
 from lookback.spark.tables.history import choose_log_time
-from lookback.spark.tables.lakehouse import retry_on_conflict
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

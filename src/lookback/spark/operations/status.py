@@ -22,14 +22,14 @@ from lookback.core.operations.health import (
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece
-from lookback.core.streams import alerts
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.times import to_utc
 from lookback.questions.health import HealthQuestions
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.review import queue_begins
+from lookback.spark.review import select_open
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
 from lookback.spark.tables.history import find_other_histories
+from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from lookback.spark.checkpoints.checkpoint import Checkpoint
     from lookback.spark.tables.lakehouse import Tables
 
-# The account in the status covers at most this time span, this number of ingest rounds, and this number of rows.
+# The account in the status covers at most this time span and this number of rows.
 _ACCOUNT_SPAN = dt.timedelta(days=1)
-_ACCOUNT_ROUNDS, _ACCOUNT_ROWS = 200, 1_000_000
+_ACCOUNT_ROWS = 1_000_000
 # The expected number of maintenance commits among those of ingest.
 _OTHER_COMMITS = 50
 
@@ -84,26 +84,15 @@ def event_account(
         stamped: The earliest `ingested_at` to count, in microseconds.
     """
     last, tables = -1 if through is None else through, tables.holding(stream)
-    inserts = tables.read_changes(stream.name, since).where("_change_type = 'insert'")
-    if stamped is not None:
-        inserts = inserts.where(F.unix_micros("ingested_at") >= stamped)
-    events = inserts.select(
-        F.col(stream.event_id).cast("string").alias("event_id"),
-        F.col("_commit_version").alias("arrival"),
-        (F.col("_commit_version") > last).alias("waiting"),
-    )
-    late = tables.read("late_events").where((F.col("stream") == stream.name) & (F.col("arrival") >= since))
-    late = late.groupBy("event_id", "arrival").agg(F.first("action").alias("action"), F.count("*").alias("rows"))
-    waiting = F.coalesce(F.col("waiting"), F.lit(False))
-    action = F.when(waiting, "waiting").otherwise(F.coalesce("action", F.lit("evaluated")))
-    is_unknown = F.col("rows").isNotNull() & (F.col("waiting").isNull() | waiting | (F.col("rows") > 1))
-    joined = events.join(late, ["event_id", "arrival"], "full_outer").select(
-        F.when(F.col("waiting").isNotNull(), action).alias("action"), is_unknown.alias("unknown")
-    )
-    rows = joined.groupBy("action", "unknown").count().collect()
-    counts = {name: sum(row["count"] for row in rows if row["action"] == name) for name in _ACTIONS}
-    unknown = sum(row["count"] for row in rows if row["unknown"])
-    return EventAccount(sum(row["count"] for row in rows if row["action"]), **counts, unknown=unknown)
+    events = tables.read_changes(stream.name, since).selectExpr(
+        f"CAST({quote_name(stream.event_id)} AS STRING) AS event_id", "_commit_version AS arrival",
+        "unix_micros(ingested_at) AS stamp", "_change_type",
+    )  # fmt: skip
+    given = {"judged": last, "stamped": stamped, "since": since, "stream": stream.name}
+    rows = tables.ask("event_outcomes", {"events": events}, **given).collect()
+    counts = {name: sum(row["counted"] for row in rows if row["action"] == name) for name in _ACTIONS}
+    unknown = sum(row["counted"] for row in rows if row["unknown"])
+    return EventAccount(sum(row["counted"] for row in rows if row["action"]), **counts, unknown=unknown)
 
 
 def find_recent_account(tables: Tables, stream: Stream, through: int | None, now: dt.datetime) -> dict[str, Any] | None:
@@ -124,28 +113,22 @@ def find_recent_account(tables: Tables, stream: Stream, through: int | None, now
     """
     if stream.table or not tables.exists("ingests"):
         return None
-
-    def select_newest(rows: DataFrame) -> DataFrame:
-        own = (F.col("stream") == stream.name) & (F.col("ended_at") >= now - _ACCOUNT_SPAN)
-        newest = rows.where(own).orderBy(F.col("ended_at").desc()).limit(_ACCOUNT_ROUNDS)
-        return newest.withColumn("first", F.unix_micros("first_ingested_at"))
-
     rounds: list[Row] = []
-    for row in tables.query("ingests", select_newest):
+    for row in tables.ask("newest_rounds", stream=stream.name, since=now - _ACCOUNT_SPAN).collect():
         if rounds and sum(each["offered"] for each in rounds) + row["offered"] > _ACCOUNT_ROWS:
             break
         rounds.append(row)
     if not rounds:
         return None
     sums = {name: sum(row[name] for row in rounds) for name in ("ingested", "duplicates", "rejected", "commits")}
-    stamps = [row["first"] for row in rounds if row["first"] is not None]
+    stamps = [row["first_us"] for row in rounds if row["first_us"] is not None]
     events = EventAccount(0, 0, 0, 0, 0, 0)
     if stamps:
         first = _find_first_commit(tables, stream.name, min(stamps), sums["commits"])
         events = event_account(tables, stream, through, first, min(stamps))
     return {
         "rounds": len(rounds),
-        "since": _to_utc(rounds[-1]["ended_at"]),
+        "since": to_utc(rounds[-1]["ended_us"]),
         # A killed round leaves events, but no row in `ingests`.
         "offered": events.ingested + sums["duplicates"] + sums["rejected"],
         "duplicates": sums["duplicates"],
@@ -159,7 +142,7 @@ def _find_first_commit(tables: Tables, name: str, stamp: int, commits: int) -> i
     """Finds the table's first commit at or after a time in microseconds; `commits` is their estimated number."""
     limit = commits + _OTHER_COMMITS
     while True:
-        rows = tables.history(name, limit).select("version", F.unix_micros("timestamp").alias("at")).collect()
+        rows = tables.history(name, limit).selectExpr("version", "unix_micros(timestamp) AS at").collect()
         if len(rows) < limit or rows[-1]["at"] < stamp:
             return min((int(row["version"]) for row in rows if row["at"] >= stamp), default=0)
         limit *= 8
@@ -207,10 +190,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
 
     figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     findings = check_health(figures)
-    (counts,) = tables.ask(
-        "stream_counts", since=queue_begins(), until=None, ended_after=None, rule_id=None, stream=stream.name,
-        with_snoozed=False, reports=False,
-    ).collect()  # fmt: skip
+    (counts,) = tables.ask("stream_counts", **select_open(stream=stream.name)).collect()
     status.update(
         **counts.asDict(),
         events=0 if tables.is_unwritten(stream.name) else tables.read_events(stream.name).count(),
@@ -249,7 +229,7 @@ def read_stream_figures(
     waiting = read_backlog(tables, stream.name, judged)
     rejected, reason = questions.count_rejected()
     failing, refused = questions.read_failures()
-    ingested = tables.read_events(stream.name).where(F.col("ingested_at") >= now - RECENT).count() if rejected else 0
+    ingested = _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count() if rejected else 0
     figures = Figures(
         stream.name, now,
         rules=sum(1 for row in own if row.status in EVALUATED),
@@ -271,28 +251,24 @@ def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
     if furthest is None or furthest.watermark is None:
         return ""
     time = furthest.watermark + dt.timedelta(microseconds=stream.max_out_of_orderness)
-    event_id = F.col(stream.event_id).cast("string").alias("event_id")
+    rows = _select_events(tables, stream, f"{quote_name(stream.event_time)} = :time", time=time).collect()
+    first = min(rows, key=lambda row: (row["at_us"] or 0, row["event_id"]), default=None)
+    if first is None:
+        return ""
+    return describe_leader(first["event_id"], time, None if first["at_us"] is None else to_utc(first["at_us"]))
 
-    def select(_: DataFrame) -> DataFrame:
-        own = tables.read_events(stream.name).where(F.col(stream.event_time) == F.lit(time))
-        return own.select(event_id, "ingested_at").orderBy("ingested_at", "event_id").limit(1)
 
-    for row in tables.query(stream.name, select):
-        taken_in = row["ingested_at"]
-        return describe_leader(row["event_id"], time, None if taken_in is None else _to_utc(taken_in))
-    return ""
+def _select_events(tables: Tables, stream: Stream, condition: str, **values: object) -> DataFrame:
+    """Selects the events of a stream for which a condition holds: event_id as text, and when it was ingested, as at_us."""
+    event_id = f"CAST({quote_name(stream.event_id)} AS STRING) AS event_id"
+    text = f"SELECT {event_id}, unix_micros(ingested_at) AS at_us FROM events WHERE {condition}"
+    return tables.run(text, {"events": tables.read_events(stream.name)}, **values)
 
 
 def count_alerts_by_role(tables: Tables, name: str, since: dt.datetime) -> dict[str, int]:
     """Counts a stream's alerts raised since a time, by the role of their rule (see `name_role`)."""
-    if not tables.may_have_rows(alerts.TABLE):
-        return {}
-    own = (F.col("stream") == name) & (F.col("decided_at") >= F.lit(since)) & (F.col("verdict") == "raised")
-
-    def select(rows: DataFrame) -> DataFrame:
-        return rows.where(own).groupBy("rule_id", "mode").agg(F.count_distinct("alert_id").alias("alerts"))
-
-    return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in tables.query(alerts.TABLE, select)}
+    rows = tables.ask("alerts_by_role", stream=name, since=since).collect()
+    return {name_role(row["rule_id"], row["mode"]): row["alerts"] for row in rows}
 
 
 def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
@@ -303,8 +279,9 @@ def read_warm_ups(tables: Tables, stream: Stream) -> tuple[WarmUp, ...]:
     listed = RulesTable(tables, {stream.name: stream}).list_rows()
     waiting = [(row.rule_id, row.version) for row in listed if row.status == WARMING]
     named: dict[tuple[str, int], tuple[int, int]] = {}
-    is_piece = (F.col("rule_id") == "*") & (F.col("status") == WARM)
-    for row in tables.query("rules", lambda rows: rows.where(is_piece).select("document")):
+    for row in tables.ask("rule_rows", rule_id="*").collect():
+        if row["status"] != WARM:
+            continue
         with contextlib.suppress(LookbackError, ValueError):
             piece = Piece.from_document(read_document(row["document"]))
             key = piece.rule_id, piece.version

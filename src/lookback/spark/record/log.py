@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.streams.declarations import Declarations
-from lookback.spark.queries import functions as F  # noqa: N812
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -18,26 +17,17 @@ if TYPE_CHECKING:
 DECLARED = "declared"
 
 
-def read_rows(tables: Tables, stream: Stream, term: Term, *actions: str) -> list[Row]:
-    """Reads the rows of an evaluation, without messages; all of them, or those with one of some actions."""
+def read_rows(tables: Tables, stream: Stream, term: Term) -> list[Row]:
+    """Reads the rows of an evaluation, without messages."""
     if not tables.may_have_rows("rule_log"):
         return []
-    own = term.select(tables.read("rule_log").where(F.col("stream") == stream.name), "logged_at")
-    own = own.where(F.col("action").isin(*actions)) if actions else own
-    in_order = (F.col(name).asc_nulls_first() for name in ("arrival", "rules_commit", "logged_at", "position"))
-    names = ("stream", "rule_id", "version", "action", "arrival", "rules_commit", "decision", "logged_at")
-    return own.orderBy(*in_order).select(*names).collect()
+    return tables.ask("logged_rows", stream=stream.name, **term.values).collect()
 
 
 def read_log(tables: Tables, stream: Stream, term: Term) -> list[LogRow]:
     """Reads the rows of an evaluation, without messages."""
-    return [
-        LogRow(
-            row["stream"], row["rule_id"], row["version"], row["action"], "", row["arrival"], row["rules_commit"],
-            row["decision"],
-        )
-        for row in read_rows(tables, stream, term)
-    ]  # fmt: skip
+    names = ("stream", "rule_id", "version", "action", "arrival", "rules_commit", "decision")
+    return [LogRow(message="", **{name: row[name] for name in names}) for row in read_rows(tables, stream, term)]
 
 
 def list_declarations(stream: Stream, logged: list[LogRow]) -> Declarations:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from lookback.core.engine.schedule import Schedule, Seed, restore_changes
 from lookback.core.rules.rulebook import LogRow, RuleChange, order_changes
-from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.batches.dispatch import select_rule_changes
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.log import list_declarations, read_log
 from lookback.spark.tables.history import find_first_readable
@@ -59,8 +57,7 @@ class Record:
 def _read_rules_before(tables: Tables, start: int) -> list[RuleChange]:
     """Returns the rows of the rules table before the commit `start`: the current rows with later changes undone."""
     last = tables.version("rules")
-    columns = {"_change_type": F.lit("insert"), COMMIT: F.lit(0).cast("bigint")}
-    now = select_rule_changes(tables.read("rules", version=last).withColumns(columns))
+    now = select_rule_changes(tables.read_as_inserts("rules", last, 0))
     rows = Counter(_drop_place(row) for row in now.collect())
     for row in select_rule_changes(tables.read_changes("rules", start, last)).collect():
         rows[_drop_place(row)] += -1 if row["change"] in ("insert", "update") else 1

@@ -15,7 +15,8 @@ from lookback.core.streams.blocks import COMMIT, TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import WORD_BITS, FlagPlace, count_bits
 from lookback.spark.labels import read_labels
-from lookback.spark.tables.lakehouse import keep, to_timestamp
+from lookback.spark.tables.lakehouse import keep
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

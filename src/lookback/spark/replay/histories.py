@@ -25,7 +25,7 @@ from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import HistoryPlace, ReplayPlan, judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.rebuild import find_highest_before
-from lookback.spark.tables.lakehouse import to_timestamp
+from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -38,7 +38,7 @@ from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
 from lookback.spark.stream.rebuild import find_deletions, find_last_arrival
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

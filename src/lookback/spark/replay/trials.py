@@ -22,7 +22,6 @@ from lookback.core.values.limits import LIMITS
 from lookback.core.values.lists import ListSource
 from lookback.spark.following.listfeed import ListFeed, ReplayedLists
 from lookback.spark.lists import TABLE as LISTS_TABLE
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.log import DECLARED, read_rows
 from lookback.spark.replay.history import History
@@ -114,7 +113,9 @@ class Course:
 def _read_commands(tables: Tables, stream: Stream, history: History, term: Term) -> list[PlacedCommand]:
     """Reads the stream's commands from rule_log in order, without commit numbers."""
     commands = []
-    for row in read_rows(tables, stream, term, "advance", "clear_state", LIST_CHANGED):
+    for row in read_rows(tables, stream, term):
+        if row["action"] not in ("advance", "clear_state", LIST_CHANGED):
+            continue
         after = history.find_place(tables, row["arrival"], row["logged_at"])
         if row["action"] == LIST_CHANGED:
             commands.append(_place_lists(stream, row["version"], after))
@@ -160,12 +161,12 @@ def _place_by_time(
 
 
 def _read_times(tables: Tables, name: str) -> list[Row]:
-    return tables.history(name).select("version", F.unix_micros("timestamp").alias("at")).collect()
+    return tables.history(name).selectExpr("version", "unix_micros(timestamp) AS at").collect()
 
 
 def _read_declarations(tables: Tables, stream: Stream, history: History, term: Term) -> Declarations:
     """Reads the declarations by which the commits of a history were judged."""
-    logged = read_rows(tables, stream, term, DECLARED)
+    logged = [row for row in read_rows(tables, stream, term) if row["action"] == DECLARED]
     places = [history.find_place(tables, row["arrival"], row["logged_at"]) for row in logged]
     return Declarations.from_rows(stream, zip(places, (row["decision"] for row in logged), strict=True))
 

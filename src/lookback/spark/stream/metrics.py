@@ -21,8 +21,7 @@ from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.metrics import TABLE, RuleCounts
 from lookback.core.values.texts import summarize_error
 from lookback.core.values.times import to_utc
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.schemas import METRICS
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
 
     def history(limit: int) -> list[Commit]:
         rows = tables.history(name, limit)
-        rows = rows.select("version", F.unix_micros("timestamp").alias("at"), "operation", "operationMetrics")
+        rows = rows.selectExpr("version", "unix_micros(timestamp) AS at", "operation", "operationMetrics")
         return [
             Commit(row["version"], to_utc(row["at"]), row["operation"], row["operationMetrics"] or {})
             for row in rows.collect()
@@ -58,7 +57,8 @@ def read_backlog(tables: Tables, name: str, judged: int | None) -> Backlog:
         return backlog
     # Not every row of alerts is an event: rows of rules over alerts are not.
     try:
-        rows = tables.read_changes(name, judged + 1).select(COMMIT).distinct().collect()
+        feed = {"changes": tables.read_changes(name, judged + 1)}
+        rows = tables.run(f"SELECT DISTINCT {COMMIT} FROM changes", feed).collect()
     except SPARK_ERRORS:
         return backlog  # the log was cleaned: count all remaining commits
     bringing = {row[0] for row in rows}

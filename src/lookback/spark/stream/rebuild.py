@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
@@ -17,12 +18,11 @@ from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulebook import LogRow
 from lookback.core.streams.declarations import Declared
 from lookback.spark.checkpoints.checkpoint import EVENTS
-from lookback.spark.queries import functions as F  # noqa: N812
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
 from lookback.spark.stream.declared import read_release
+from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.history import choose_log_time
-from lookback.spark.tables.lakehouse import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -197,11 +197,7 @@ class UnwrittenRows:
 
 def has_outputs(tables: Tables, stream: Stream) -> bool:
     """Returns whether an evaluation of the stream has written alerts, late events or log rows."""
-    own = F.col("stream") == stream.name
-    return any(
-        tables.exists(name) and tables.query(name, lambda rows: rows.where(own).limit(1))
-        for name in ("rule_log", "alerts", "late_events")
-    )
+    return any(find_last_arrival(tables, name, stream) is not None for name in _IDENTITIES)
 
 
 def log_new_beginning(tables: Tables, stream: Stream) -> None:

@@ -21,11 +21,10 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from lookback.core.values.times import parse_time, to_utc
-from lookback.questions import write_question
-from lookback.spark.queries.columns import NeedsSpark
-from lookback.spark.queries.frames import Session
-from lookback.spark.queries.functions import without_spark
-from lookback.spark.tables.lakehouse import Tables, commit_file, read_actions
+from lookback.questions import write_text
+from lookback.spark.tables.frames import Frame, NeedsSpark, Session
+from lookback.spark.tables.lakehouse import Tables
+from lookback.spark.tables.logfiles import commit_file, read_actions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,11 +45,10 @@ _HISTORY = pa.schema(
 
 @contextmanager
 def open_folders(root: str) -> Iterator[Tables]:
-    """Opens the tables below a local folder. Inside the block, queries run without Spark."""
+    """Opens the tables below a local folder, to be read without Spark inside the block."""
     session = Session()
     try:
-        with without_spark():
-            yield FolderTables.local(cast("SparkSession", session), root)
+        yield FolderTables.local(cast("SparkSession", session), root)
     finally:
         # End its threads before the interpreter ends.
         session.close()
@@ -63,12 +61,14 @@ class FolderTables(Tables):
         """Returns whether the table exists and is a Delta table."""
         return DeltaTable.is_deltatable(str(self._require_folder(name)))
 
-    def ask(self, question: str, **values: object) -> DataFrame:
-        """Asks a question of `lookback.questions`, with `values` by name."""
+    def run(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> DataFrame:
+        """Runs a text in the form of a question; see `Tables.run`."""
         session = cast("Session", self.spark)
         asked = set[str]()
 
         def write_table(name: str) -> str:
+            if frames and name in frames:
+                return cast("Frame", frames[name]).name
             session.name(name, self._open(name))
             return name
 
@@ -76,8 +76,8 @@ class FolderTables(Tables):
             asked.add(name)
             return f":{name}"
 
-        text = write_question(question, write_table, write_value)
-        return cast("DataFrame", session.ask(text, {name: values[name] for name in asked}))
+        written = write_text(text, write_table, write_value, frames or ())
+        return cast("DataFrame", session.ask(written, {name: values[name] for name in asked}))
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits, newest first: version, timestamp, operation, operationMetrics, userMetadata."""

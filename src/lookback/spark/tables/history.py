@@ -17,12 +17,12 @@ from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
-from lookback.spark.queries import functions as F  # noqa: N812
-from lookback.spark.tables.lakehouse import commit_file, read_actions
+from lookback.spark.tables.logfiles import commit_file, read_actions
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -51,10 +51,8 @@ def choose_log_time(tables: Tables, stream: str) -> dt.datetime:
     now = dt.datetime.now(dt.timezone.utc)
     if not tables.may_have_rows("rule_log"):
         return now
-    own = F.col("stream") == stream
-    ((last,),) = tables.query(
-        "rule_log", lambda rows: rows.where(own).agg(F.unix_micros(F.max("logged_at")).alias("last"))
-    )
+    text = "SELECT unix_micros(max(logged_at)) AS last FROM rule_log WHERE stream = :stream"
+    ((last,),) = tables.run(text, stream=stream).collect()
     return now if last is None else max(now, to_utc(last + 1))
 
 

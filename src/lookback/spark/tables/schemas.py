@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
@@ -25,233 +26,173 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
 _STRING, _LONG, _TIME = StringType(), LongType(), TimestampType()
-_TEXTS = MapType(_STRING, _STRING, valueContainsNull=True)
+# Spark can parse types only in a session.
+_TYPES: dict[str, DataType] = {
+    "string": _STRING, "bigint": _LONG, "int": IntegerType(), "timestamp": _TIME, "boolean": BooleanType(),
+    "texts": MapType(_STRING, _STRING, valueContainsNull=True), "list": ArrayType(_STRING),
+}  # fmt: skip
 
 
 def _make_column(name: str, type_: DataType, comment: str, *, required: bool = False) -> StructField:
     return StructField(name, type_, nullable=not required, metadata={"comment": comment})
 
 
+def _read_columns(text: str) -> StructType:
+    """Reads columns from lines of name, type and comment. A type with `!` is NOT NULL; an indented line continues one."""
+    rows = (line.split(None, 2) for line in re.sub(r"\n {8,}", " ", text).strip().splitlines())
+    return StructType(
+        [
+            _make_column(name, _TYPES[type_.rstrip("!")], comment, required=type_.endswith("!"))
+            for name, type_, comment in rows
+        ]
+    )
+
+
 # Every column may be NULL, so that mistakes are logged as rejected instead of refused by the table.
-RULES = StructType(
-    [
-        _make_column("rule_id", _STRING, "Lower-case letters, digits, '.', '_' and '-'; '*' carries commands"),
-        _make_column("version", _LONG, "The last row by (commit, version) is in force; NULL: the highest so far + 1"),
-        _make_column("status", _STRING, "draft, shadow, active, paused, retired or quarantined"),
-        _make_column("document", _STRING, "The rule document, JSON"),
-        _make_column("author", _STRING, "Who wrote this version"),
-        _make_column("comment", _STRING, "Why"),
-        _make_column("changed_at", _TIME, "When it was written"),
-        _make_column("approved_by", _STRING, "Who approved this version"),
-        _make_column(
-            "evidence",
-            _STRING,
-            "JSON: what was known when the version was activated; in a quarantined row, the version that failed",
-        ),
-    ]
-)
+RULES = _read_columns("""
+    rule_id      string     Lower-case letters, digits, '.', '_' and '-'; '*' carries commands
+    version      bigint     The last row by (commit, version) is in force; NULL: the highest so far + 1
+    status       string     draft, shadow, active, paused, retired or quarantined
+    document     string     The rule document, JSON
+    author       string     Who wrote this version
+    comment      string     Why
+    changed_at   timestamp  When it was written
+    approved_by  string     Who approved this version
+    evidence     string     JSON: what was known when the version was activated; in a quarantined row, the version that
+        failed
+""")
 
-REJECTED_EVENTS = StructType(
-    [
-        _make_column("stream", _STRING, "The stream of the ingest", required=True),
-        _make_column(
-            "raw",
-            _STRING,
-            "The raw row: a line, its columns as JSON, or a record's value; NULL for an unreadable file or a record "
-            "without a value",
-        ),
-        _make_column(
-            "reason",
-            _STRING,
-            "Every field that could not be used, with its value; or why the file cannot be read",
-            required=True,
-        ),
-        _make_column("source", _STRING, "The source file, or kafka:TOPIC/PARTITION/OFFSET"),
-        _make_column("ingested_at", _TIME, "When it was rejected", required=True),
-        _make_column(
-            "read_as",
-            _STRING,
-            "How it was read, as JSON, for a retry: format, options, columns; for a record also key, time, headers",
-        ),
-        _make_column("position", _LONG, "Position as in the events table; NULL for an unreadable file"),
-    ]
-)
+REJECTED_EVENTS = _read_columns("""
+    stream       string!     The stream of the ingest
+    raw          string      The raw row: a line, its columns as JSON, or a record's value; NULL for an unreadable file
+        or a record without a value
+    reason       string!     Every field that could not be used, with its value; or why the file cannot be read
+    source       string      The source file, or kafka:TOPIC/PARTITION/OFFSET
+    ingested_at  timestamp!  When it was rejected
+    read_as      string      How it was read, as JSON, for a retry: format, options, columns; for a record also key,
+        time, headers
+    position     bigint      Position as in the events table; NULL for an unreadable file
+""")
 
-ALERTS = StructType(
-    [
-        _make_column("alert_id", _STRING, "32 hex digits; revisions of one alert share it", required=True),
-        _make_column("revision", IntegerType(), "0 for the first row of an alert", required=True),
-        _make_column("verdict", _STRING, "raised, suppressed or retracted", required=True),
-        _make_column("rule_id", _STRING, "The rule", required=True),
-        _make_column("rule_version", _LONG, "Its version in force", required=True),
-        _make_column("mode", _STRING, "active or shadow", required=True),
-        _make_column("severity", _STRING, "info, low, medium, high or critical", required=True),
-        _make_column("stream", _STRING, "The stream", required=True),
-        _make_column("key", _TEXTS, "group_by field -> value, exact text"),
-        _make_column(
-            "event_id", _STRING, "The triggering event; NULL for windows; for absence the event that started the wait"
-        ),
-        _make_column("event_time", _TIME, "Its time; for a window its end; for absence when it was due", required=True),
-        _make_column("window_start", _TIME, "First time covered, included", required=True),
-        _make_column(
-            "window_end",
-            _TIME,
-            "Lookback, sequence: last time covered, included; other windows: excluded",
-            required=True,
-        ),
-        _make_column("window_complete", BooleanType(), "false: the window begins before the data the rule has seen"),
-        _make_column("measures", _TEXTS, "measure -> value, exact text"),
-        _make_column("message", _STRING, "The rule's message, filled in"),
-        _make_column("evidence", ArrayType(_STRING), "Sequence: ids of the events, at most 100"),
-        _make_column(
-            "arrival", _LONG, "Commit of the stream's table whose events or watermark caused this row", required=True
-        ),
-        _make_column("decided_at", _TIME, "When the row was created", required=True),
-        _make_column("entity", _STRING, "The key field that the alert is about; NULL if the rule has none"),
-        _make_column("entity_id", _STRING, "Its value, exact text"),
-        _make_column("score", _LONG, "What the alert adds to the risk of its entity, from the rule"),
-        _make_column(
-            "change",
-            IntegerType(),
-            "1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0: it stood before",
-            required=True,
-        ),
-        _make_column(
-            "queue",
-            BooleanType(),
-            "false: the rule only reports, so the alert is not in the queue",
-            required=True,
-        ),
-    ]
-)
+ALERTS = _read_columns("""
+    alert_id         string!     32 hex digits; revisions of one alert share it
+    revision         int!        0 for the first row of an alert
+    verdict          string!     raised, suppressed or retracted
+    rule_id          string!     The rule
+    rule_version     bigint!     Its version in force
+    mode             string!     active or shadow
+    severity         string!     info, low, medium, high or critical
+    stream           string!     The stream
+    key              texts       group_by field -> value, exact text
+    event_id         string      The triggering event; NULL for windows; for absence the event that started the wait
+    event_time       timestamp!  Its time; for a window its end; for absence when it was due
+    window_start     timestamp!  First time covered, included
+    window_end       timestamp!  Lookback, sequence: last time covered, included; other windows: excluded
+    window_complete  boolean     false: the window begins before the data the rule has seen
+    measures         texts       measure -> value, exact text
+    message          string      The rule's message, filled in
+    evidence         list        Sequence: ids of the events, at most 100
+    arrival          bigint!     Commit of the stream's table whose events or watermark caused this row
+    decided_at       timestamp!  When the row was created
+    entity           string      The key field that the alert is about; NULL if the rule has none
+    entity_id        string      Its value, exact text
+    score            bigint      What the alert adds to the risk of its entity, from the rule
+    change           int!        1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0:
+        it stood before
+    queue            boolean!    false: the rule only reports, so the alert is not in the queue
+""")
 
-LATE_EVENTS = StructType(
-    [
-        _make_column("stream", _STRING, "The stream", required=True),
-        _make_column("event_id", _STRING, "The event", required=True),
-        _make_column("event_time", _TIME, "Its time", required=True),
-        _make_column("arrival", _LONG, "Its commit of the stream's table", required=True),
-        _make_column(
-            "late_by_us", _LONG, "Watermark - event time, microseconds; negative: beyond max_future", required=True
-        ),
-        _make_column("action", _STRING, "evaluated, recorded or discarded", required=True),
-    ]
-)
+LATE_EVENTS = _read_columns("""
+    stream      string!     The stream
+    event_id    string!     The event
+    event_time  timestamp!  Its time
+    arrival     bigint!     Its commit of the stream's table
+    late_by_us  bigint!     Watermark - event time, microseconds; negative: beyond max_future
+    action      string!     evaluated, recorded or discarded
+""")
 
-RULE_LOG = StructType(
-    [
-        _make_column("stream", _STRING, "The stream whose evaluation wrote the row", required=True),
-        _make_column("rule_id", _STRING, "The rule_id of the row in rules"),
-        _make_column("version", _LONG, "Its version"),
-        _make_column(
-            "action",
-            _STRING,
-            "activated, paused, retired, rejected, failed, quarantined, advance, declared, session_closed, commit_cut, "
-            "begun_afresh ...",
-            required=True,
-        ),
-        _make_column("message", _STRING, "What happened and what to do"),
-        _make_column("batch_id", _LONG, "The micro-batch in which it happened"),
-        _make_column("arrival", _LONG, "Last commit of the stream's table evaluated before; NULL before the first"),
-        _make_column("logged_at", _TIME, "When the batch was logged; each later than the one before", required=True),
-        _make_column("rules_commit", _LONG, "The commit of rules with the row that was obeyed or rejected, else NULL"),
-        _make_column("position", _LONG, "Its place in the order in which the batch took effect, from 0"),
-        _make_column(
-            "decision",
-            _STRING,
-            "What was decided, for programs. advance: the watermark; declared: the settings; activated, shadowed: "
-            "with_history or without_history; retired: deleted, moved or retire_all; rejected: gate; else NULL",
-        ),
-    ]
-)
+RULE_LOG = _read_columns("""
+    stream        string!     The stream whose evaluation wrote the row
+    rule_id       string      The rule_id of the row in rules
+    version       bigint      Its version
+    action        string!     activated, paused, retired, rejected, failed, quarantined, advance, declared,
+        session_closed, commit_cut, begun_afresh ...
+    message       string      What happened and what to do
+    batch_id      bigint      The micro-batch in which it happened
+    arrival       bigint      Last commit of the stream's table evaluated before; NULL before the first
+    logged_at     timestamp!  When the batch was logged; each later than the one before
+    rules_commit  bigint      The commit of rules with the row that was obeyed or rejected, else NULL
+    position      bigint      Its place in the order in which the batch took effect, from 0
+    decision      string      What was decided, for programs. advance: the watermark; declared: the settings; activated,
+        shadowed: with_history or without_history; retired: deleted, moved or retire_all; rejected: gate; else NULL
+""")
 
-REVIEWS = StructType(
-    [
-        _make_column("alert_id", _STRING, "The alert", required=True),
-        _make_column(
-            "disposition", _STRING, "confirmed, false_positive, benign (true but harmless) or unclear", required=True
-        ),
-        _make_column("revision", IntegerType(), "The reviewed revision of the alert; NULL if unknown"),
-        _make_column("reviewer", _STRING, "Who reviewed it"),
-        _make_column("note", _STRING, "What was found"),
-        _make_column("reviewed_at", _TIME, "When", required=True),
-    ]
-)
+REVIEWS = _read_columns("""
+    alert_id     string!     The alert
+    disposition  string!     confirmed, false_positive, benign (true but harmless) or unclear
+    revision     int         The reviewed revision of the alert; NULL if unknown
+    reviewer     string      Who reviewed it
+    note         string      What was found
+    reviewed_at  timestamp!  When
+""")
 
-LABELS = StructType(
-    [
-        _make_column("stream", _STRING, "The stream", required=True),
-        _make_column("event_id", _STRING, "The event, as exact text", required=True),
-        _make_column("positive", BooleanType(), "Whether the event was what rules look for", required=True),
-        _make_column("label", _STRING, "The reason in one word: fraud, chargeback, benign ..."),
-        _make_column("labelled_at", _TIME, "When it became known; the latest row of an event counts", required=True),
-        _make_column("source", _STRING, "Where it comes from: a file, a system"),
-        _make_column("author", _STRING, "Who wrote it"),
-    ]
-)
+LABELS = _read_columns("""
+    stream       string!     The stream
+    event_id     string!     The event, as exact text
+    positive     boolean!    Whether the event was what rules look for
+    label        string      The reason in one word: fraud, chargeback, benign ...
+    labelled_at  timestamp!  When it became known; the latest row of an event counts
+    source       string      Where it comes from: a file, a system
+    author       string      Who wrote it
+""")
 
-SNOOZES = StructType(
-    [
-        _make_column("rule_id", _STRING, "The rule; NULL: any"),
-        _make_column("key", _TEXTS, "group_by field -> value, exact text; all keys with these values; NULL: any key"),
-        _make_column("from", _TIME, "When it begins, by the clock", required=True),
-        _make_column("until", _TIME, "When it ends, excluded", required=True),
-        _make_column("reason", _STRING, "Why", required=True),
-        _make_column("author", _STRING, "Who wrote it"),
-    ]
-)
+SNOOZES = _read_columns("""
+    rule_id  string      The rule; NULL: any
+    key      texts       group_by field -> value, exact text; all keys with these values; NULL: any key
+    from     timestamp!  When it begins, by the clock
+    until    timestamp!  When it ends, excluded
+    reason   string!     Why
+    author   string      Who wrote it
+""")
 
-LISTS = StructType(
-    [
-        _make_column("list", _STRING, "The list's name, as in in_list(field, 'name')", required=True),
-        _make_column("value", _STRING, "A value, as cast(field as string) writes it, or a CIDR range", required=True),
-        _make_column("reason", _STRING, "Why it is on the list"),
-        _make_column("author", _STRING, "Who added it"),
-        _make_column("added_at", _TIME, "When"),
-        _make_column("expires_at", _TIME, "Events from this time on are not on the list; NULL: never"),
-        _make_column("kind", _STRING, "cidr: the list holds ranges of addresses; NULL: plain values"),
-    ]
-)
+LISTS = _read_columns("""
+    list        string!    The list's name, as in in_list(field, 'name')
+    value       string!    A value, as cast(field as string) writes it, or a CIDR range
+    reason      string     Why it is on the list
+    author      string     Who added it
+    added_at    timestamp  When
+    expires_at  timestamp  Events from this time on are not on the list; NULL: never
+    kind        string     cidr: the list holds ranges of addresses; NULL: plain values
+""")
 
-NOTIFICATIONS = StructType(
-    [
-        _make_column("alert_id", _STRING, "The alert; NULL if status is began or settled"),
-        _make_column("revision", IntegerType(), "Its revision"),
-        _make_column("receiver", _STRING, "The receiver, as conf/notifiers.yml names it", required=True),
-        _make_column(
-            "status",
-            _STRING,
-            "sent, failed (will be retried), given_up; began: the receiver gets alerts from then on; settled: all "
-            "of the stream's alerts decided before then are done",
-            required=True,
-        ),
-        _make_column("attempts", IntegerType(), "Number of attempts so far"),
-        _make_column("error", _STRING, "Why it failed"),
-        _make_column("sent_at", _TIME, "When it was attempted", required=True),
-        _make_column("stream", _STRING, "The alert's stream; NULL if status is began"),
-    ]
-)
+NOTIFICATIONS = _read_columns("""
+    alert_id  string      The alert; NULL if status is began or settled
+    revision  int         Its revision
+    receiver  string!     The receiver, as conf/notifiers.yml names it
+    status    string!     sent, failed (will be retried), given_up; began: the receiver gets alerts from then on;
+        settled: all of the stream's alerts decided before then are done
+    attempts  int         Number of attempts so far
+    error     string      Why it failed
+    sent_at   timestamp!  When it was attempted
+    stream    string      The alert's stream; NULL if status is began
+""")
 
 
-INGESTS = StructType(
-    [
-        _make_column("stream", _STRING, "The stream that received the events", required=True),
-        _make_column("offered", _LONG, "Rows found: ingested + duplicates + rejected", required=True),
-        _make_column("ingested", _LONG, "Rows that became events", required=True),
-        _make_column("duplicates", _LONG, "Rows whose event already existed", required=True),
-        _make_column("rejected", _LONG, "Rows that could not be used, and files that could not be read", required=True),
-        _make_column("commits", _LONG, "Commits to the events table", required=True),
-        _make_column("first_ingested_at", _TIME, "ingested_at of the first commit; NULL if there is none"),
-        _make_column("ended_at", _TIME, "When the round was complete", required=True),
-    ]
-)
+INGESTS = _read_columns("""
+    stream             string!     The stream that received the events
+    offered            bigint!     Rows found: ingested + duplicates + rejected
+    ingested           bigint!     Rows that became events
+    duplicates         bigint!     Rows whose event already existed
+    rejected           bigint!     Rows that could not be used, and files that could not be read
+    commits            bigint!     Commits to the events table
+    first_ingested_at  timestamp   ingested_at of the first commit; NULL if there is none
+    ended_at           timestamp!  When the round was complete
+""")
 
 
 def _make_metrics_column(column: metrics.MetricColumn) -> StructField:
-    """Returns a column of the metrics table. Maps types itself because Spark can parse them only in a session."""
     type_ = metrics.FIELDS[column.name]
-    types: dict[str, DataType] = {"string": _STRING, "bigint": _LONG, "timestamp": _TIME}
-    spark_type = DecimalType(type_.precision, type_.scale) if type_.is_decimal else types[type_.name]
+    spark_type = DecimalType(type_.precision, type_.scale) if type_.is_decimal else _TYPES[type_.name]
     required = column.name in (metrics.METRICS_ID, metrics.MEASURED_AT, "stream")
     return _make_column(column.name, spark_type, column.comment, required=required)
 
