@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 def test_delta_reads_a_commit_of_the_producer_as_one_of_its_own(tables: Tables) -> None:
     tables.create(TRANSACTIONS)
     table = _table(tables)

@@ -155,9 +155,8 @@ def find_last(rows: list[dict[str, Any]], begun: dict[str, list[dt.datetime]]) -
     return {row["alert_id"]: row for row in ordered}
 
 
-@pytest.mark.parametrize(
-    "drawn", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 6, 7))], indirect=True
-)
+@pytest.mark.long
+@pytest.mark.parametrize("drawn", [1, 2, 6, 7], indirect=True)
 def test_the_numbers_are_those_of_the_product(
     drawn: tuple[Tables, list[dict[str, Any]], dict[str, list[dt.datetime]]],
 ) -> None:

@@ -255,6 +255,7 @@ def test_many_reviews_are_checked_and_recorded_by_their_ids(judged: Tables) -> N
             record_reviews(judged, seen, wrong, " ")
 
 
+@pytest.mark.long
 def test_the_like_of_an_alert_have_its_key_or_its_entity(ready: Tables) -> None:
     def alert(name: str, key: dict[str, str | None], **values: Any) -> dict[str, Any]:
         now = dt.datetime.now(dt.timezone.utc)

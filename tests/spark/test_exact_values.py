@@ -207,6 +207,7 @@ def test_only_an_expression_rounds_and_what_was_rejected_goes_in_once_it_does(ta
     assert "where a = '1234.5': cast it to decimal(18,2) there, which rounds" in outcome(tables)["z"]
 
 
+@pytest.mark.long
 def test_a_line_with_a_key_twice_is_rejected(tables: Tables, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(

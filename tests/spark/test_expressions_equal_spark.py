@@ -495,6 +495,7 @@ def test_written_expressions(spark: SparkSession) -> None:
     assert compare(spark, written(), seed=1, probes=25) == []
 
 
+@pytest.mark.long
 def test_written_expressions_with_the_default_optimiser(spark: SparkSession) -> None:
     rows = table(2)
     expressions = _compiled(written())

@@ -305,6 +305,7 @@ def test_columns_make_fields_and_what_they_cannot_make_is_rejected(tables: Table
     ]
 
 
+@pytest.mark.long
 def test_a_missing_column_is_null_but_for_id_and_time(tables: Tables, tmp_path: Path):
     file = tmp_path / "x.csv"
     file.write_text(f"id,happened\na,{at(0)}\n")

@@ -229,5 +229,6 @@ def test_a_topic_that_is_not_there_is_said_in_words_and_files_beside_it_go_in(
     assert counts(ingest(tables, declared, file, progress=None)) == (1, 1, 0, 0)
 
 
+@pytest.mark.long
 def test_the_topic_says_where_it_is(broker: Broker):
     assert str(Topic.of(stream(broker, "one"))) == f"topic one at {broker.servers}"

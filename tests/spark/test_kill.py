@@ -53,7 +53,8 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [1, 2])
 def test_c8_killed_runs_and_a_last_one_give_what_one_run_gives(ready: Tables, tmp_path: Path, kills: int) -> None:
     conf = tmp_path / "conf"
     (conf / "streams").mkdir(parents=True)

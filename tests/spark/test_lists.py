@@ -124,6 +124,7 @@ def test_c11_3_what_is_refused_changes_nothing(ready: Tables, monkeypatch: pytes
     assert ready.version("lists") == version
 
 
+@pytest.mark.long
 def test_c11_3_a_rule_that_names_an_unknown_list_is_not_published(ready: Tables) -> None:
     rules = RulesTable(ready, STREAMS)
     document = rule("watched", where="in_list(shop, 'watched')")

@@ -92,6 +92,7 @@ def reasons(tables: Tables) -> list[tuple[str, str]]:
     return sorted((json.loads(row["raw"])["id"], row["reason"]) for row in rows)
 
 
+@pytest.mark.long
 def test_c11_4_values_and_the_version_are_those_of_the_table_when_the_event_was_taken_in(
     tables: Tables, tmp_path: Path
 ):

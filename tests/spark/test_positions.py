@@ -86,9 +86,8 @@ def read_positions(tables: Tables) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in rows]
 
 
-@pytest.mark.parametrize(
-    "suffix", [*(pytest.param(each, marks=pytest.mark.long) for each in ("csv", "jsonl")), "parquet"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.usefixtures("many_splits")
 def test_a_position_is_the_number_of_the_file_and_of_the_row_however_files_are_split(
     tables: Tables, tmp_path: Path, suffix: str
