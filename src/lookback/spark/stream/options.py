@@ -1,4 +1,4 @@
-"""What the evaluation of a stream may be told when it starts."""
+"""The options with which the evaluation of a stream starts."""
 
 from __future__ import annotations
 
