@@ -160,7 +160,7 @@ class OlderAlerts:
 def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlerts:
     """Counts the open alerts decided before the aware time `begins` (default: of the queue). Reads all alerts."""
     begins = begins or queue_begins()
-    rows = tables.ask("open_alerts", since=_ANY_TIME, until=begins, ended_after=None)
+    rows = tables.ask("open_alerts", since=_ANY_TIME, until=begins, ended_after=None).where("queue")
     row = rows.agg(F.count_distinct("alert_id"), F.min(F.unix_micros("decided_at"))).collect()[0]
     return OlderAlerts(int(row[0]), begins, None if row[1] is None else to_utc(row[1]))
 
