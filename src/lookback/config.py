@@ -83,10 +83,17 @@ class Settings:
     ) -> Settings:
         """Returns the settings of this machine: arguments first, then the environment, then the defaults.
 
-        `root` defaults to LOOKBACK_ROOT, then ./lakehouse; with a catalog, to the schema's volume `checkpoints`.
-        `conf` defaults to LOOKBACK_CONF, then ./conf, and `profile` to LOOKBACK_PROFILE, then the profile in
-        CONF/settings.yml. Raises SetupError if a file is invalid, the profile does not exist, root is not a valid
-        place, or only one of catalog and schema is given.
+        Args:
+            root: Default: LOOKBACK_ROOT, then ./lakehouse. With a catalog the default is the schema's volume
+                `checkpoints`, and LOOKBACK_ROOT is ignored.
+            conf: Default: LOOKBACK_CONF, then ./conf.
+            profile: Default: LOOKBACK_PROFILE, then the profile in CONF/settings.yml.
+            catalog: Catalog of the tables; goes with schema.
+            schema: Schema of the tables in the catalog.
+
+        Raises:
+            SetupError: If a file is invalid, the profile does not exist, root is not a valid place, or only one of
+                catalog and schema is given.
         """
         if bool(catalog) != bool(schema):
             raise SetupError(f"catalog and schema go together, got catalog={catalog or ''!r}, schema={schema or ''!r}")

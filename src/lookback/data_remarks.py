@@ -38,8 +38,13 @@ def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, list
     """Finds parts of a rule that no event in the history satisfies.
 
     These are a text compared with a field that never had this value, a condition that matched no event, a rule that
-    would have raised no alert, and events that could not be judged. `events` are as for `replay`; an empty table gives
-    no remarks. `lists` has the current contents of the lists, None if they are unknown.
+    would have raised no alert, and events that could not be judged.
+
+    Args:
+        rule: The rule to examine.
+        stream: The stream of the rule.
+        events: Events as for `replay`; an empty table gives no remarks.
+        lists: Current contents of the lists; None if the rule uses no list or the contents are unknown.
     """
     if not len(events):
         return []

@@ -44,10 +44,16 @@ def set_up(
 ) -> list[SetUpStep]:
     """Creates the missing parts of a place, and shows the result for each part.
 
-    `root` is the folder of local tables; with catalog and schema, that of the checkpoints in a volume,
-    /Volumes/catalog/schema/volume. `conf` has streams/ and rules/; in `landing` event files arrive (empty: none). The
-    last three are the Unity Catalog principals that get the grants of analysts, engineers and the service; empty for
-    none.
+    Args:
+        root: Folder of local tables; with catalog and schema the folder of the checkpoints in a volume,
+            /Volumes/catalog/schema/volume.
+        catalog: Catalog of the tables; empty for local tables.
+        schema: Schema of the tables in the catalog.
+        conf: Folder of streams/ and rules/.
+        landing: Folder in which event files arrive; empty to create none.
+        analysts: Unity Catalog principal that gets the grants of an analyst; empty for none.
+        engineers: Principal that gets the grants of an engineer; empty for none.
+        service: Principal that gets the grants of the service; empty for none.
     """
     from lookback.spark.operations.grants import Grantees
 

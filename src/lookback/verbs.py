@@ -50,8 +50,11 @@ NO_GATE = "conf/settings.yml has no gate: a version is active as soon as it is p
 class Workspace:
     """The settings of a place, and its streams, tables and rules, each opened when it is first used.
 
-    `chosen` is the name of the chosen stream (empty: none), `announce` receives a line before Spark starts, and `kafka`
-    says whether Spark loads the library for topics.
+    Attributes:
+        settings: Settings of the place.
+        chosen: Name of the chosen stream; empty for none.
+        announce: Receives a line before Spark starts.
+        kafka: Whether Spark loads the library for topics.
     """
 
     settings: Settings
@@ -193,13 +196,18 @@ def prepare_evaluation(
 ) -> tuple[Evaluation, Metrics]:
     """Prepares the evaluation of the chosen stream, and the metrics of its batches.
 
-    `checkpoint` is its folder (empty: the default), and `show` receives the report of each batch. `every` is the pause
-    between two micro-batches (empty: that of the settings), `default_shards` the number of shards in a new checkpoint
-    (0: that of the stream or the settings), and `how` has other options of `Evaluation`.
+    Args:
+        place: Settings, tables and the chosen stream.
+        checkpoint: Folder of the checkpoint; empty for the default.
+        show: Receives the report of each batch.
+        every: Pause between two micro-batches; empty for that of the settings.
+        default_shards: Number of shards in a new checkpoint; 0 for that of the stream or the settings.
+        **how: Other fields of `EvaluationOptions`.
     """
     from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
     from lookback.spark.replay.histories import make_history
     from lookback.spark.stream.metrics import Metrics
+    from lookback.spark.stream.options import EvaluationOptions
     from lookback.spark.stream.pipeline import Evaluation
 
     tables, stream, settings = place.tables, place.stream, place.settings
@@ -211,10 +219,16 @@ def prepare_evaluation(
         if show is not None:
             show(report)
 
-    how |= {"every": every or settings.every, "admission": settings.admission, "gate": settings.gate}
-    how |= {"default_shards": default_shards or stream.shards or settings.shards, "historian": make_history}
-    how |= {"accept_unknown": settings.accept_unknown_checkpoint, "on_batch": take}
-    return Evaluation(tables, stream, place.streams, folder, **how), metrics
+    options = EvaluationOptions(
+        every=every or settings.every,
+        admission=settings.admission,
+        on_batch=take,
+        default_shards=default_shards or stream.shards or settings.shards,
+        accept_unknown=settings.accept_unknown_checkpoint,
+        gate=settings.gate,
+        historian=make_history,
+    )
+    return Evaluation(tables, stream, place.streams, folder, options, **how), metrics
 
 
 @dataclass(frozen=True)
@@ -327,8 +341,17 @@ def run_what_if(
     other = rules.find_version(against) if against else None
     compared = None if other is None else Candidate(dict(other.document or {}), other.version)
     stream = rules.streams[str(document.get("stream"))]
-    how: dict[str, Any] = {"vary": varied, "rows": False, "against": compared, "progress": progress}
-    return backtest(rules.tables, stream, [candidate], within, streams=rules.streams, **how)
+    return backtest(
+        rules.tables,
+        stream,
+        [candidate],
+        within,
+        vary=varied,
+        rows=False,
+        against=compared,
+        streams=rules.streams,
+        progress=progress,
+    )
 
 
 def describe_against(compared: RunComparison) -> str:

@@ -158,8 +158,17 @@ def _snooze(options: CommandOptions) -> None:
         ended = end_snoozes(tables, streams, options.subject, key)
         print(f"{count_noun(ended, 'snooze')} ended" if ended else "No such snooze; `lookback snoozes` lists them.")
         return
-    how = {"until": read_end(options.until), "reason": options.reason, "since": since, "author": options.author}
-    print_lines(snooze(tables, streams, options.subject, key, **how))
+    made = snooze(
+        tables,
+        streams,
+        options.subject,
+        key,
+        until=read_end(options.until),
+        reason=options.reason,
+        since=since,
+        author=options.author,
+    )
+    print_lines(made)
 
 
 def _read_key(pairs: list[str] | None) -> dict[str, str] | None:

@@ -57,7 +57,7 @@ def _backtest(options: CommandOptions) -> None:
         varied = read_varied(options.vary)
     except ValueError as error:
         raise SetupError(f"--vary: {error}") from None
-    how: dict[str, Any] = {"vary": varied, "rows": bool(options.out), "as_of": options.read_moment("as_of")}
+    as_of = options.read_moment("as_of")
     within = Range(options.read_time("since"), options.read_time("until"), options.since_commit)
     rules = RulesTable(place.tables, streams, place.settings.gate is not None)
     candidates = [_load_candidate(each, rules) for each in options.rules]
@@ -67,8 +67,19 @@ def _backtest(options: CommandOptions) -> None:
     names = sorted({str(each.document["stream"]) for each in [*candidates, *([] if against is None else [against])]})
     if len(names) > 1:
         raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
-    how |= {"against": against, "lists_now": options.lists == "now", "streams": streams, "progress": options.progress}
-    with backtest(place.tables, streams[names[0]], candidates, within, **how) as result:
+    with backtest(
+        place.tables,
+        streams[names[0]],
+        candidates,
+        within,
+        vary=varied,
+        rows=bool(options.out),
+        as_of=as_of,
+        against=against,
+        lists_now=options.lists == "now",
+        streams=streams,
+        progress=options.progress,
+    ) as result:
         for warning in result.warnings:
             warn(f"warning: {warning}")
         if options.out:
@@ -95,9 +106,16 @@ def _prove(options: CommandOptions) -> int:
         raise SetupError("--accept is for --nightly: add --nightly")
     place = options.open_workspace()
     stream, tables = place.stream, place.tables
-    how: dict[str, Any] = {"first": options.from_commit, "last": options.until_commit, "accept": options.accept}
-    how |= {"saved": proof_folder(tables, stream) if options.nightly else None, "progress": options.progress}
-    with prove(tables, stream, place.streams, **how) as proofs:
+    with prove(
+        tables,
+        stream,
+        place.streams,
+        first=options.from_commit,
+        last=options.until_commit,
+        saved=proof_folder(tables, stream) if options.nightly else None,
+        accept=options.accept,
+        progress=options.progress,
+    ) as proofs:
         differs = any(not row.holds for row in proofs.rows)
         rows, lines = [vars(row) for row in proofs.rows], []
         if not options.wants_json:

@@ -95,5 +95,14 @@ def _import_labels(options: CommandOptions) -> None:
     from lookback.spark.labels import import_labels
 
     place = options.open_workspace()
-    how = {name: getattr(options, name) for name in ("event_id", "positive", "at", "format", "author")}
-    options.show_report(import_labels(place.tables, place.stream, options.file, **how))
+    report = import_labels(
+        place.tables,
+        place.stream,
+        options.file,
+        event_id=options.event_id,
+        positive=options.positive,
+        at=options.at,
+        format=options.format,
+        author=options.author,
+    )
+    options.show_report(report)

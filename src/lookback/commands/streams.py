@@ -164,8 +164,14 @@ def _draft_stream(options: CommandOptions) -> int:
 def _ingest_topic(options: CommandOptions, place: verbs.Workspace) -> IngestReport:
     from lookback.spark.ingest.topics import TopicIngest
 
-    how = {"every": options.every, "skip_lost": options.skip_lost, "progress": options.progress}
-    run = TopicIngest(place.tables, place.stream, options.checkpoint, **how)
+    run = TopicIngest(
+        place.tables,
+        place.stream,
+        options.checkpoint,
+        every=options.every,
+        skip_lost=options.skip_lost,
+        progress=options.progress,
+    )
     stop_on_signals(run.request_stop)
     return run.run()
 
@@ -175,12 +181,16 @@ def _ingest_new_files(options: CommandOptions, place: verbs.Workspace) -> None:
 
     checkpoint = options.checkpoint or place.checkpoint("ingest")
     known: list[str] = []
-    how = {"checkpoint": checkpoint, "every": options.every, "format": options.format}
-    how |= {
-        "progress": lambda report: _show_ingest(options, report, known),
-        "warn": lambda text: warn(f"warning: {text}"),
-    }
-    query = ingest_continuously(place.tables, place.stream, options.path, **how)
+    query = ingest_continuously(
+        place.tables,
+        place.stream,
+        options.path,
+        checkpoint=checkpoint,
+        every=options.every,
+        format=options.format,
+        progress=lambda report: _show_ingest(options, report, known),
+        warn=lambda text: warn(f"warning: {text}"),
+    )
     stopping = threading.Event()
     stop_on_signals(stopping.set)
     while not (query.awaitTermination(0.2) or stopping.is_set()):  # type: ignore[arg-type]
@@ -199,8 +209,17 @@ def _evaluate(options: CommandOptions) -> None:
     def show(report: BatchReport) -> None:
         print_line(format_json(asdict(report)) if options.wants_json else _format_batch(report))
 
-    how = {name: getattr(options, name) for name in ("every", "once", "shards", "rebuild", "fresh")}
-    evaluation, metrics = verbs.prepare_evaluation(place, options.checkpoint, show, idle_after=idle_after, **how)
+    evaluation, metrics = verbs.prepare_evaluation(
+        place,
+        options.checkpoint,
+        show,
+        every=options.every,
+        once=options.once,
+        idle_after=idle_after,
+        shards=options.shards,
+        rebuild=options.rebuild,
+        fresh=options.fresh,
+    )
     stop_on_signals(evaluation.request_stop)
     with metrics:
         evaluation.run()

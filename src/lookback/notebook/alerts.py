@@ -171,11 +171,19 @@ def review_alert(
     reviewer: str = "",
     note: str = "",
 ) -> None:
-    """Records your decision on the alert of an explanation (None: there is none), with the revision that was shown.
+    """Records your decision on the explained alert, with the revision that was shown.
 
-    `alert_id` must name that alert, so that no decision lands on one that merely comes first in the queue.
-    `disposition` is confirmed, false_positive, benign or unclear; empty to record nothing. `reviewer` defaults to the
-    user who runs the notebook. Raises ReviewError if the decision cannot be recorded.
+    Args:
+        workspace: Tables and streams.
+        explanation: Result of `explain_alert`; None if the queue is empty.
+        alert_id: The alert that you decide on. If empty, nothing is recorded, so that no decision lands on an alert
+            that merely comes first in the queue.
+        disposition: confirmed, false_positive, benign or unclear; empty to record nothing.
+        reviewer: Default: the user who runs the notebook.
+        note: Remark on the decision.
+
+    Raises:
+        ReviewError: If the decision cannot be recorded.
     """
     if explanation is None or not disposition:
         say("Nothing is recorded: set disposition to confirmed, false_positive, benign or unclear.")
@@ -194,16 +202,30 @@ def snooze_alerts(
 ) -> None:
     """Hides alerts from the queue and from notifications for a while, and lists the snoozes that have not ended.
 
-    They are those of an alert's rule and key or, if `alert_id` is empty, of a rule. `until` is a time, or a duration
-    such as `8 hours`; empty to snooze nothing. `reason` is for readers who wonder where the alerts are; `author`
-    defaults to the user who runs the notebook. Raises ReviewError for an unknown alert or rule, or an invalid `until`,
-    and SetupError if neither an alert nor a rule is given.
+    Args:
+        workspace: Tables and streams.
+        alert_id: Snoozes alerts of this alert's rule and key.
+        rule_id: Snoozes alerts of this rule, of any key, if alert_id is empty.
+        until: A time, or a duration such as `8 hours`; empty to snooze nothing.
+        reason: For readers who wonder where the alerts are.
+        author: Default: the user who runs the notebook.
+
+    Raises:
+        ReviewError: If the alert or rule is unknown, or `until` is invalid.
+        SetupError: If neither an alert nor a rule is given.
     """
     if until:
         if not (alert_id or rule_id):
             raise SetupError("snooze_until needs something to snooze: set alert_id or rule_id too")
-        how: dict[str, Any] = {"until": snoozes.read_end(until), "reason": reason, "author": author or None}
-        say(str(snoozes.snooze(workspace.tables, workspace.streams, alert_id or rule_id, **how)))
+        made = snoozes.snooze(
+            workspace.tables,
+            workspace.streams,
+            alert_id or rule_id,
+            until=snoozes.read_end(until),
+            reason=reason,
+            author=author or None,
+        )
+        say(str(made))
     show_frame(pd.DataFrame(verbs.list_snoozes(workspace.tables)), "Nothing is snoozed.")
 
 

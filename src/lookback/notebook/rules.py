@@ -139,12 +139,24 @@ def backtest_rule(
 ) -> pd.DataFrame | None:
     """Runs a rule over all events of its stream, and plots the alerts for other values of a parameter.
 
-    Nothing is published; without `run` nothing happens. Alerts count from the event time `since` (empty: the first).
-    `vary` has values such as `limit=500,1000,2000`, several parameters separated by semicolons; empty for the first
-    numeric parameter, from a quarter of its value to four times its value. `budget` is the number of alerts that a team
-    can review in a day (0: none), `against` the id of a rule whose active version to compare with.
+    Nothing is published.
 
-    Returns the figures, or None if it did not run. Raises SetupError for an invalid value, and RuleError.
+    Args:
+        workspace: Tables and streams.
+        document: The rule.
+        run: False to skip the backtest.
+        since: Event time from which alerts count; empty for the first event.
+        vary: Values such as `limit=500,1000,2000`, several parameters separated by semicolons; empty for the first
+            numeric parameter, from a quarter of its value to four times its value.
+        budget: Alerts that a team can review in a day; 0 for no budget.
+        against: Id of a rule whose active version to compare with.
+
+    Returns:
+        The figures; None if the backtest was skipped.
+
+    Raises:
+        SetupError: If a value is invalid.
+        RuleError: If the rule is invalid.
     """
     if not run:
         say("Skipped: set the parameter backtest to true to run the rule over all events.")
@@ -176,11 +188,20 @@ def edit_list(
     kind: str = "",
     author: str = "",
 ) -> None:
-    """Changes a list that rules look up with `in_list(field, 'name')`, unless `name` is empty, and shows all lists.
+    """Adds values to a list that rules look up with `in_list(field, 'name')`, removes values, and shows all lists.
 
-    `add` and `remove` are values separated by commas. The added ones expire at `until`, a time or a duration such as
-    `30 days` (empty: never), and `reason` says why they are on the list. `kind` is cidr for ranges of addresses;
-    `author` defaults to the user who runs the notebook. Raises SetupError if the list or a value is invalid.
+    Args:
+        workspace: Tables and streams.
+        name: The list; empty to change nothing.
+        add: Values to add, separated by commas.
+        remove: Values to remove, separated by commas.
+        until: When the added values expire: a time, or a duration such as `30 days`; empty for never.
+        reason: Why the values are on the list.
+        kind: cidr for ranges of addresses.
+        author: Default: the user who runs the notebook.
+
+    Raises:
+        SetupError: If the list or a value is invalid.
     """
     if (add or remove) and not name:
         raise SetupError("list_add and list_remove need a list: set list_name too")
@@ -188,9 +209,16 @@ def edit_list(
     if removed:
         say(str(lists.remove_values(workspace.tables, name, removed)))
     if added:
-        how = {"reason": reason or None, "kind": kind or None, "author": author or None}
-        end = lists.read_until(until) if until else None
-        say(str(lists.add_values(workspace.tables, name, added, until=end, **how)))
+        report = lists.add_values(
+            workspace.tables,
+            name,
+            added,
+            until=lists.read_until(until) if until else None,
+            reason=reason or None,
+            kind=kind or None,
+            author=author or None,
+        )
+        say(str(report))
     show_frame(pd.DataFrame(lists.show_lists(workspace.tables)), "No lists yet.")
 
 
@@ -219,11 +247,23 @@ def check_gate(
     author: str = "",
     comment: str = "",
 ) -> int | None:
-    """Checks a rule against the gate of the settings, if `run`. Shows each condition with its figure and remedy.
+    """Checks a rule against the gate of the settings. Shows each condition with its figure and remedy.
 
-    With `activate` the published version with this document becomes active if it meets all conditions; if not, nothing
-    is written. `author` approves it; empty for the user who runs the notebook. Returns the number of the new version,
-    None if there is none. Raises SetupError if the published version has another document, and RuleError.
+    Args:
+        workspace: Tables and settings.
+        document: The rule.
+        run: False to skip the check.
+        activate: Whether to activate the published version with this document, if it meets all conditions; if not,
+            nothing is written.
+        author: Who approves it; empty for the user who runs the notebook.
+        comment: Comment of the new version.
+
+    Returns:
+        The number of the new version; None if there is none.
+
+    Raises:
+        SetupError: If the published version has another document.
+        RuleError: If the rule is invalid.
     """
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
     if not (run or activate):

@@ -79,8 +79,16 @@ def ingest_files(
         return _show_account(retry_rejected(workspace.tables, stream, progress=None))
     if mode == "once":
         return _show_account(ingest(workspace.tables, stream, source, format=kind, progress=None))
-    how: dict[str, Any] = {"checkpoint": workspace.checkpoint("ingest"), "every": repeats, "format": kind, "warn": say}
-    query = ingest_continuously(workspace.tables, stream, source, progress=lambda report: say(str(report)), **how)
+    query = ingest_continuously(
+        workspace.tables,
+        stream,
+        source,
+        checkpoint=workspace.checkpoint("ingest"),
+        every=repeats,
+        format=kind,
+        progress=lambda report: say(str(report)),
+        warn=say,
+    )
     try:
         query.awaitTermination(round(minutes * 60) or None)
     except KeyboardInterrupt:
@@ -191,8 +199,9 @@ def evaluate_stream(
     if not any(row.status in ("active", "shadow") for row in workspace.rules.rows()):
         say("No rule is in force: publish one with 02_author_rules, or with `lookback rules push`.")
     idle = parse_duration(idle_after) if idle_after and not once else None
-    how: dict[str, Any] = {"once": once, "rebuild": mode == "rebuild", "idle_after": idle}
-    evaluation, metrics = verbs.prepare_evaluation(workspace, every=every, default_shards=shards, **how)
+    evaluation, metrics = verbs.prepare_evaluation(
+        workspace, every=every, default_shards=shards, once=once, rebuild=mode == "rebuild", idle_after=idle
+    )
     if view == "desk" and desk is not None and not once:
         _run_beside(evaluation, metrics, minutes)
         desk.attach(evaluation)

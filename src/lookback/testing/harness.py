@@ -122,8 +122,13 @@ class Harness:
         # Everything judged so far, for the history of later versions: batches, and times of manual watermarks.
         self._judged: list[Batch | int] | None = [] if warm_start else None
         self._history = b""
-        how: dict[str, Any] = {"warms": warm_start, "read_parcel": lambda _name, _part: self._history}
-        self._evaluator = Evaluator(self.stream, automatic=watermark == "automatic", lists=self._known, **how)
+        self._evaluator = Evaluator(
+            self.stream,
+            automatic=watermark == "automatic",
+            lists=self._known,
+            warms=warm_start,
+            read_parcel=lambda _name, _part: self._history,
+        )
         self._state = _make_state(self.stream)
         self._changes = 0
 

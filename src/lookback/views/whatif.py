@@ -51,10 +51,14 @@ def plot_alerts_by_value(
     budget: float | None = None,
     chosen: object = None,
 ) -> Figure:
-    """Plots alerts per day against the values of the parameter `name`, on a logarithmic scale.
+    """Plots alerts per day against the values of a parameter, on a logarithmic scale.
 
-    Each combination of the remaining parameters is a line. The rule's current value (today) is marked, and another one
-    (chosen), such as that of a slider. `budget` is the number of alerts that a team can review in a day.
+    Args:
+        figures: Figures of a rule's variants.
+        name: The parameter. Each combination of the remaining parameters is a line.
+        today: The rule's current value, which is marked.
+        budget: Alerts that a team can review in a day, drawn as a line.
+        chosen: Another value to mark, such as that of a slider.
     """
     figure, (axes,) = make_stacked_axes(1, 3.8)
     place = _PanelPlaces(figures, name)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.engine.schedule import Schedule, obey
+from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import StoreFailed
 from lookback.core.rules.quarantine import AUTHOR
 from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
@@ -110,6 +110,15 @@ class _Files(KnownLists):
         if commit is not None and not self.knows(commit):
             raise StoreFailed(f"the lists of commit {commit} are not there")
         return super().read(commit, names)
+
+
+def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
+    """Applies a logged change and returns its log rows; the last piece of a history brings its version into force."""
+    log, commands = book.apply([change], arrival)
+    for command in commands:
+        if command.piece is not None and command.warms:
+            log.append(book.finish_warming(command.piece, arrival, command.rules_commit)[0])
+    return log
 
 
 def _read_parcel(name: str, part: int) -> bytes:

@@ -24,7 +24,6 @@ from lookback.core.rules.rulebook import (
     RETIRE_ALL,
     ROW_DELETED,
     LogRow,
-    RuleBook,
     RuleChange,
     order_changes,
 )
@@ -226,15 +225,6 @@ class Schedule:
             warmed=warmed,
             warming=frozenset(cause.slot for row, cause in causes if cause is not None and _is_warm(row)),
         )  # fmt: skip
-
-
-def obey(book: RuleBook, change: RuleChange, arrival: int | None) -> list[LogRow]:
-    """Applies a logged change and returns its log rows; the last piece of a history brings its version into force."""
-    log, commands = book.apply([change], arrival)
-    for command in commands:
-        if command.piece is not None and command.warms:
-            log.append(book.finish_warming(command.piece, arrival, command.rules_commit)[0])
-    return log
 
 
 def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:

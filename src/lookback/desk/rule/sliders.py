@@ -68,8 +68,8 @@ class Sliders:
         # ipywidgets 7 renders descriptions as HTML, so they never contain values; parameter names are only letters and
         # digits.
         options, hint = [(str(value), value) for value in values], f"The value of {name}; the pictures follow"
-        how = {"options": options, "value": first, "layout": parts.WIDE}
-        slider = parts.make_field(ipywidgets.SelectionSlider, name, hint, "lookback-slider", **how)
+        kind = ipywidgets.SelectionSlider
+        slider = parts.make_field(kind, name, hint, "lookback-slider", options=options, value=first, layout=parts.WIDE)
         slider.observe(lambda _: self._draw(name), names="value")
         return slider
 

@@ -90,6 +90,7 @@ def _read_resets(
     given = {"rule_id": alert["rule_id"], "arrival": int(alert["arrival"]), "since": begins}
     before = select_key(tables, tables.ask("first_rows", **given, **history.term.values), alert["key"])
     resets = []
+    # An alert of another version may have more names in its key.
     for row in (row for row in before.toArrow().to_pylist() if dict(row["key"] or []) == alert["key"]):
         other = history.find_kept(alert["rule_id"], row["rule_version"], row["arrival"] - 1)
         if other is None or not other.spec.reset_on_alert or not lanes.is_own(row["rule_version"]):

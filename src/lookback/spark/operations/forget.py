@@ -81,9 +81,14 @@ MAX_COMMITS = 10_000
 
 @dataclass(frozen=True)
 class Purge:
-    """The SQL that removes deleted rows from a table's files too. It works from the time `after` on.
+    """The SQL that removes deleted rows from a table's files too.
 
-    Until `log_until` the table's log may contain the values; the log's next checkpoint then drops them.
+    Attributes:
+        table: The table.
+        statements: The SQL statements.
+        after: The time (aware, UTC) from which on the statements work.
+        log_until: The time until which the table's log may contain the values; the log's next checkpoint then drops
+            them.
     """
 
     table: str

@@ -47,11 +47,18 @@ _DAY_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class TableUpkeep:
-    """The work done on a table, which now has `files`.
+    """The work done on a table.
 
-    `written` files replaced the `compacted` ones. VACUUM `deleted` files from storage; None if the table's history does
-    not show it. Removed files are kept as long as `keeps` says. The retention in the settings deleted `expired` rows,
-    `open` unreviewed alerts among them. `note` names work left undone, and the reason.
+    Attributes:
+        table: The table.
+        files: The current number of files.
+        compacted: The number of files that were rewritten.
+        written: The number of files that replaced them.
+        deleted: The number of files that VACUUM deleted from storage; None if the table's history does not show it.
+        keeps: How long removed files are kept.
+        note: Work left undone, and the reason.
+        expired: The number of rows deleted by the retention in the settings.
+        open: The number of unreviewed alerts among them.
     """
 
     table: str
@@ -101,7 +108,13 @@ def maintain(
 
     VACUUM keeps files at least as long as the table's own `deletedFileRetentionDuration`. If other writers keep
     conflicting, the table is left for the next run, with a note. Empty tables and tables of other programs are left
-    unchanged. `checkpoints` has the folder of each stream's evaluation, `retention` the maximum age of rows by table.
+    unchanged.
+
+    Args:
+        tables: The tables of the deployment.
+        streams: The declared streams by name.
+        checkpoints: The checkpoint folder of each stream's evaluation.
+        retention: The maximum age of each table's rows.
     """
     tables, retention = tables.holding(*streams.values()), retention or {}
     names = [*PRODUCT_TABLES, *(name for name, s in streams.items() if name not in PRODUCT_TABLES and not s.table)]

@@ -55,10 +55,15 @@ _LOG = logging.getLogger("lookback")
 
 @dataclass(frozen=True)
 class WaitingAlert:
-    """An alert to be sent to a receiver: its row, and the number and failures of the attempts so far.
+    """An alert to be sent to a receiver. All times are seconds since 1970.
 
-    All times are seconds since 1970. `held_until` is the end of the last snooze that has begun and covers the alert; 0
-    for none.
+    Attributes:
+        alert: The row of the alert.
+        decided_at: When the alert was decided.
+        attempts: The number of attempts so far.
+        first_failed: When the first attempt failed; None if none was made.
+        last_failed: When the last attempt failed; None if none was made.
+        held_until: The end of the last snooze that has begun and covers the alert; 0 for none.
     """
 
     alert: Mapping[str, Any]
@@ -125,8 +130,12 @@ class Notifier:
     A snoozed alert waits for the end of its snooze. It is then sent if it is still unreviewed and has no later
     revision.
 
-    `senders` has the function that makes one attempt, by receiver; `since` is the time (aware) from which on a new
-    receiver gets alerts, default: now; `clock` returns the seconds since 1970.
+    Attributes:
+        tables: The tables.
+        streams: The names of the streams.
+        senders: The function that makes one attempt, by receiver.
+        since: The time (aware) from which on a new receiver gets alerts; default: now.
+        clock: Returns the seconds since 1970.
     """
 
     tables: Tables
@@ -261,8 +270,10 @@ class Notifier:
     ) -> dict[str, list[WaitingAlert]]:
         """Finds the alerts that each receiver has not received, sorted by the number of attempts and then by age.
 
-        `starts` has the earliest time by receiver and stream. Alerts decided before `floor` are settled; `notes` are
-        the rows of `notifications` about later ones.
+        Args:
+            starts: The earliest time by receiver and stream.
+            floor: Alerts decided before this time are settled.
+            notes: The rows of `notifications` about later alerts.
         """
         is_settled = F.max(F.col("status").isin(SENT, GIVEN_UP))
         grouped = notes.where(F.col("alert_id").isNotNull()).groupBy("alert_id", "revision", "receiver")
