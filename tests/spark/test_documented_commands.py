@@ -31,7 +31,7 @@ PAGES = (
     "docs/threats.md",
 )
 # They need a workspace or a receiver; their own tests have servers for them.
-ELSEWHERE = ("notify", "remote", "--tell")
+ELSEWHERE = ("notify", "--warehouse", "--tell")
 
 
 def commands(page: str) -> list[list[str]]:

@@ -169,6 +169,7 @@ def test_a_killed_evaluation_goes_on_in_a_bucket(run: Run, conf: Path, tmp_path:
     root = "s3a://bucket/killed"
     for place in (root, str(tmp_path / "folder")):
         run(place, "init")
+        run(place, "lists", "add", "good", "c3", "--reason", "a friend")
         run(place, "rules", "push", str(conf / "much.yml"))
         run(place, "ingest", "pay", str(conf / "0.csv"))
         if place == root:

@@ -95,9 +95,8 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     rows = [("payments", event, old, arrival, late_by, "recorded") for event, arrival, late_by in late]
     write(tables, "late_events", LATE_EVENTS, [*rows, ("logins", "e5", old, 1, 60, "recorded")])
     log = [("activated", old, 3), ("failed", old, 5), ("failed", young, 9), ("session_closed", old, 6)]
-    write(
-        tables, "rule_log", RULE_LOG, [("payments", "r", 1, action, "", 0, arrival, at) for action, at, arrival in log]
-    )
+    logged = [("payments", "r", 1, action, "", 0, arrival, at, None, None, None) for action, at, arrival in log]
+    write(tables, "rule_log", RULE_LOG, logged)
     write(tables, "ingests", INGESTS, [("payments", n, n, 0, 0, 1, at, at) for n, at in ((1, old), (2, young))])
     labels = [("payments", "e1", True, None, old, None, None), ("payments", "e2", True, None, young, None, None)]
     write(tables, "labels", LABELS, labels)

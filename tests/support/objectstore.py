@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from broker import free_ports
 from lookback.core.errors import SetupError
@@ -33,16 +37,24 @@ _START_SECONDS = 60
 
 
 class S3Server:
-    """Moto's S3, which keeps buckets in memory. settings: those of Spark, with which it is reached."""
+    """Moto's S3, which keeps buckets in memory.
+
+    Attributes:
+        address: Where it is reached, `http://127.0.0.1:PORT`.
+        settings: Spark's settings for reaching it.
+    """
 
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
         self.address = f"http://127.0.0.1:{port}"
         self._log = (folder / "moto.log").open("wb")
         self._process = subprocess.Popen(
-            [MOTO, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=folder,
-        )  # fmt: skip
+            [MOTO, Path(__file__).with_name("s3server.py"), str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=folder,
+        )
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -63,7 +75,25 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> None:
-        urllib.request.urlopen(urllib.request.Request(f"{self.address}/{name}", method="PUT")).close()
+        self._request("PUT", name)
+
+    def set_weather(self, delay: float = 0.0, failures: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Sets the seconds that each request takes, and what fails: see `s3server.Failure`."""
+        self._request("PUT", "-/weather", json.dumps({"delay": delay, "failures": list(failures)}).encode())
+
+    @contextmanager
+    def count_requests(self) -> Iterator[dict[str, int]]:
+        """Counts requests by what they do to what, such as `list log`; the counts are there when the block ends."""
+        counts: dict[str, int] = {}
+        self._request("DELETE", "-/requests")
+        yield counts
+        counts.update(json.loads(self._request("GET", "-/requests")))
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(f"{self.address}/{path}", body, method=method)
+        with urllib.request.urlopen(request) as answer:
+            content: bytes = answer.read()
+        return content
 
     def stop(self) -> None:
         self._process.kill()

@@ -1,0 +1,155 @@
+"""Serves moto's S3 with the weather of a real store: time per request, failures, lost answers, and a count of requests.
+
+It runs in a venv of its own, as `objectstore` starts it, and imports nothing of this repository. `GET /-/requests` gives
+the counts since the last `DELETE /-/requests`; `PUT /-/weather` takes a JSON object with `delay` (seconds per request)
+and `failures`, a list of {"kind", "rate", "method", "match"} (see `Failure`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+
+_BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+# The parts of a key that tell what a request is for.
+_KINDS = (
+    (r"/_delta_log/", "log"),
+    (r"/_checkpoints?/.*/(offsets|commits|sources)", "batch log"),
+    (r"/state/", "state"),
+    (r"/_checkpoints?/", "checkpoint"),
+    (r"\.parquet", "data"),
+)
+
+
+class Handler(MotoRequestHandler):
+    """Answers `Expect: 100-continue` once: Werkzeug does so itself, and a second 100 is taken for the answer."""
+
+    def handle_expect_100(self) -> bool:
+        return True
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Requests that fail.
+
+    Attributes:
+        kind: `busy` answers 503, `reset` closes the connection before anything is done, `lost` does what was asked
+            and closes the connection instead of answering.
+        rate: The share of requests, 0 to 1.
+        method: The methods, such as `PUT|POST`; all by default.
+        match: A pattern of the keys; all by default.
+    """
+
+    kind: str
+    rate: float = 1.0
+    method: str = ".*"
+    match: str = ""
+
+
+class Weather:
+    """Moto's application behind a delay, failures, and counts."""
+
+    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+        self._app = app
+        # Moto looks whether a key exists and then writes it; a conditional write has to be one step.
+        self._one_at_a_time = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._delay = 0.0
+        self._failures: list[Failure] = []
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if path.startswith("/-/"):
+            return self._control(path, method, environ, start_response)
+        key = path + "?" + environ.get("QUERY_STRING", "")
+        self._counts[_describe(method, key, environ)] += 1
+        time.sleep(self._delay)
+        failure = self._find_failure(method, key)
+        # A client that still sends would take an early answer for a broken connection.
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) if failure else b""
+        if failure == "busy":
+            start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(_BUSY)))])
+            return [_BUSY]
+        if failure == "lost":
+            environ["wsgi.input"] = _Body(body)
+            b"".join(self._ask(environ, lambda *_: lambda _: None))
+        if failure:
+            _cut(environ["werkzeug.socket"])
+            raise ConnectionResetError
+        return self._ask(environ, start_response)
+
+    def _ask(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        with self._one_at_a_time:
+            return list(self._app(environ, start_response))
+
+    def _find_failure(self, method: str, key: str) -> str | None:
+        for each in self._failures:
+            if re.fullmatch(each.method, method) and re.search(each.match, key) and random.random() < each.rate:
+                return each.kind
+        return None
+
+    def _control(
+        self, path: str, method: str, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> list[bytes]:
+        if method == "PUT":
+            settings = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            self._delay = settings.get("delay", 0.0)
+            self._failures = [Failure(**each) for each in settings.get("failures", [])]
+        elif method == "DELETE":
+            self._counts.clear()
+        answer = json.dumps(dict(self._counts)).encode()
+        start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
+        return [answer]
+
+
+class _Body:
+    """The body of a request that was read already."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read(self, size: int = -1) -> bytes:
+        taken = self._content if size < 0 else self._content[:size]
+        self._content = self._content[len(taken) :]
+        return taken
+
+
+def _describe(method: str, key: str, environ: dict[str, Any]) -> str:
+    """Says what is done to what, such as `list log`."""
+    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, key)), "other")
+    if method == "GET" and ("list-type=" in key or "prefix=" in key):
+        # What is listed is named by the query.
+        kind = next((kind for pattern, kind in _KINDS if re.search(pattern, key.replace("%2F", "/"))), "other")
+        return f"list {kind}"
+    if method == "PUT" and environ.get("HTTP_IF_NONE_MATCH"):
+        return f"put-if-absent {kind}"
+    if method == "POST" and "delete" in key:
+        return "delete several"
+    return f"{method.lower()} {kind}"
+
+
+def _cut(connection: socket.socket) -> None:
+    """Closes at once, so that the client sees a reset and not the end of an answer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+if __name__ == "__main__":
+    app = Weather(DomainDispatcherApplication(create_backend_app))
+    run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=Handler)
