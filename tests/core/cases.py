@@ -33,7 +33,7 @@ STREAMS = {
 _RESERVED = {"c": "Case", "k": "null", "a": "select", "n": "from", "d": "TRUE"}
 _FIELDS = {_RESERVED.get(name, name): type_ for name, type_ in _DECLARATION["fields"].items()}
 STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
-_KINDS = ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
+_KINDS = ["event", "event"] + ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "count(distinct k, n)", "sum(a)", "sum(n)",
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
@@ -141,6 +141,15 @@ def lookbacks(draw: st.DrawFn) -> dict[str, Any]:
     if document["late"] != "revise":
         document["reset_on_alert"] = draw(st.booleans())
     return _bearing(document)
+
+
+@st.composite
+def event_rules(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "when": draw(st.sampled_from([*_OWN_CONDITIONS, "10 / (n - 1) > n", "case when n > 0 then d > 0 end"])),
+        "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
+        "message": draw(st.sampled_from(["", "{a} at {id}, {d} {window_complete}"])),
+    }
 
 
 @st.composite
@@ -274,7 +283,7 @@ def conditions(draw: st.DrawFn, earlier: int) -> str:
 
 @st.composite
 def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
-    own = {"lookback": lookbacks, "sequence": sequences}
+    own = {"event": event_rules, "lookback": lookbacks, "sequence": sequences}
     keys = [["k"], ["k"], [], ["c"], ["k", "c"], ["d"], ["d", "k"]]
     document = {"rule_id": rule_id, "stream": "tx", "group_by": draw(st.sampled_from(keys))}
     document |= draw(own[kind]() if kind in own else windows(kind))
@@ -285,6 +294,9 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
         "effective_from": draw(st.sampled_from([None] * 6 + [0, 10])),
         "effective_until": draw(st.sampled_from([None] * 6 + [15, 25])),
     }
+    if kind == "event" and draw(st.booleans()):
+        # One of its two conditions is enough.
+        optional["where"] = document.pop("when")
     return document | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -292,7 +304,8 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
 def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, Any]:
     """A later version: much as before, so that it goes on with some of the state."""
     # A row that was updated since may have a document of the kind that the rule was of before.
-    if (kind == "sequence" and "sequence" not in document) or draw(st.sampled_from([False, False, True])):
+    is_other = any((kind == other) != (_kind_of(document) == other) for other in ("event", "sequence"))
+    if is_other or draw(st.sampled_from([False, False, True])):
         return _longer(document)
     other = draw(documents(document["rule_id"], kind))
     first = "measures" if kind == "session" else "window"
@@ -310,6 +323,8 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
             new["message"] = ""
     if new.get("late") == "revise":
         new.pop("reset_on_alert", None)
+    if kind == "event" and not {"where", "when"} & new.keys():
+        new["when"] = "n >= 0"
     return _bearing(new) if kind == "lookback" else new
 
 
@@ -318,6 +333,8 @@ def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict
     taken = ("group_by", "where", "allowed_lateness", "measures", *(() if kind == "lookback" else ("window",)))
     shared = {key: value for key, value in document.items() if key not in taken}
     shared |= {key: value for key, value in other.items() if key in taken}
+    if kind == "event" and not {"where", "when"} & shared.keys():
+        shared["when"] = "n >= 0"
     return _bearing(shared) if kind == "lookback" else shared
 
 
@@ -326,9 +343,9 @@ def _longer(document: dict[str, Any]) -> dict[str, Any]:
     new = {key: "30 microseconds" if key == "suppress" else value for key, value in document.items()}
     if "sequence" in new:
         new["sequence"] = new["sequence"] | {"within": "25 microseconds"}
-    elif isinstance(new["window"], str):
+    elif isinstance(new.get("window"), str):
         new["window"] = "25 microseconds"
-    elif "lookback" in new["window"]:
+    elif "lookback" in new.get("window", {}):
         new["window"] = new["window"] | {"lookback": "25 microseconds"}
     return new
 
@@ -758,6 +775,11 @@ def _asking(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         if draw(st.booleans()):
             sequence["until"] = draw(listed)
         return new | {"sequence": sequence}
+    if kind == "event":
+        asked = draw(listed)
+        return new | {
+            "when": f"({new['when']}) {draw(st.sampled_from(['and', 'or']))} {asked}" if "when" in new else asked
+        }
     measures = dict(new["measures"])
     for name, spec in measures.items():
         if draw(st.booleans()):
@@ -792,7 +814,7 @@ def list_cases(draw: st.DrawFn, *, with_deletes: bool) -> dict[str, Any]:
         if change["rule_id"] != "*" and document is not None:
             text = json.dumps(document, sort_keys=True)
             if text not in known:
-                kind = "sequence" if "sequence" in document else _kind_of(document["window"])
+                kind = _kind_of(document)
                 known[text] = draw(_asking(document, kind))
             change = change | {"document": known[text]}  # noqa: PLW2901 - the same change
         found.append(change)
@@ -819,8 +841,10 @@ def list_cases(draw: st.DrawFn, *, with_deletes: bool) -> dict[str, Any]:
     }
 
 
-def _kind_of(window: Any) -> str:
-    return "lookback" if isinstance(window, str) else next(iter(window))
+def _kind_of(document: dict[str, Any]) -> str:
+    if "sequence" in document or "window" not in document:
+        return "sequence" if "sequence" in document else "event"
+    return "lookback" if isinstance(document["window"], str) else next(iter(document["window"]))
 
 
 @st.composite

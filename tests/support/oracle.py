@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lookback.core.expressions.compiling import Expression, Membership
+from lookback.core.expressions.compiling import Expression, Membership, compile_expression
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
 from lookback.core.streams.alerts import compute_alert_id
 from lookback.core.streams.declaration import Stream
@@ -563,6 +563,44 @@ class _Kind:
         return "raised"
 
 
+class _Event(_Kind):
+    """An event rule: `where` and `when` as they are written, and nothing kept."""
+
+    def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
+        super().__init__(oracle, compiled, version, status)
+        fields = oracle.stream.fields
+        self.conditions = [compile_expression(text, fields) for text in (self.spec.where, self.spec.when) if text]
+
+    def widths(self) -> dict[str, int]:
+        return {}
+
+    def event(self, event: OracleEvent, watermark: int) -> str | None:
+        holds: bool | None = True
+        for condition in self.conditions:
+            value = self.oracle.value(condition, event, True)
+            if value is ERROR:
+                if event.time >= watermark - self.lateness:
+                    self.fail()
+                return None
+            # As in SQL, false settles it, and NULL does not.
+            if value is False:
+                return None
+            holds = holds and value
+        return self.take(event, watermark) if holds else None
+
+    def take(self, event: OracleEvent, watermark: int) -> str | None:
+        if event.time < watermark - self.lateness:
+            return "discarded"
+        is_recorded = event.time < watermark and self.spec.late == "record"
+        if not self.evaluated or not self.effective(event.time) or is_recorded:
+            return "recorded"
+        text = str(self.oracle.text(self.oracle.stream.event_id, event.values[self.oracle.stream.event_id]))
+        about = _Subject(self.key(event), text, event.number, text, event.time, event.time, event.time)
+        shown = {name: to_text(column.item(0)) for name, column in self.oracle.columns(event).items()}
+        self.settle(about, True, {}, shown, True, event.commit, (text,))
+        return "evaluated"
+
+
 class _Lookback(_Kind):
     def widths(self) -> dict[str, int]:
         widths: dict[str, int] = {}
@@ -1029,6 +1067,7 @@ class _Sequences(_Kind):
 
 
 _KINDS: dict[str, type[_Kind]] = {
+    "event": _Event,
     "lookback": _Lookback,
     "tumbling": _Tiled,
     "sliding": _Tiled,

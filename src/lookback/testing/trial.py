@@ -14,7 +14,7 @@ from lookback.core.explaining.explanation import main_measure, to_number
 from lookback.core.rules.compiled import CompiledRule, compile_rule
 from lookback.core.rules.wording import find_field_limits, find_measure_limits
 from lookback.core.values.lists import Lists
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, TiledWindow
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, TiledWindow
 from lookback.testing.harness import replay
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class DocumentTrial:
     `errors` has the rows that rule_log would have. `final_alerts` has the last row of each alert that was not
     retracted. `values` has rows with event_time, value (NaN for none) and flagged, for each final alert and, for
     comparison, about 5,000 other events or windows. `name` is the measure or field of the values, and `limits` are the
-    numbers that `when` compares it with. A sequence has neither name nor values.
+    numbers that `when` compares it with. Event rules and sequences have neither name nor values.
     """
 
     events: pd.DataFrame = field(repr=False)
@@ -57,7 +57,7 @@ def run_trial(
     final_alerts = _find_final_alerts(alerts)
     frames = (frame, alerts, result.errors.to_pandas(), final_alerts)
     rule = compile_rule(document, stream)
-    if rule.spec.kind == SEQUENCE:
+    if rule.spec.kind in (EVENT, SEQUENCE):
         return DocumentTrial(*frames)
     measure, fields = main_measure(rule), find_field_limits(rule, stream)
     limits = find_measure_limits(rule).get(measure.name, ())

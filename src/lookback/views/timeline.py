@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.values.times import format_time
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, SESSION
 from lookback.views.drawing import (
     BLUE,
     DATES,
@@ -44,9 +44,13 @@ def plot_key_timeline(explanation: Explanation) -> Figure:
 
     For a sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an
     absence shaded. A hollow point is a near miss: an event that fits a step but that no step took.
+
+    For an event rule, the axes show the events of the key by whether the rule's conditions hold.
     """
     if explanation.kind == SEQUENCE:
         return _plot_sequence(explanation)
+    if explanation.kind == EVENT:
+        return _plot_event(explanation)
     return _plot_lookback(explanation) if explanation.kind == LOOKBACK else _plot_windows(explanation)
 
 
@@ -69,6 +73,20 @@ def _plot_lookback(explanation: Explanation) -> Figure:
         _label_value(lower, DATES.date2num(raised["event_time"].iloc[-1]), raised["running"].iloc[-1], main.shown)
     lower.set_ylabel(f"{main.name} as of each event")
     return _finish(figure, explanation)
+
+
+def _plot_event(explanation: Explanation) -> Figure:
+    frame = explanation.timeline
+    figure, (axes,) = make_stacked_axes(1, 2.4)
+    axes.grid(visible=False)
+    for at, (fits, colour) in enumerate(((True, BLUE), (False, GREY))):
+        part = frame[frame["fits"] == fits]
+        axes.plot(part["event_time"], [at] * len(part), "o", color=colour, markersize=6)
+    own = frame[frame["is_alert"]]
+    axes.plot(own["event_time"], [0] * len(own), "D", label="raised the alert", **_DIAMOND)
+    axes.set_yticks([0, 1], ["the rule's conditions hold", "they do not"])
+    axes.set_ylim(1.6, -0.6)
+    return _finish(figure, explanation, from_zero=False)
 
 
 def _plot_windows(explanation: Explanation) -> Figure:

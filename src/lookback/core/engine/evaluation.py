@@ -60,10 +60,11 @@ from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
 from lookback.core.values.types import BIGINT
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
 # By kind, the function that judges a rule over a segment; `TiledJudge` judges the other kinds.
 JUDGES: dict[str, Callable[[RuleRun], None]] = {
+    EVENT: judge_lookback,
     LOOKBACK: judge_lookback,
     SESSION: judge_sessions,
     SEQUENCE: judge_sequences,

@@ -24,7 +24,7 @@ from lookback.core.values.durations import format_duration
 from lookback.core.values.texts import join_words
 from lookback.core.values.times import format_time, parse_time, to_utc
 from lookback.core.values.types import BOOLEAN
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
+from lookback.core.values.windows import EVENT, LOOKBACK, PER_EVENT, SEQUENCE, SESSION, TiledWindow
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _trace_match(evidence: Evidence, at: int, commit: int) -> list[TracedRow]:
     return [row for row in rows if any(at in taken for taken in row.taken) and not row.is_retraction]
 
 
-_TRACERS = {LOOKBACK: _trace_event, SEQUENCE: _trace_match}
+_TRACERS = {EVENT: _trace_event, LOOKBACK: _trace_event, SEQUENCE: _trace_match}
 
 
 def _judge_row(evidence: Evidence, one: Mapping[str, Column], row: TracedRow) -> JudgedWindow:
@@ -341,7 +341,7 @@ def _find_reasons(evidence: Evidence, at: int, commit: int, found: EventExplanat
         yield _make_reason("where", "The rule does not see the event", found.where, lists_commit)
         return
     yield from _find_late_reasons(evidence, at)
-    ends = [parse_time(each.window_end) for each in found.windows] if spec.kind != LOOKBACK else [time]
+    ends = [parse_time(each.window_end) for each in found.windows] if spec.kind not in PER_EVENT else [time]
     if ends and not any(_is_effective(rule, each) for each in ends):
         yield Reason("range", "The rule triggers only within [effective_from, effective_until); this time is outside.")
     judged = [each for each in found.windows if each.is_judged]
@@ -455,7 +455,7 @@ def _find_late_reasons(evidence: Evidence, at: int) -> Iterator[Reason]:
         yield Reason(
             "late", f"{late}. It came later than the rule allows (allowed_lateness), so the rule discarded it."
         )
-    elif evidence.rule.spec.kind == LOOKBACK and evidence.rule.spec.late == "record":
+    elif evidence.rule.spec.kind in PER_EVENT and evidence.rule.spec.late == "record":
         yield Reason("late", f"{late}. The rule counts it for later events but does not judge it (late: record).")
 
 
@@ -474,7 +474,7 @@ def _is_effective(rule: CompiledRule, time: int) -> bool:
 
 
 def _name_window(rule: CompiledRule, window: JudgedWindow) -> str:
-    if rule.spec.kind == LOOKBACK:
+    if rule.spec.kind in PER_EVENT:
         return "When the event came, "
     kind = "session" if rule.spec.kind == SESSION else "match" if rule.spec.kind == SEQUENCE else "window"
     first, end = (format_time(parse_time(each)) for each in (window.window_start, window.window_end))

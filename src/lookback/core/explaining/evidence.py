@@ -240,7 +240,8 @@ class Explanation(KindEvidence):
         timeline: The key's events for a picture, with columns event_time, event_id, value (the event's contribution to
             the measure `main`), running (that measure as of each event; lookback rules only), in_window (whether it
             counted) and is_alert. For a sequence also step (the name of the step that took it, or empty), fits (the
-            first step that it fits by itself if no step took it, or empty) and until (whether it satisfies `until`).
+            first step that it fits by itself if no step took it, or empty) and until (whether it satisfies `until`). For an
+            event rule only event_time, event_id, fits (whether its conditions hold) and is_alert.
         main: The name of the measure to draw.
         missing: How many counted events have been deleted since.
         kind: The kind of rule.

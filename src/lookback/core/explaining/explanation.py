@@ -31,12 +31,25 @@ from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import format_time, parse_time, to_utc
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING, Lookback, Session, TiledWindow
+from lookback.core.values.windows import (
+    EVENT,
+    LOOKBACK,
+    SEQUENCE,
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    Lookback,
+    Moment,
+    Session,
+    TiledWindow,
+)
 
 # A picture of more windows would be unreadable.
 _MAX_WINDOWS = 60
 # How far a picture goes back before the window at most, in microseconds, unless days are given.
 _MAX_CONTEXT = 30 * MICROSECONDS["day"]
+# An event rule has no window, so its picture shows a day of the key.
+_EVENT_CONTEXT = MICROSECONDS["day"]
 
 
 def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], days: float | None) -> tuple[int, int]:
@@ -56,6 +69,9 @@ def picture_span(rule: CompiledRule, stream: Stream, alert: Mapping[str, Any], d
         since = start - _context(4 * (end - start), days)
         # Whether a session took a late event depends on the sessions at that time.
         return since, min(since, start - stream.max_session - rule.allowed_lateness - window.gap)
+    if isinstance(window, Moment):
+        since = start - _context(_EVENT_CONTEXT, days)
+        return since, since
     main = main_measure(rule)
     time, own = parse_time(alert["event_time"]), _lookback_of(main)
     since = own.bounds(time)[0] - _context(own.size, days)
@@ -262,6 +278,26 @@ class _Recomputed:
         return values
 
 
+def _explain_event(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
+    """Explains a row of an event rule, which looks at nothing but the event."""
+    time, commit, event_id = parse_time(alert["event_time"]), int(alert["arrival"]), str(alert["event_id"])
+    at, events = evidence.find_position(event_id, time, commit), evidence.events
+    if at is None:
+        return KindEvidence(timeline=evidence.frame(np.zeros(0, dtype=np.int64)), reproduced=False)
+    traced = replay(evidence, commit, first=time, last=time, positions=np.arange(at, at + 1, dtype=np.int64))
+    arrived = np.arange(len(events)) <= at
+    listed = evidence.list_events((events.times >= since) & evidence.is_kept_after(commit) & arrived)
+    timeline = pd.DataFrame(
+        {
+            "event_time": pd.to_datetime(events.times[listed], unit="us", utc=True),
+            "event_id": [events.id_text(each) for each in listed.tolist()],
+            "fits": evidence.is_wanted[listed],
+            "is_alert": listed == at,
+        }
+    )
+    return KindEvidence(timeline=timeline, reproduced=bool(traced))
+
+
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
     """Explains a row of a lookback rule: an event as of its own arrival, or of a later event's in its window."""
     rule = evidence.rule
@@ -387,6 +423,7 @@ def _describe_window(
 
 
 _EXPLAINERS: dict[str, Callable[[Evidence, Mapping[str, Any], int], KindEvidence]] = {
+    EVENT: _explain_event,
     LOOKBACK: _explain_lookback,
     TUMBLING: _explain_tiled,
     SLIDING: _explain_tiled,

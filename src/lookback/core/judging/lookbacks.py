@@ -1,5 +1,7 @@
 """Judges lookback rules: each event over a window that ends at the event, or some time before it.
 
+An event rule is one without measures: its `where` decides everything, and it keeps nothing.
+
 An event is judged once, when it arrives (`_judge_events`). With reset_on_alert, an alert resets the windows of its key,
 so a segment is judged in rounds (`_judge_resetting`). With late: revise, an event that enters the windows of earlier
 judged events causes these to be judged again (`_Revising`).
@@ -26,7 +28,7 @@ from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, from_values, to_texts
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.lists import Lists
-from lookback.core.values.windows import Lookback
+from lookback.core.values.windows import Lookback, Moment
 
 # After an alert has reset a key, judge this many of its events first, and twice as many after each round without an
 # alert.
@@ -137,9 +139,9 @@ def _judge_events(rule_run: RuleRun, measuring: Measuring, counted: Int64s, coun
         if complete_from is not None and complete_from > queries.earliest:
             is_complete &= queries.first >= complete_from
     inputs = dict(columns)
-    assert rule.when is not None
+    named = frozenset() if rule.when is None else rule.when.named
     # A measure may have the name of a column that only orders events.
-    for name in (rule.when.named & set(events.columns)) - set(columns):
+    for name in (named & set(events.columns)) - set(columns):
         inputs[name] = events.columns[name].take(counted)
     holds, errors = rule_run.check_condition(inputs, is_complete, events.times[counted])
     if has_error is not None:
@@ -164,7 +166,8 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
     ids = list(map(str, events.list_ids(at_hits)))
     for row, (at, time) in enumerate(zip(at_hits.tolist(), times, strict=True)):
         first, last = window.bounds(time)
-        subject = Subject(key_texts[row], keys[row], ids[row], time, first, last)
+        evidence = (ids[row],) if isinstance(window, Moment) else ()
+        subject = Subject(key_texts[row], keys[row], ids[row], time, first, last, evidence)
         order = rule_run.order_by_event(at)
         rule_run.writer.raise_alert(order, subject, measures[row], is_complete[row], values[row])
 

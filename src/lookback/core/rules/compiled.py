@@ -23,6 +23,7 @@ from lookback.core.expressions.compiling import (
     compile_part,
     find_names,
     find_rising,
+    recompile,
 )
 from lookback.core.rules.document import Rule, read_rule
 from lookback.core.rules.problems import limit_problems, make_problem, quote_value
@@ -33,12 +34,13 @@ from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, BOOLEAN, NULL, DataType, array
 from lookback.core.values.windows import (
-    LOOKBACK,
+    PER_EVENT,
     SEQUENCE,
     SESSION,
     SLIDING,
     TUMBLING,
     Lookback,
+    Moment,
     Session,
     Step,
     TiledWindow,
@@ -180,7 +182,7 @@ class CompiledRule:
 
     spec: Rule
     group_by: tuple[str, ...]
-    where: Expression | None
+    where: Expression | None  # of an event rule `where` and `when` together, and `when` is None
     measures: tuple[CompiledMeasure, ...]
     when: Expression | None
     allowed_lateness: int
@@ -393,10 +395,15 @@ class _Binder:
         schema |= {WINDOW_COMPLETE: BOOLEAN}
         # The events of a window have only the key in common, so `when` and the message can read no other field.
         readable = stream.fields
-        if rule.kind not in (LOOKBACK, SEQUENCE):
+        if rule.kind not in (*PER_EVENT, SEQUENCE):
             readable = {name: stream.fields[name] for name in group_by}
         schema = {**readable, WINDOW_COMPLETE: BOOLEAN} if rule.sequence else {**readable, **schema}
-        when = self._bind_when(schema, {measure.name for measure in measures}) if rule.when else None
+        is_event_rule = isinstance(rule.window, Moment)
+        seen = stream.fields if is_event_rule else schema
+        when = self._bind_when(seen, {measure.name for measure in measures}) if rule.when else None
+        if is_event_rule and when is not None:
+            # One condition decides which events dispatch sends, and which ones alert.
+            where, when = self._join_conditions(where, when), None
         message_names = self._check_message(
             schema | (self._type_step_arrays(rule.sequence.steps) if rule.sequence else {})
         )
@@ -414,9 +421,15 @@ class _Binder:
         used = used.union(*(expression.named for expression in compiled.expressions))
         return replace(compiled, fields=tuple(sorted(used & set(stream.fields))))
 
+    def _join_conditions(self, where: Expression | None, when: Expression) -> Expression:
+        """Returns a condition that holds where both hold."""
+        return when if where is None else recompile(f"({where.sql}) AND ({when.sql})", self._stream.fields)
+
     def _has_all_names(self) -> bool:
         """Returns whether every measure or step of the document could be read, so that an unknown name is an error."""
         rule, document = self._rule, self._rule.document
+        if isinstance(rule.window, Moment):
+            return True
         if rule.sequence is None:
             written, read = document.get("measures"), len(rule.measures)
         else:

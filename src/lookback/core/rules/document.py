@@ -22,7 +22,7 @@ from lookback.core.rules.problems import limit_problems, make_problem, quote_val
 from lookback.core.values.limits import DEFAULT_LIMITS, MAX_NESTING, WIDEST_LIMITS, Limits, is_too_deep, name_limit
 from lookback.core.values.reading import Refused
 from lookback.core.values.texts import join_words
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, Lookback
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, Lookback, Moment
 
 WINDOW_FORMS, MEASURE_KEYS, TEST_KEYS = forms.WINDOW_FORMS, forms.MEASURE_KEYS, forms.TEST_KEYS
 SEQUENCE_KEYS, STEP_KEYS, ABSENT_KEYS = forms.SEQUENCE_KEYS, forms.STEP_KEYS, forms.ABSENT_KEYS
@@ -41,6 +41,7 @@ MAX_PARTS = 100_000
 _WINDOW_KEYS = ("window", "measures", "when", "early")
 # The keys that not all kinds of rules have.
 KEYS_OF_KIND = {
+    "event": ("when", "late"),
     "lookback": ("window", "measures", "when", "late", "reset_on_alert"),
     "tumbling": _WINDOW_KEYS,
     "sliding": _WINDOW_KEYS,
@@ -53,6 +54,10 @@ _STREAM = "name the stream whose events the rule judges"
 _ENTITY = "name a field of group_by, such as customer_id, or leave it out"
 _WHERE = "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all"
 _WHEN = "write the condition that raises the alert, such as 'n >= 10'"
+_NO_CONDITION = (
+    "is missing: a rule without a window judges each event by itself, and needs a condition; write one such as "
+    "'amount >= 10000' here or as `where`, or give the rule a window and measures"
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Stands in for a window that cannot be read.
 _UNREADABLE = Lookback(0)
@@ -111,8 +116,8 @@ _Message = Kind(_read_message, {"type": "string"})
 class Rule:
     """A rule read from a document that is consistent in itself.
 
-    Times and durations are in microseconds. It has either a `window` with measures or a `sequence`. Triggers lie in
-    [effective_from, effective_until). The values of parameters are written into the other attributes. An empty `entity` or
+    Times and durations are in microseconds. It has a `window` with measures, or a `sequence`, or neither: then it is an event
+    rule, whose window is a `Moment`. Triggers lie in [effective_from, effective_until). The values of parameters are written into the other attributes. An empty `entity` or
     `when` and a lateness of None stand for the default. Editors show the following lines.
 
     rule_id: The rule's name: 1 to 100 lower-case letters, digits, '.', '_' or '-', beginning with a letter or digit. Alerts
@@ -145,13 +150,13 @@ class Rule:
     tests: The rule's own examples; `lookback rules check` and the test suite run them. Default: none.
     window: What is looked at together: of lookback rules, for each event, the time up to it ('24 hours', both ends
         included); or tumbling, sliding or session windows, which give a result when they end. Instead of a window a rule
-        may have a sequence.
+        may have a sequence. A rule with neither judges each event by itself.
     measures: Aggregates over the window, by name; at least one, at most 50. count(*), count(x), count(distinct x), sum, avg,
         min, max, stddev_samp, first, last, each with an optional filter (where ...). Names of the stream's fields cannot be
         used.
     when: The condition that raises the alert; NULL raises none. It may name measures, window_complete, the fields in
         group_by, and of lookback rules all fields of the event. Without it every tumbling, sliding or session window gives a
-        result; lookback rules need it.
+        result; lookback rules need it. An event rule has where, when or both, and both must hold.
     early: Whether windows give a result after each event too, before they end. Default: false.
     late: What becomes of an event behind the watermark, within the allowed lateness. evaluate: it is judged at its own time
         over what has arrived. record: it is not judged, but counts in later windows. revise (lookback rules): events that
@@ -199,7 +204,7 @@ class Rule:
 
     @property
     def kind(self) -> str:
-        """The rule's kind: lookback, tumbling, sliding, session or sequence."""
+        """The rule's kind: event, lookback, tumbling, sliding, session or sequence."""
         return SEQUENCE if self.window is None else self.window.kind
 
     @classmethod
@@ -234,15 +239,21 @@ def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, 
     kind = SEQUENCE if "sequence" in document else None
     if kind is None and window is not None:
         kind = forms.find_window_kind(window) if isinstance(window, Mapping) else LOOKBACK
+    elif kind is None and document.get("measures") is None:
+        kind = EVENT
     keys = () if kind is None else (*COMMON_KEYS, *KEYS_OF_KIND[kind])
     given = {"score": SCORES[severity], "queue": severity != INFO, **document}
     reading = Reading(parameters, limits, SCORES[severity])
     rule, problems = read_form(Rule, given, reading, keys, functools.partial(_explain_key, kind))
     # First what decides about the other keys.
     problems.sort(key=lambda each: each.place.split(".")[0] not in ("parameters", "window", "sequence"))
-    # A rule without any window counts as a lookback rule.
+    # A rule with measures but without a window counts as a lookback rule.
     if document.get("when") is None and (kind == LOOKBACK or (kind is None and window is None)):
         problems.append(Problem("when", f"is missing; {_WHEN}"))
+    elif kind == EVENT and document.get("when") is None and document.get("where") is None:
+        problems.append(Problem("when", _NO_CONDITION))
+    if kind == EVENT:
+        rule = replace(rule, window=Moment())
     rule, contradictions = _combine(rule, document)
     return rule, [make_problem(each.place, each.message) for each in (*problems, *contradictions)]
 
@@ -253,10 +264,12 @@ def _explain_key(kind: str | None, name: Any) -> str | None:
     if name == "window":
         return "a rule has a window or a sequence, not both; leave the window out, within is enough"
     if of_kinds:
-        return f"{name} is for {join_words(of_kinds)} rules, and this is a {kind} rule; leave it out"
+        this = "an event rule" if kind == EVENT else f"a {kind} rule"
+        return f"{name} is for {join_words(of_kinds)} rules, and this is {this}; leave it out"
     if name in _ROW_KEYS:
         return f"{name} is kept beside the document, in the rule's row; leave it out here"
-    return None
+    # A misspelt `window` makes a rule look like an event rule, so all keys are suggested.
+    return kinds.describe_unknown_key(name, _KEYS) if kind == EVENT else None
 
 
 def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Problem]]:
@@ -276,8 +289,9 @@ def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Proble
     if rule.entity and not entity and (rule.group_by or document.get("group_by", []) == []):
         message = f"{quote_value(rule.entity)} is not in group_by; name one of its fields, or add it there"
         problems.append(Problem("entity", message))
-    if rule.late == "revise" and "sequence" in document:
-        problems.append(Problem("late", "revise is for lookback rules; a sequence takes evaluate or record"))
+    if rule.late == "revise" and ("sequence" in document or window.kind == EVENT):
+        this = "an event rule" if window.kind == EVENT else "a sequence"
+        problems.append(Problem("late", f"revise is for lookback rules; {this} takes evaluate or record"))
     elif rule.late == "revise" and rule.reset_on_alert and isinstance(window, Lookback):
         message = "since what an alert has emptied cannot be judged again; leave one of them out"
         problems.append(Problem("late", f"revise and reset_on_alert exclude each other, {message}"))
@@ -302,7 +316,7 @@ def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Proble
 def _find_unreadable(document: object) -> tuple[str, str] | None:
     """Finds why a document cannot be read at all: a place and a message."""
     if not isinstance(document, Mapping) or not document:
-        wanted = "write at least the keys rule_id, stream, window, measures and when"
+        wanted = "write at least the keys rule_id, stream and when"
         return "", f"a rule is a mapping; {wanted}, got {quote_value(document)}"
     if is_too_deep(document):
         remedy = "leave out what does not belong to a rule"

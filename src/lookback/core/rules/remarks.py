@@ -16,7 +16,7 @@ from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.types import DataType
-from lookback.core.values.windows import LOOKBACK, Lookback, TiledWindow
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, Lookback, TiledWindow
 
 _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
 # Offsets from the epoch, a Thursday, to the first Monday and the first Sunday after it.
@@ -280,7 +280,7 @@ def _is_bounded(comparison: exp.Expr, name: str) -> bool:
 
 def _find_unasked_reports(rule: CompiledRule) -> Iterator[Remark]:
     """Finds a rule whose every window is an alert that waits for a person."""
-    if rule.spec.sequence is None and not rule.spec.when and rule.spec.queue:
+    if rule.spec.kind not in (EVENT, SEQUENCE) and not rule.spec.when and rule.spec.queue:
         yield Remark(
             "queue",
             "without `when` every window with an event raises an alert, and each waits for a person; write `queue: false` if "

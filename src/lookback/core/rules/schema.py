@@ -20,9 +20,12 @@ from typing import Any
 from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, LATE_POLICIES, Rule
 from lookback.core.rules.kinds import Schema, make_schema, refuse
 from lookback.core.values.limits import DEFAULT_LIMITS
-from lookback.core.values.windows import LOOKBACK, SEQUENCE
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE
 
 _KEYS_OF_SOME = tuple(dict.fromkeys(key for keys in KEYS_OF_KIND.values() for key in keys))
+
+# A rule without any of these is an event rule.
+_DECIDING_KEYS = ("window", "measures", "sequence")
 
 
 def format_rule_schema() -> str:
@@ -42,7 +45,7 @@ def build_rule_schema() -> dict[str, Any]:
         "title": "Lookback rule",
         **schema,
         "description": (
-            "Raises an alert when the events of a key, within a window or in an order, satisfy a condition. "
+            "Raises an alert when an event, or the events of a key within a window or in an order, satisfy a condition. "
             f"At most {DEFAULT_LIMITS.document_bytes:,} bytes as JSON."
         ),
         "properties": {key: schema["properties"][key] for key in (*COMMON_KEYS, *_KEYS_OF_SOME)},
@@ -50,7 +53,10 @@ def build_rule_schema() -> dict[str, Any]:
         "dependentRequired": {"entity": ["group_by"]},
         "allOf": [
             {
-                "if": {"not": {"anyOf": [{"required": ["window"]}, {"required": ["sequence"]}]}},
+                "if": {
+                    "required": ["measures"],
+                    "not": {"anyOf": [{"required": ["window"]}, {"required": ["sequence"]}]},
+                },
                 "then": {"required": ["window"]},
             },
             *(_kind_branch(kind) for kind in KEYS_OF_KIND),
@@ -74,6 +80,8 @@ def _kind_branch(kind: str) -> Schema:
     required: list[str] = []
     if kind == SEQUENCE:
         is_of_kind: Schema = {"required": ["sequence"]}
+    elif kind == EVENT:
+        is_of_kind = {"not": {"anyOf": [{"required": [key]} for key in _DECIDING_KEYS]}}
     else:
         forms: list[Schema] = [{"type": "object", "required": [kind]}]
         if kind == LOOKBACK:
@@ -87,13 +95,14 @@ def _kind_branch(kind: str) -> Schema:
     properties: dict[str, Schema] = {
         key: refuse(f"{key} is not for {kind} rules; leave it out")
         for key in _KEYS_OF_SOME
-        if key not in KEYS_OF_KIND[kind]
+        if key not in KEYS_OF_KIND[kind] and not (kind == EVENT and key in _DECIDING_KEYS)
     }
-    if kind == SEQUENCE:
+    if kind in (EVENT, SEQUENCE):
         policies = [policy for policy in LATE_POLICIES if policy != "revise"]
+        this = "an event rule" if kind == EVENT else "a sequence"
         properties["late"] = {
             "enum": policies,
-            "errorMessage": f"a sequence takes {' or '.join(policies)}; revise is for lookback rules",
+            "errorMessage": f"{this} takes {' or '.join(policies)}; revise is for lookback rules",
         }
     elif kind != LOOKBACK:
         properties["measures"] = {
@@ -101,4 +110,7 @@ def _kind_branch(kind: str) -> Schema:
                 "properties": {"window": refuse("only measures of lookback rules have windows of their own")}
             }
         }
-    return {"if": is_of_kind, "then": {"required": required, "properties": properties}}
+    then: Schema = {"required": required, "properties": properties}
+    if kind == EVENT:
+        then["anyOf"] = [{"required": ["when"]}, {"required": ["where"]}]
+    return {"if": is_of_kind, "then": then}

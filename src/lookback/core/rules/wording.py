@@ -15,7 +15,7 @@ from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import collapse_spaces, join_words
 from lookback.core.values.times import format_time
-from lookback.core.values.windows import LOOKBACK, Lookback, Session, Step, TiledWindow, Window
+from lookback.core.values.windows import EVENT, LOOKBACK, Lookback, Moment, Session, Step, TiledWindow, Window
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def describe_rule(rule: CompiledRule) -> str:
     """
     spec = rule.spec
     parts = [_describe_sequence(rule) if spec.sequence is not None else _describe_measures(rule)]
-    if spec.where:
+    if spec.where and (spec.when or spec.kind != EVENT):
         parts.append(f"only events where {collapse_spaces(spec.where)}")
     if spec.sequence is not None and spec.sequence.until:
         parts.append(f"{_describe_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
@@ -184,6 +184,8 @@ def _read_number(node: exp.Expr) -> float | None:
 
 def _describe_measures(rule: CompiledRule) -> str:
     """Describes when a rule with measures raises an alert."""
+    if isinstance(rule.window, Moment):
+        return f"Raised for each event where {collapse_spaces(rule.spec.when or rule.spec.where or '')}"
     clauses = [f"{measure.name} is {describe_measure(measure)}" for measure in rule.measures]
     if rule.spec.when:
         raised = f"raised when {collapse_spaces(rule.spec.when)}"

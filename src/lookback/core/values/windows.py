@@ -8,7 +8,16 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = ("lookback", "tumbling", "sliding", "session", "sequence")
+EVENT, LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE = (
+    "event",
+    "lookback",
+    "tumbling",
+    "sliding",
+    "session",
+    "sequence",
+)
+# Rules of these kinds judge each event over a window that ends at it, when it arrives.
+PER_EVENT = (EVENT, LOOKBACK)
 _Times = TypeVar("_Times", int, npt.NDArray[np.int64])
 
 
@@ -39,6 +48,15 @@ class Lookback:
         """Returns the first and last time, both included, of the events whose windows cover `time`."""
         last_begin = align_down(time, self.resolution) + self.resolution - 1 if self.resolution else time
         return time + self.delay, last_begin + self.delay + self.size
+
+
+@dataclass(frozen=True)
+class Moment(Lookback):
+    """The window of an event rule: the event alone, so nothing is kept."""
+
+    size: int = 0
+
+    kind = EVENT
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import to_utc
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SESSION, TiledWindow
+from lookback.core.values.windows import PER_EVENT, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, select_changes, select_key
 from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed, read_or_refuse
 from lookback.spark.tables.sqltexts import quote_name
@@ -179,7 +179,7 @@ def explain_event(
     standing = _find_standing(log, history, rule_id, version, place.arrival)
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
-    commit = place.arrival if rule.spec.kind == LOOKBACK else tables.version(stream.name)
+    commit = place.arrival if rule.spec.kind in PER_EVENT else tables.version(stream.name)
     key = {name: to_text(event.columns[name].item(0)) for name in rule.group_by}
     start = time = int(event.times[0])
     if rule.spec.kind == SESSION:
@@ -263,7 +263,7 @@ def _read_alerts_about(
     tables: Tables, term: Term, rule: CompiledRule, key: Mapping[str, str | None], event_id: str, time: int
 ) -> list[dict[str, Any]]:
     """Reads the alerts of a rule about an event, about a window that covers it, or with it as evidence."""
-    of_event, of_evidence = rule.spec.kind in (LOOKBACK, SEQUENCE), rule.spec.kind == SEQUENCE
+    of_event, of_evidence = rule.spec.kind in (*PER_EVENT, SEQUENCE), rule.spec.kind == SEQUENCE
     given = {"stream": rule.spec.stream, "rule_id": rule.spec.rule_id, "event_id": event_id, "time": to_utc(time)}
     alerts = tables.ask("alerts_about", of_event=of_event, of_evidence=of_evidence, **given, **term.values)
     names = [name for name in alerts.columns if name != "key"]

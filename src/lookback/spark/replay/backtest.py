@@ -25,7 +25,7 @@ from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.texts import count_noun
-from lookback.core.values.windows import LOOKBACK
+from lookback.core.values.windows import PER_EVENT
 from lookback.places import open_place
 from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import open_own_session
@@ -371,7 +371,7 @@ def _make_trials(
             document = {**within.narrow(variant.document, stream), "rule_id": f"trial-{len(first) + len(trials)}"}
             rule = compile_rule(document, stream)
             can_flag = (
-                not rows and rule.spec.kind == LOOKBACK and rule.spec.suppress is None and rule.spec.late != "revise"
+                not rows and rule.spec.kind in PER_EVENT and rule.spec.suppress is None and rule.spec.late != "revise"
             )
             trials.append(
                 Trial(candidate.rule_id, candidate.version, variant, rule, FlagPlace(group, bit) if can_flag else None)

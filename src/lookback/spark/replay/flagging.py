@@ -17,7 +17,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, Session, TiledWindow
+from lookback.core.values.windows import PER_EVENT, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events, write_key
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
@@ -52,8 +52,8 @@ def find_events_behind(
         The events with the columns tried, alert_id and event_id, and the answers of the second replay, or None if none
         was needed. Keep the answers open as long as you read the events.
     """
-    # A lookback alert names its only event.
-    names_all = all(trial.place is not None or trial.rule.spec.kind == LOOKBACK for trial in trials)
+    # An alert of an event or lookback rule names its only event.
+    names_all = all(trial.place is not None or trial.rule.spec.kind in PER_EVENT for trial in trials)
     sequences, shared, places = ([], {}, {}) if names_all else _plan_rejudging(trials, last)
     if not sequences and not places:
         return find_named_events(last), None
