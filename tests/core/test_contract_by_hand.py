@@ -443,3 +443,48 @@ def test_c4_paused_keeps_state_and_judges_nothing() -> None:
         (1, "active", (("m", "1"),)),
         (3, "shadow", (("m", "3"),)),
     ]
+
+
+def test_c12_1_an_event_rule_judges_each_event_by_itself() -> None:
+    document = rule(where="id <> 'c'", when="n > 1", group_by=["k"], message="{id} of {k}: {n} {window_complete}")
+    judge = started(document, [("a", 5, 2), ("b", 6, 1), ("c", 7, 9)], [("d", 8, 3)])
+    assert events(judge) == [("a", 0, "raised", 1), ("d", 0, "raised", 2)]
+    assert windows(judge) == [(5, 5, 0, "raised", None, 1), (8, 8, 0, "raised", None, 2)]
+    assert evidence(judge) == [("a",), ("d",)]
+    measures, complete, message = judge.alerts[0][10:13]
+    assert (measures, complete, message) == ((), True, "a of x: 2 true")
+
+
+@pytest.mark.parametrize("keys", [{"where": "n > 1"}, {"when": "n > 1"}], ids=["where", "when"])
+def test_c12_1_either_condition_is_enough_and_group_by_may_be_left_out(keys: dict[str, str]) -> None:
+    judge = started(rule(**keys), [("a", 5, 2), ("b", 6, 1)])
+    assert events(judge) == [("a", 0, "raised", 1)]
+
+
+def test_c12_1_null_raises_nothing_and_an_error_is_a_failure() -> None:
+    judge = started(rule(where="n <> 7", when="10 / n > 1"), [("a", 5, 0), ("b", 6, 1), ("c", 7, 7)])
+    judge.run([OracleEvent({"id": "d", "at": 8, "k": "x", "n": None}, 2, 8, (False, b"d"))])
+    assert events(judge) == [("b", 0, "raised", 1)]
+    assert judge.failed == {("r", 1): 1}
+
+
+def test_c12_1_late_events_are_judged_or_recorded() -> None:
+    late = [[("a", 10, 2)], [("b", 7, 2), ("c", 6, 2), ("d", 1, 2), ("e", 0, 2), ("f", 0, 1)]]
+    judge = started(rule(when="n > 1"), *late)
+    assert [row[0] for row in events(judge)] == ["a", "d", "c", "b"]
+    # W = 7, so `b` is in time; nobody wants `f`.
+    assert sorted((row[0], row[-1]) for row in judge.late) == [
+        ("c", "evaluated"),
+        ("d", "evaluated"),
+        ("e", "discarded"),
+    ]
+    judge = started(rule(when="n > 1", late="record"), *late)
+    assert [row[0] for row in events(judge)] == ["a", "b"]
+    assert sorted((row[0], row[-1]) for row in judge.late) == [("c", "recorded"), ("d", "recorded"), ("e", "discarded")]
+
+
+def test_c12_1_suppress_keeps_later_alerts_of_the_key_back() -> None:
+    judge = started(
+        rule(when="n > 1", group_by=["k"], suppress="2 microseconds"), [("a", 5, 2), ("b", 7, 2), ("c", 8, 2)]
+    )
+    assert [row[2] for row in events(judge)] == ["raised", "suppressed", "raised"]

@@ -17,7 +17,7 @@ from lookback.desk.rule.text import RuleText
 CONF = Path(__file__).parents[2] / "conf"
 RULES = sorted((CONF / "rules").glob("*.yml"))
 STREAMS = load_streams(CONF)
-OF_EACH_KIND = ("customer-day-spend", "burst-against-usual", "city-price-totals", "card-testing", "failed-logins")
+OF_EACH_KIND = ("large-payment", "customer-day-spend", "burst-against-usual", "city-price-totals", "card-testing", "failed-logins")
 
 
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
@@ -64,7 +64,8 @@ def test_a_problem_has_its_line_and_its_field():
         ("window: {lookback: 1 day, delay: 2 days, resolution: 1 hour}", WindowField("lookback", {"lookback": "1 day", "delay": "2 days", "resolution": "1 hour"})),
         ("window: {sliding: 1 hour, slide: 5 minutes}", WindowField("sliding", {"sliding": "1 hour", "slide": "5 minutes"})),
         ("window: {session: 5 minutes}", WindowField("session", {"session": "5 minutes"})),
-        ("severity: low", WindowField("lookback")),
+        ("severity: low", WindowField("event")),
+        ("measures: {n: count(*)}", WindowField("lookback")),
         ("window: 7", WindowField("lookback", {"lookback": "7"}, is_whole=False)),
         ("window: {session: 1 hour, tumbling: 1 hour}", WindowField("tumbling", {"tumbling": "1 hour"}, is_whole=False)),
         ("window: {session: 1 hour, more: 1}", WindowField("session", {"session": "1 hour"}, is_whole=False)),

@@ -408,6 +408,7 @@ def test_check_as_json_says_the_level(tmp_path: Path, capsys: pytest.CaptureFixt
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["file"], row["level"], row.get("place")) for row in rows] == [
         (files[0], "fine", None), (files[1], "remark", "tests"), (files[2], "problem", "window"),
+        (files[2], "problem", "measures"),
     ]  # fmt: skip
     assert rows[0]["tests"] == len(rule["tests"])
     assert {row["rule_id"] for row in rows} == {"large-payment"}

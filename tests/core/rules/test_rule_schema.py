@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from core.rules.test_wrong_documents import (
     ABSENCE,
     DOCUMENTS,
+    EVENT,
     FAILURES,
     GOOD,
     KEYS,
@@ -64,6 +65,7 @@ _ALL = {
 _ENTITY = {"lookback": "beneficiary_id", "sequence": "user_id"}
 # Of each kind one with all its keys.
 FULL: dict[str, dict[str, Any]] = {
+    "event": {**EVENT, **_ALL, "when": "amount > 100", "late": "record"},
     "lookback": {
         **LOOKBACK, **_ALL, "window": {"lookback": "1 hour", "delay": "0 minutes"}, "late": "revise", "reset_on_alert": False,
         "measures": {"n": "count(*)", "usual": {"measure": "avg(amount)", "window": {"lookback": "30 days", "delay": "1 day", "resolution": "1 hour"}}},
@@ -98,7 +100,7 @@ BEYOND = {
     "a time beyond all years", "a window beyond all years", "a slide above the size", "a slide too small",
     "a resolution above the window", "a resolution above a measure's window", "min with a resolution",
     "max with a resolution", "distinct with a resolution",
-    "an aggregate in when", "two aggregates in one", "no aggregate", "an unknown aggregate", "distinct star",
+    "a measure in an event rule", "an aggregate in when", "two aggregates in one", "no aggregate", "an unknown aggregate", "distinct star",
     "the sum of a star", "a measure named like a field", "window_complete", "a measure twice", "a step named like a field",
     "two steps of one name", "at_most below at_least", "a later step", "the step itself", "an unknown step",
     "a step near by", "a step for a number", "until of a step", "absent not last", "a stream with count",

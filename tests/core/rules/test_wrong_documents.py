@@ -85,7 +85,14 @@ SEQUENCE: dict[str, Any] = {
 FAILURES, SUCCESS = SEQUENCE["sequence"]["steps"]
 SILENT = {"name": "silent", "absent": "outcome = 'SUCCESS'", "within": "5 minutes"}
 ABSENCE = {**SEQUENCE, "rule_id": "no-success", "sequence": {"within": "10 minutes", "steps": [FAILURES, SILENT]}}
-GOOD = [LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE, ABSENCE]
+EVENT = {
+    "rule_id": "large",
+    "stream": "payments",
+    "group_by": ["customer_id"],
+    "where": "amount > 100",
+    "message": "{amount} by {customer_id}",
+}
+GOOD = [EVENT, LOOKBACK, TUMBLING, SLIDING, SESSION, SEQUENCE, ABSENCE]
 
 
 class Wrong(NamedTuple):
@@ -151,6 +158,17 @@ FIRST, SECOND = "sequence.steps[0]", "sequence.steps[1]"
 
 KEYS = [
     Wrong("an unknown key", lookback(windw="1 hour"), "windw", ("unknown key 'windw'", "did you mean 'window'?")),
+    Wrong("an unknown key without a window", {**EVENT, "windw": "1 hour"}, "windw", ("did you mean 'window'?",)),
+    Wrong("no condition", changed(EVENT, where=...), "when", ("judges each event by itself", "'amount >= 10000'")),
+    Wrong("revise on an event rule", {**EVENT, "late": "revise"}, "late", ("an event rule takes evaluate or record",)),
+    Wrong(
+        "reset on an event rule",
+        {**EVENT, "reset_on_alert": True},
+        "reset_on_alert",
+        ("for lookback and sequence rules", "this is an event rule"),
+    ),
+    Wrong("early on an event rule", {**EVENT, "early": True}, "early", ("this is an event rule", "leave it out")),
+    Wrong("a measure in an event rule", {**EVENT, "when": "n > 3"}, "when", ("unknown field 'n'",)),
     Wrong("a key in capitals", lookback(Severity="low"), "Severity", ("'Severity'", "did you mean 'severity'?")),
     Wrong(
         "another word for when",
@@ -166,7 +184,7 @@ KEYS = [
     Wrong(
         "early on lookback", lookback(early=True), "early", ("for tumbling, sliding and session rules", "lookback rule")
     ),
-    Wrong("late on tumbling", tumbling(late="record"), "late", ("for lookback and sequence rules", "leave it out")),
+    Wrong("late on tumbling", tumbling(late="record"), "late", ("event, lookback and sequence rules", "leave it out")),
     Wrong("late on sliding", {**SLIDING, "late": "record"}, "late", ("this is a sliding rule", "leave it out")),
     Wrong("late on session", {**SESSION, "late": "record"}, "late", ("this is a session rule", "leave it out")),
     Wrong(
@@ -176,7 +194,9 @@ KEYS = [
     Wrong(
         "measures on a sequence", changed(SEQUENCE, measures={"n": "count(*)"}), "measures", ("sequence rule", "leave")
     ),
-    Wrong("when on a sequence", changed(SEQUENCE, when="n > 1"), "when", ("when is for lookback", "leave it out")),
+    Wrong(
+        "when on a sequence", changed(SEQUENCE, when="n > 1"), "when", ("when is for event, lookback", "leave it out")
+    ),
     Wrong(
         "a window and a sequence", changed(SEQUENCE, window="1 hour"), "window", ("not both", "leave the window out")
     ),
@@ -631,10 +651,12 @@ def test_braces_in_a_text_of_a_message_stay_text() -> None:
 
 @pytest.mark.parametrize("kind", KEYS_OF_KIND)
 def test_every_key_of_other_kinds_is_refused_by_name(kind: str) -> None:
-    base = {"lookback": LOOKBACK, "tumbling": TUMBLING, "sliding": SLIDING, "session": SESSION, "sequence": SEQUENCE}[
-        kind
-    ]
+    bases = {"event": EVENT, "lookback": LOOKBACK, "tumbling": TUMBLING, "sliding": SLIDING, "session": SESSION}
+    base = {**bases, "sequence": SEQUENCE}[kind]
     others = {key for keys in KEYS_OF_KIND.values() for key in keys} - set(KEYS_OF_KIND[kind]) - {"sequence"}
+    if kind == "event":
+        # With one of these it is a rule of another kind.
+        others -= {"window", "measures"}
     for key in others:
         value = {"window": "1 hour", "measures": {"n": "count(*)"}, "when": "true", "late": "record"}.get(key, True)
         problems = problems_of({**base, key: value})

@@ -16,7 +16,7 @@ from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS
 from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, MEASURE_KEYS, WINDOW_FORMS
 from lookback.core.rules.parameters import NAME, find_wrong_value, read_parameter
 from lookback.core.values.texts import quote_identifier
-from lookback.core.values.windows import LOOKBACK, SEQUENCE, SLIDING
+from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, SLIDING
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -37,7 +37,13 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True)
 class WindowField:
-    """The window of a rule: the rule's kind, and texts by the kind's keys in `WINDOW_FORMS`; none for a sequence."""
+    """The window of a rule.
+
+    Attributes:
+        kind: The rule's kind.
+        parts: Texts by the kind's keys in `WINDOW_FORMS`; none for an event rule or a sequence.
+        is_whole: Whether the texts are all there is.
+    """
 
     kind: str
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -104,12 +110,12 @@ def put_group_by(text: RuleText, chosen: Iterable[str]) -> RuleText:
 
 
 def read_window(document: Mapping[str, Any]) -> WindowField:
-    """Reads the window; for a sequence only the kind."""
+    """Reads the window; for an event rule or a sequence only the kind."""
     value = document.get("window")
     if SEQUENCE in document:
         return WindowField(SEQUENCE, {}, value is None)
     if value is None:
-        return WindowField(LOOKBACK)
+        return WindowField(EVENT if document.get("measures") is None else LOOKBACK)
     if not isinstance(value, Mapping):
         return WindowField(LOOKBACK, {LOOKBACK: _write(value)}, isinstance(value, str))
     kinds = [kind for kind in WINDOW_FORMS if kind in value]
@@ -122,6 +128,8 @@ def read_window(document: Mapping[str, Any]) -> WindowField:
 def put_window(text: RuleText, parts: Mapping[str, str]) -> RuleText:
     """Writes the parts of a window of the current kind. Empty parts other than the size are removed."""
     there = read_window(text.document)
+    if there.kind not in WINDOW_FORMS:
+        return text
     size, *others = WINDOW_FORMS[there.kind]
     given = {size: parts.get(size, ""), **{key: parts[key] for key in others if parts.get(key)}}
     value = text.get("window")
@@ -144,6 +152,9 @@ def choose_kind(text: RuleText, kind: str) -> RuleText:
         text = text.remove([key])
     if kind == SEQUENCE:
         return text.put(["sequence"], _FIRST_SEQUENCE)
+    if kind == EVENT:
+        # A condition on measures says nothing about one event.
+        return text.remove(["when"]) if text.get("where") else text.put(["when"], "true")
     size = there.parts.get(there.kind) or _FIRST_SIZE
     if kind == LOOKBACK:
         text = text.put(["window"], size)

@@ -177,7 +177,7 @@ class RuleForm:
         self._add("group_by", group_by, self._read_group_by, rulefields.put_group_by)
         entity = _make_dropdown("Entity", "Whom the alerts are about: a field of group_by")
         self._add("entity", entity, _read_entity, _put("entity"))
-        kind = _make_dropdown("Kind", "How events are combined: by a window, or as steps in order")
+        kind = _make_dropdown("Kind", "How events are combined: not at all, by a window, or as steps in order")
         self._add("kind", kind, _read_kind, rulefields.choose_kind)
 
     def _add_part(self, key: str) -> None:
@@ -224,12 +224,13 @@ class RuleForm:
         self._rows["measures"].show(rulefields.read_measures(document), but)
         self._rows["parameters"].show(rulefields.read_parameters(document), but)
         kind = rulefields.read_window(document).kind
-        is_sequence = kind == SEQUENCE
+        is_sequence, has_window = kind == SEQUENCE, kind in WINDOW_FORMS
         for name, place in self._places.items():
             if (key := name.removeprefix("window.")) != name:
-                _display(place.widget, not is_sequence and key in WINDOW_FORMS[kind])
-        for widget in (self._rows["measures"].widget, self._new_measure, self._places["when"].widget):
-            _display(widget, not is_sequence)
+                _display(place.widget, has_window and key in WINDOW_FORMS[kind])
+        for widget in (self._rows["measures"].widget, self._new_measure):
+            _display(widget, has_window)
+        _display(self._places["when"].widget, not is_sequence)
         _display(self._sequence_note, is_sequence)
 
     def _read_stream(self, document: Mapping[str, Any]) -> _Shown:
