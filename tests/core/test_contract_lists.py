@@ -13,7 +13,8 @@ from test_equals_oracle import DictStore, new_state
 
 import lookback
 from growth import takes_at_most
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.errors import EventError, RuleError, StateError
 from lookback.core.explaining.evidence import ListHistory
@@ -30,7 +31,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
 from lookback.core.values.keys import encode_keys
-from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values
+from lookback.core.values.listchanges import FOREVER, ListChange
+from lookback.core.values.lists import KnownLists, Lists, _List, _Values
 from lookback.testing.rule_tests import check_rule
 
 SECOND = 1_000_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lookback.core.operations.health import THRESHOLDS
+from lookback.core.operations.thresholds import THRESHOLDS
 from lookback.core.rules.rulebook import ACTIONS, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]

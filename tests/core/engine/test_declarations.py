@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_equals_oracle import DictStore, changes_after, failures_of, late_of, new_state, notes_of, plain
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, declare, judge_batch
 from lookback.core.rules.rulebook import LogRow, RuleChange
 from lookback.core.streams.arrival import find_marks, split_future

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lookback import Harness, replay
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState

@@ -14,7 +14,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from test_equals_oracle import plain
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.engine.warming import WindowHistory
 from lookback.core.rules.compiled import compile_rule

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import StoreFailed
 from lookback.core.rules.quarantine import AUTHOR
@@ -21,7 +23,8 @@ from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import empty_events, read_events
-from lookback.core.values.lists import KnownLists, ListChange, Lists
+from lookback.core.values.listchanges import ListChange
+from lookback.core.values.lists import KnownLists, Lists
 
 STREAM = Stream.from_dict(
     {

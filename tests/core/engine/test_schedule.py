@@ -24,7 +24,9 @@ from test_equals_oracle import (
 )
 
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import (
     Schedule,
     WaitingChange,

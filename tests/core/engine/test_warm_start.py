@@ -22,7 +22,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from test_equals_oracle import DictStore, plain
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Warmed, open_warmed
 from lookback.core.engine.warming import WindowHistory, find_gap, find_reach, find_reason_cold, find_settled
 from lookback.core.rules.compiled import compile_rule

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from growth import grows_in_proportion
+from lookback.core.engine.batch import Batch
 from lookback.core.engine.deferral import find_pieces
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.warming import WindowHistory, find_reason_cold
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange

@@ -26,7 +26,8 @@ from lookback.core.errors import (
     StreamError,
     TypeNameError,
 )
-from lookback.core.expressions.compiling import compile_aggregate, compile_expression, compile_part
+from lookback.core.expressions.aggregatecalls import compile_aggregate
+from lookback.core.expressions.compiling import compile_expression, compile_part
 from lookback.core.operations.receivers import read_receivers
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.document import read_document

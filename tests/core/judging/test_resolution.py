@@ -14,7 +14,8 @@ from test_equals_oracle import DictStore
 
 import lookback
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, subtract_rows
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.rules.compiled import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState

@@ -11,7 +11,8 @@ from test_equals_oracle import DictStore
 
 import lookback
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.judging.keystates import KeyState
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyruns import Rows

@@ -14,7 +14,9 @@ import pytest
 
 import lookback
 from lookback.core.engine import evaluation
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.errors import RuleError, StateError, StreamError
 from lookback.core.expressions import functions
 from lookback.core.expressions.compiling import compile_expression, recompile

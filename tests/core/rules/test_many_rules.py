@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
 from lookback.core.rules.compiled import compile_rule

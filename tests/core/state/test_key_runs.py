@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_layout import small_runs, state_pages, table_pages
 
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyed import Key, KeyedTable

@@ -25,7 +25,8 @@ from lookback.core.aggregation.sharedruns import (
     make_shared_run,
     merge_shared_runs,
 )
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging import measuring as measuring_module
 from lookback.core.rules.rulebook import RuleBook, RuleChange

@@ -14,7 +14,8 @@ from test_equals_oracle import DictStore
 from lookback import Harness
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.runs import Run
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state import storedruns, windowrows
 from lookback.core.state.shard import ShardState, StateCounts

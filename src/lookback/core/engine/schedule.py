@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
+from lookback.core.engine.batch import Batch, CommitRanges
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.rulebook import (
@@ -28,8 +30,8 @@ from lookback.core.rules.rulebook import (
     order_changes,
 )
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream

@@ -22,10 +22,10 @@ from lookback.core.aggregation.runs import Run
 from lookback.core.errors import StateError
 from lookback.core.judging.sessions import adopt_measures, has_measures, open_measures
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import SESSION, Session
 

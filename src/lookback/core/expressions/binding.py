@@ -12,8 +12,10 @@ from decimal import Decimal
 from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
-from lookback.core.expressions.functions import FORMS, FUNCTIONS, make_call, make_combination, make_like, quote_text
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
+from lookback.core.expressions.like import make_like, quote_text
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
     RefusedOperator,

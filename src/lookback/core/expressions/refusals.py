@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, quote_text
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.like import quote_text
 from lookback.core.expressions.syntax import LookbackSql, quote_node
 from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.types import DataType

@@ -17,9 +17,9 @@ from lookback.core.judging.measuring import Measuring, select_kept, select_value
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import Feature
 from lookback.core.rules.rulebook import LogRow
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events

@@ -14,11 +14,10 @@ from typing import Any
 from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.errors import ExpressionError, Problem, RuleError
+from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
 from lookback.core.expressions.compiling import (
-    AggregateCall,
     Expression,
     Membership,
-    compile_aggregate,
     compile_expression,
     compile_part,
     find_names,

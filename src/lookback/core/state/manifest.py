@@ -10,9 +10,10 @@ from typing import Any
 
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.aggregation.sharedruns import Place
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.pieces import require_integers
 from lookback.core.state.storedruns import StoredRun
-from lookback.core.state.windowrows import FeatureState, WindowRows
+from lookback.core.state.windowrows import WindowRows
 
 
 def write_features(features: Mapping[str, FeatureState]) -> dict[str, list[Any]]:

@@ -24,13 +24,14 @@ from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.deferred import Deferred
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows, split_text
 from lookback.core.state.manifest import read_rows, write_features, write_row_sets
 from lookback.core.state.pieces import FindFile, Pieces, Store
 from lookback.core.state.storedruns import StoredRuns
 from lookback.core.state.tables import RAISED, KeyedTables
-from lookback.core.state.windowrows import RESETS, FeatureState, WindowRows
+from lookback.core.state.windowrows import RESETS, WindowRows
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.pages import decode_page, encode_page
 
