@@ -276,7 +276,7 @@ class _Shard:
         pages = [
             page
             for table in tables
-            for run in table._runs
+            for run in table._runs.runs
             for page in (run.pages or {}).values()
             if page.rows is not None
         ]
