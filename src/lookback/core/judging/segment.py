@@ -224,7 +224,7 @@ class Segment:
             values = select_values(feature, self.events)
             part = None if values is None else values.values[at]
             keys = self.events.find_keys(feature.group_by).take(at)
-            self.state.windows.note_discarded(feature.feature_id, keys, self.events.times[at], part)
+            self.state.windows.discarded.add(feature.feature_id, state, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
         """Adds the rows that these features of one grouping share to the state; drops those of features that failed."""
@@ -245,9 +245,8 @@ class Segment:
                 values[each.argument] = each.values[at]
             own = None if each.values is None else values[each.argument]
             rows.append(Kept(each.feature_id, each.selected[at], own, each.argument))
-        self.state.windows.add_shared_rows(
-            row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows
-        )
+        windows, times = self.state.windows, self.events.times[at]
+        windows.row_sets.add_rows(row_set, grouping.numbers[at], grouping.distinct, times, rows, windows.segments)
 
 
 def list_key_texts(events: Events, group_by: Sequence[str], positions: Int64s) -> list[dict[str, str | None]]:

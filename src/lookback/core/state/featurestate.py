@@ -26,7 +26,7 @@ class FeatureState:
         width: How far below the watermark rows are kept.
         runs: Sorted rows, from oldest to newest, that the feature shares with no other feature, because they can be
             combined or emptied, or are history.
-        row_set: The name in `WindowRows.row_sets` of the rows that it shares; see `rules.compiled.Feature`.
+        row_set: The name in `RowSets.runs` of the rows that it shares; see `rules.compiled.Feature`.
         resets: For each key, the number of the segment in which an alert emptied its windows: its rows of earlier
             segments no longer count. None if no windows were emptied.
         buckets: How rows are combined, for a feature with a `resolution`.
