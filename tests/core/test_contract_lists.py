@@ -19,7 +19,7 @@ from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.errors import EventError, RuleError, StateError
 from lookback.core.explaining.evidence import ListHistory
 from lookback.core.expressions.compiling import compile_expression, drop_memberships
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import find_remarks

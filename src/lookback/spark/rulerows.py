@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import STATUSES, read_document
 from lookback.core.rules.gate import find_objection
 from lookback.core.rules.roles import find_roles

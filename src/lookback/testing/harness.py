@@ -22,7 +22,7 @@ from lookback.core.engine.schedule import open_warmed
 from lookback.core.engine.warming import WindowHistory
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule
 from lookback.core.rules.quarantine import describe_failure
 from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange

@@ -27,7 +27,7 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Warmed, open_warmed
 from lookback.core.engine.warming import WindowHistory, find_gap, find_reach, find_reason_cold, find_settled
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece

@@ -16,7 +16,7 @@ from lookback.core.engine.deferral import find_pieces
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.engine.warming import WindowHistory, find_reason_cold
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState

@@ -13,7 +13,8 @@ from growth import grows_in_proportion
 from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
 from lookback.core.explaining.evidence import Activation, Clock, Evidence, ListHistory, Reset
 from lookback.core.explaining.progress import find_progress
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events

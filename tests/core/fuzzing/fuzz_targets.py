@@ -29,7 +29,7 @@ from lookback.core.errors import (
 from lookback.core.expressions.aggregatecalls import compile_aggregate
 from lookback.core.expressions.compiling import compile_expression, compile_part
 from lookback.core.operations.receivers import read_receivers
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.keyed import KeyedTable

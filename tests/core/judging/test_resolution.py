@@ -16,7 +16,7 @@ import lookback
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, subtract_rows
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream

@@ -18,7 +18,7 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules import rulebook
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulebook import RuleBook, RuleChange
 from lookback.core.rules.versions import Entry, Piece
 from lookback.core.state.shard import ShardState

@@ -15,7 +15,8 @@ from itertools import zip_longest
 from typing import Any
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import RULE_ID, STATUSES, is_same_document, read_document
 from lookback.core.rules.gate import REFUSAL, find_objection
 from lookback.core.rules.problems import quote_value

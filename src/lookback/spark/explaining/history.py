@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lookback.core.engine.schedule import STATUS_BY_ACTION, find_causes
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.explaining.evidence import Activation, ListHistory
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, read_quarantined
 from lookback.core.rules.rulebook import LIST_CHANGED, LogRow, RuleChange, fill_role

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.account import Account
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
 from lookback.core.rules.rulebook import LogRow, RuleChange
