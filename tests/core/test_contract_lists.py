@@ -19,11 +19,13 @@ from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.errors import EventError, RuleError, StateError
 from lookback.core.explaining.evidence import ListHistory
 from lookback.core.expressions.compiling import compile_expression, drop_memberships
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import find_remarks
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.wording import describe_rule
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.arrival import find_marks

@@ -21,8 +21,10 @@ from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.judging import candidates, keyjudge, lookbacks, lookups, matches, taken, tiledwindows
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.gate import APPROVAL, REFUSAL
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.state import keyruns, pieces, storedruns
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text

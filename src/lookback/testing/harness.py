@@ -22,10 +22,13 @@ from lookback.core.engine.schedule import open_warmed
 from lookback.core.engine.warming import WindowHistory
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.judging.segment import merge_failures
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LISTS
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule
 from lookback.core.rules.quarantine import describe_failure
-from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Piece, Warming
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, LateEvent

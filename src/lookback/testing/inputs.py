@@ -14,10 +14,11 @@ from lookback.config import load_stream
 from lookback.core.engine.schedule import Warmed
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LISTS
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.problems import quote_value
-from lookback.core.rules.rulebook import LISTS, RuleChange
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.contents import read_contents, set_contents

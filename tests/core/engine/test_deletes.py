@@ -14,7 +14,8 @@ from test_equals_oracle import assert_engine_equals_oracle, regression, run_engi
 
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events

@@ -15,8 +15,11 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import StoreFailed
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LISTS
 from lookback.core.rules.quarantine import AUTHOR
-from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

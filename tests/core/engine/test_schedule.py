@@ -36,8 +36,9 @@ from lookback.core.engine.schedule import (
     restore_changes,
     unpack_waiting,
 )
+from lookback.core.rules.changes import RETIRE_ALL, ROW_DELETED, RuleChange
 from lookback.core.rules.gate import APPROVAL, REFUSAL, write_evidence
-from lookback.core.rules.rulebook import RETIRE_ALL, ROW_DELETED, LogRow, RuleChange
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, WITH_HISTORY, Piece
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations

@@ -16,8 +16,9 @@ from lookback.core.engine.deferral import find_pieces
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.engine.warming import WindowHistory, find_reason_cold
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiling import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

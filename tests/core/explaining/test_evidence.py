@@ -26,8 +26,9 @@ from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.errors import RuleError
 from lookback.core.explaining.evidence import NOT_DELETED, Activation, Clock, Evidence, Explanation, Reset
 from lookback.core.explaining.explanation import explain_alert, find_counted, picture_span
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiling import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

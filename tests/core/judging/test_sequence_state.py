@@ -14,7 +14,8 @@ from growth import grows_in_proportion
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.judging.keystates import KeyState
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

@@ -22,11 +22,12 @@ from lookback.core.expressions import functions, like
 from lookback.core.expressions.compiling import compile_expression, recompile
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Segment, merge_failures
-from lookback.core.rules import rulebook
+from lookback.core.rules import compilecache
+from lookback.core.rules.changes import MAX_VERSION, RuleChange
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.quarantine import describe_error, find_quarantines
-from lookback.core.rules.rulebook import MAX_VERSION, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Failure
 from lookback.core.streams.declaration import Stream
@@ -130,7 +131,7 @@ def test_a_defect_in_reading_a_row_rejects_the_row(monkeypatch: pytest.MonkeyPat
 
     book = RuleBook(TX, STREAMS)
     book.apply([row(1)], None)
-    monkeypatch.setattr("lookback.core.rules.rulebook._open_compiler", broken)
+    monkeypatch.setattr("lookback.core.rules.compilecache._open_compiler", broken)
     log, _ = book.apply([row(2, commit=2)], None)
     assert "RecursionError: maximum recursion depth exceeded (test_bad_rules.py" in log[0].message
     assert [(entry.version, entry.action) for entry in log] == [(2, "rejected")]
@@ -141,7 +142,7 @@ def test_out_of_memory_is_no_rules_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("lookback.core.rules.rulebook._open_compiler", broken)
+    monkeypatch.setattr("lookback.core.rules.compilecache._open_compiler", broken)
     with pytest.raises(MemoryError):
         RuleBook(TX, STREAMS).apply([row(1)], None)
 
@@ -571,14 +572,14 @@ def test_a_rule_that_breaks_while_it_is_read_again_stops_alone(monkeypatch: pyte
         return compile_rule(found, stream)
 
     # As another process, or another release, reads what is in force.
-    rulebook._open_compiler.cache_clear()
+    compilecache._open_compiler.cache_clear()
     harness._state.book.load(harness._state.book.to_json())
     try:
-        monkeypatch.setattr(rulebook, "compile_rule", broken)
+        monkeypatch.setattr(compilecache, "compile_rule", broken)
         harness.events(events(2, start=2))
     finally:
         monkeypatch.undo()
-        rulebook._open_compiler.cache_clear()
+        compilecache._open_compiler.cache_clear()
     assert [(each.rule_id, each.action) for each in harness.errors] == [("bad", "failed")]
     assert "the document cannot be read: KeyError: 'from'" in harness.errors[0].message
     assert [alert.event_id for alert in harness.alerts if alert.rule_id == "fine"] == ["0", "1", "2", "3"]

@@ -15,7 +15,8 @@ from state_layout import small_runs, state_pages, table_pages
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState

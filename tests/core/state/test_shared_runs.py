@@ -29,7 +29,8 @@ from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging import measuring as measuring_module
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

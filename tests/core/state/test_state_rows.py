@@ -16,7 +16,8 @@ from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.runs import Run
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState, StateCounts
 from lookback.core.streams.arrival import find_marks

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.events import Events, find_commit_edges
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s, encode_keys

@@ -50,10 +50,12 @@ from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import delete_from_sessions, judge_sessions
 from lookback.core.judging.tiled import TiledJudge
+from lookback.core.rules.changes import RuleChange, order_changes
+from lookback.core.rules.commands import NOT_BY_ENGINE, Command
 from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.roles import WARMING
-from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_warming
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS

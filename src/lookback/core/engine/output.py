@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lookback.core.rules.account import Taken
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.flagged import FlaggedEvents
 

@@ -15,20 +15,11 @@ import numpy as np
 from lookback.core.engine.batch import Batch, CommitRanges
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
+from lookback.core.rules.changes import MOVED, RETIRE_ALL, ROW_DELETED, RuleChange, order_changes
+from lookback.core.rules.commands import COMMANDS, LIST_CHANGED, LISTS
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.rulebook import (
-    ACTIONS,
-    COMMANDS,
-    LIST_CHANGED,
-    LISTS,
-    MOVED,
-    RETIRE_ALL,
-    ROW_DELETED,
-    LogRow,
-    RuleChange,
-    order_changes,
-)
+from lookback.core.rules.rulelog import ACTIONS, LogRow
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
 from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.shard import ShardState

@@ -24,8 +24,9 @@ from lookback.core.engine.output import Output
 from lookback.core.explaining.evidence import NOT_DELETED, Activation, Evidence
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.judging.measuring import select_kept
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import WITH_STATE, Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder

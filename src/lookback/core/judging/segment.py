@@ -16,7 +16,7 @@ from lookback.core.judging.lateness import LateEvents
 from lookback.core.judging.measuring import Measuring, select_kept, select_values
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import Feature
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState

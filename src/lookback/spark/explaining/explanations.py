@@ -27,7 +27,7 @@ from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, 
 from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
-    from lookback.core.rules.rulebook import LogRow
+    from lookback.core.rules.rulelog import LogRow
     from lookback.core.streams.declaration import Stream
     from lookback.spark.record.evaluations import Term
     from lookback.spark.tables.lakehouse import Tables
