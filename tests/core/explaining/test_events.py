@@ -10,7 +10,8 @@ from test_evidence import RULE, STREAM, as_rows, moment, rows
 
 import lookback
 from growth import grows_in_proportion
-from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
+from lookback.core.explaining.eventexplanation import EventExplanation, Standing
+from lookback.core.explaining.events import explain_event_at
 from lookback.core.explaining.evidence import Activation, Clock, Evidence, ListHistory, Reset
 from lookback.core.explaining.progress import find_progress
 from lookback.core.rules.compiled import CompiledRule

@@ -111,9 +111,16 @@ def _as_float(name: str, argument: Node) -> Node:
 
 
 _CASTS = {
-    "to_date": DATE, "to_timestamp": TIMESTAMP, "date": DATE, "timestamp": TIMESTAMP,
-    "boolean": BOOLEAN, "int": INT, "bigint": BIGINT, "double": DOUBLE, "string": STRING,
-}  # fmt: skip
+    "to_date": DATE,
+    "to_timestamp": TIMESTAMP,
+    "date": DATE,
+    "timestamp": TIMESTAMP,
+    "boolean": BOOLEAN,
+    "int": INT,
+    "bigint": BIGINT,
+    "double": DOUBLE,
+    "string": STRING,
+}
 
 
 def _cast(name: str, arguments: Arguments) -> Node:

@@ -250,10 +250,8 @@ def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
         error[row] |= p == 0
     null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
     filler = np.zeros((), dtype=call.type.storage).item()
-    return KernelResult(
-        make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
-        mask_or_none(error), mask_or_none(null),
-    )  # fmt: skip
+    known = make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False)
+    return KernelResult(known, mask_or_none(error), mask_or_none(null))
 
 
 _STRINGS = takes(STRING, gives=STRING)
@@ -309,9 +307,16 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 _CANONICAL = {
-    "ceiling": "ceil", "signum": "sign", "lcase": "lower", "ucase": "upper", "char_length": "length",
-    "substr": "substring", "day": "dayofmonth", "nvl": "coalesce", "ifnull": "coalesce",
-}  # fmt: skip
+    "ceiling": "ceil",
+    "signum": "sign",
+    "lcase": "lower",
+    "ucase": "upper",
+    "char_length": "length",
+    "substr": "substring",
+    "day": "dayofmonth",
+    "nvl": "coalesce",
+    "ifnull": "coalesce",
+}
 
 
 # Combinations --------------------------------------------------------------------------------------------------------

@@ -15,12 +15,24 @@ Arguments = Sequence[Node]
 # A call has all its arguments in memory at once, for all events of a batch.
 MAX_ARGUMENTS = 100
 UNITS = {
-    "microsecond": 1, "millisecond": 1_000, "second": SECOND_US, "minute": 60 * SECOND_US, "hour": 3600 * SECOND_US,
-    "day": DAY_US, "week": 0, "month": 1, "quarter": 3, "year": 12,
-}  # fmt: skip
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": SECOND_US,
+    "minute": 60 * SECOND_US,
+    "hour": 3600 * SECOND_US,
+    "day": DAY_US,
+    "week": 0,
+    "month": 1,
+    "quarter": 3,
+    "year": 12,
+}
 TRUNCATIONS = {unit: unit for unit in UNITS} | {
-    "dd": "day", "mon": "month", "mm": "month", "yyyy": "year", "yy": "year",
-}  # fmt: skip
+    "dd": "day",
+    "mon": "month",
+    "mm": "month",
+    "yyyy": "year",
+    "yy": "year",
+}
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,17 @@ class Segment:
     """
 
     def __init__(
-        self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS,
+        self,
+        stream: Stream,
+        state: ShardState,
+        events: Events,
+        timeline: Timeline,
+        shard: int,
+        shards: int,
+        flagging: Mapping[str, FlagPlace] | None = None,
+        max_evidence: int = MAX_EVIDENCE_IDS,
         lists: Lists | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stream, self.state, self.timeline = stream, state, timeline
         self.flagging, self.max_evidence = flagging or {}, max_evidence
         self.lists = Lists.empty() if lists is None else lists

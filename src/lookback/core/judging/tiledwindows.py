@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -97,11 +97,15 @@ class WindowResults:
 
     def take(self, at: Int64s) -> WindowResults:
         """Returns the results at these positions."""
-        columns = (self.commit_indexes, self.phases, self.causes)
-        return WindowResults(
-            self.keys, self.numbers, self.groups, self.starts, self.firsts[at], self.counts[at], self.queries.take(at),
-            *(column[at] for column in columns),
-        )  # fmt: skip
+        return replace(
+            self,
+            firsts=self.firsts[at],
+            counts=self.counts[at],
+            queries=self.queries.take(at),
+            commit_indexes=self.commit_indexes[at],
+            phases=self.phases[at],
+            causes=self.causes[at],
+        )
 
     @cached_property
     def first_starts(self) -> Int64s:
@@ -282,9 +286,17 @@ class SegmentWindows:
         queries.windows, queries.window_of = windows.take(class_firsts), class_of
         every = np.arange(len(grouping.distinct), dtype=np.int64)
         return WindowResults(
-            grouping.distinct, every, groups, starts, firsts, beyond - firsts, queries, rule_run.commit_indexes[at],
-            np.full_like(at, BY_EVENT), at,
-        )  # fmt: skip
+            keys=grouping.distinct,
+            numbers=every,
+            groups=groups,
+            starts=starts,
+            firsts=firsts,
+            counts=beyond - firsts,
+            queries=queries,
+            commit_indexes=rule_run.commit_indexes[at],
+            phases=np.full_like(at, BY_EVENT),
+            causes=at,
+        )
 
     def _make_queries(self, numbers: Int64s, starts: Int64s, positions: Int64s | None = None) -> Queries:
         return Queries(numbers, starts if positions is None else positions, starts, starts + self.tiles.size - 1)

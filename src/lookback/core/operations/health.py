@@ -79,12 +79,14 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
 def _check_tables(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "other_tables", f"The evaluation has read other tables than the current ones: {what}.",
+            PROBLEM,
+            "other_tables",
+            f"The evaluation has read other tables than the current ones: {what}.",
             "Restore the tables that were read, or judge the current ones as a new evaluation: lookback evaluate "
             f"{figures.stream} --fresh.",
         )
         for what in figures.other_tables
-    ]  # fmt: skip
+    ]
     account = figures.account
     if account is not None and not account["closes"]:
         what = (
@@ -98,21 +100,18 @@ def _check_tables(figures: Figures) -> list[Finding]:
 
 def _check_running(figures: Figures) -> list[Finding]:
     if not figures.rules:
-        return [
-            Finding(
-                NOTE, "no_rules", "No rule of this stream is in force, so nothing is judged.",
-                f"Publish one: lookback rules push FILE (stream: {figures.stream}).",
-            )
-        ] if figures.waiting or figures.judged is not None else []  # fmt: skip
+        if not figures.waiting and figures.judged is None:
+            return []
+        remedy = f"Publish one: lookback rules push FILE (stream: {figures.stream})."
+        return [Finding(NOTE, "no_rules", "No rule of this stream is in force, so nothing is judged.", remedy)]
     waits = f"{count_noun(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
     start = f"Start it: lookback evaluate {figures.stream}; if a schedule starts it, check its last run."
     if figures.waiting and figures.judged is None and figures.is_silent:
         return [Finding(PROBLEM, "not_running", f"No evaluation has judged this stream yet, and {waits}.", start)]
     if figures.waiting and figures.is_silent and figures.lag > THRESHOLDS["unjudged"].value:
-        last = (
-            "never wrote metrics" if figures.last_sample is None
-            else f"was last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
-        )  # fmt: skip
+        last = "never wrote metrics"
+        if figures.last_sample is not None:
+            last = f"was last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
         what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_format_span(figures.lag)}."
         return [Finding(PROBLEM, "not_running", what, start)]
     return []
@@ -153,11 +152,13 @@ def _suggest_speedup(figures: Figures) -> str:
 def _check_rules(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and is no longer evaluated.",
+            PROBLEM,
+            "quarantined",
+            f"Rule {rule_id} is quarantined: it failed too often and is no longer evaluated.",
             "See rule_log for the error, fix the rule and publish it again: lookback rules push FILE.",
         )
         for rule_id in sorted(figures.quarantined)
-    ]  # fmt: skip
+    ]
     counts = figures.rule_counts
     for rule_id in sorted({*figures.failing, *(name for name, each in counts.items() if each.failed)}):
         failed = counts.get(rule_id, RuleCounts()).failed
@@ -171,11 +172,13 @@ def _check_rules(figures: Figures) -> list[Finding]:
         findings.append(Finding(WARNING, "failing", what, remedy))
     findings += [
         Finding(
-            WARNING, "refused", f"A row of the rules table for {rule_id} was rejected: {why}.",
+            WARNING,
+            "refused",
+            f"A row of the rules table for {rule_id} was rejected: {why}.",
             "The previous version, if any, is still in force; publish a corrected one.",
         )
         for rule_id, why in sorted(figures.refused.items())
-    ]  # fmt: skip
+    ]
     return findings + _check_warming(figures)
 
 
@@ -184,7 +187,8 @@ def _check_warming(figures: Figures) -> list[Finding]:
     most = THRESHOLDS["warming_stuck"].value
     return [
         Finding(
-            WARNING, "warming_stuck",
+            WARNING,
+            "warming_stuck",
             f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} "
             f"of {each.pieces or 'no'} pieces of its history published; the previous version is in force.",
             "Is the evaluation running? Its log says why a history could not be built. To start without it: lookback "
@@ -192,7 +196,7 @@ def _check_warming(figures: Figures) -> list[Finding]:
         )
         for each in figures.warming
         if (waited := _seconds(figures.now - each.since)) > most
-    ]  # fmt: skip
+    ]
 
 
 def _check_storms(figures: Figures) -> list[Finding]:
@@ -200,7 +204,8 @@ def _check_storms(figures: Figures) -> list[Finding]:
     total = sum(raised.values())
     return [
         Finding(
-            WARNING, "storm",
+            WARNING,
+            "storm",
             f"Rule {rule_id} raised {count:,} alerts within the last hour, {count / total:.0%} of all.",
             "Raise its limit, or give it `suppress`; alerts of a version in shadow are in no review queue."
             if rule_id.endswith(name_role("", SHADOW))
@@ -208,7 +213,7 @@ def _check_storms(figures: Figures) -> list[Finding]:
         )
         for rule_id, count in sorted(raised.items())
         if count >= THRESHOLDS["storm"].value
-    ]  # fmt: skip
+    ]
 
 
 def _check_rejected(figures: Figures) -> list[Finding]:

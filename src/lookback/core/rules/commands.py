@@ -38,7 +38,7 @@ def read_command(change: RuleChange, stream: str, streams: Collection[str]) -> M
     """Reads the document of a command row; None for a row that asks nothing of `stream`.
 
     Raises:
-        Rejected: The status is no command, or the stream is unknown.
+        Rejected: The status is not a command, or the stream is unknown.
         RuleError: The document cannot be read.
     """
     if change.change != "insert":

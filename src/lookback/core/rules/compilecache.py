@@ -41,7 +41,9 @@ class RuleCompiler:
             raise Rejected(f"unknown stream {quote_value(name)}; known: {known} (stream)")
         return name
 
-    def compile(self, stream: str, document: str, *, limited: bool = True, lane: int = 0) -> CompiledRule | RuleError:
+    def compile_document(
+        self, stream: str, document: str, *, limited: bool = True, lane: int = 0
+    ) -> CompiledRule | RuleError:
         """Compiles a document; returns the error of one that is wrong. `limited` applies the stream's limits."""
         declarations = self._declarations if limited else self._unlimited
         compiled = _open_compiler(declarations[stream])(document)
@@ -51,7 +53,7 @@ class RuleCompiler:
 
     def check(self, stream: str, document: str, rule_id: str | None, *, limited: bool) -> None:
         """Checks that a document is that of a rule. Raises Rejected and RuleError."""
-        compiled = self.compile(stream, document, limited=limited)
+        compiled = self.compile_document(stream, document, limited=limited)
         if isinstance(compiled, RuleError):
             raise RuleError(compiled.name, compiled.problems)
         if compiled.spec.rule_id != rule_id:
@@ -61,14 +63,14 @@ class RuleCompiler:
 
     def compile_in_force(self, entry: Entry) -> CompiledRule | RuleError:
         """Compiles the rule of an entry; a rule in force stays valid when the stream's limits are lowered."""
-        compiled = self.compile(entry.stream, entry.document, lane=entry.lane)
+        compiled = self.compile_document(entry.stream, entry.document, lane=entry.lane)
         if isinstance(compiled, RuleError):
-            compiled = self.compile(entry.stream, entry.document, limited=False, lane=entry.lane)
+            compiled = self.compile_document(entry.stream, entry.document, limited=False, lane=entry.lane)
         return compiled
 
     def has_same_states(self, entry: Entry, rule: CompiledRule) -> bool:
         """Returns whether an entry's rule keeps the same state as another rule."""
-        other = self.compile(entry.stream, entry.document)
+        other = self.compile_document(entry.stream, entry.document)
         return isinstance(other, CompiledRule) and (other.needs, other.measured) == (rule.needs, rule.measured)
 
 

@@ -389,7 +389,7 @@ class RuleBook:
 
     def _warm_first(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
         """Starts to warm an active or shadow version if its windows need history, and returns whether they do."""
-        rule = self._compiler.compile(entry.stream, entry.document)
+        rule = self._compiler.compile_document(entry.stream, entry.document)
         if entry.status not in EVALUATED or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
         if not (self._needs_warming(entry) if change.warms is None else change.warms):
@@ -412,7 +412,7 @@ class RuleBook:
 
     def _keep_warming(self, entry: Entry, warming: list[Warming], write: Any) -> bool:
         """Lets a paused version go on with the warm-up of one with the same features, if there is one; returns whether."""
-        rule = self._compiler.compile(entry.stream, entry.document)
+        rule = self._compiler.compile_document(entry.stream, entry.document)
         if entry.status != "paused" or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
         known = self.warming.get((entry.rule_id, entry.version))
@@ -431,7 +431,7 @@ class RuleBook:
         """Returns whether a version needs history, given the state that it would continue with."""
         entered = fill_role(self._list_roles(entry.rule_id), entry)
         lane = next(each.lane for each in entered if each.version == entry.version)
-        rule = self._compiler.compile(entry.stream, entry.document, lane=lane)
+        rule = self._compiler.compile_document(entry.stream, entry.document, lane=lane)
         return isinstance(rule, CompiledRule) and self._needs_history(rule)
 
     def _command(self, change: RuleChange, log: list[LogRow], arrival: int | None) -> list[Command]:
