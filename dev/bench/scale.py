@@ -32,9 +32,11 @@ from dev.bench.sets import DATA
 from dev.bench.shapes import STREAM
 from dev.bench.watching import say
 from lookback.core.engine.evaluation import Evaluator
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compilecache import _open_compiler
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
-from lookback.core.rules.rulebook import RuleBook, RuleChange, _open_compiler
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState, encode_text
 from lookback.core.streams.declarations import Declarations
 

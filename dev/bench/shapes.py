@@ -17,8 +17,10 @@ import numpy as np
 
 from dev.bench.results import record
 from dev.bench.watching import say
-from lookback.core.engine.evaluation import Batch, Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dev.soak.scenario import STREAM, is_usable
-from lookback.core.rules.rulebook import ACTIONS, LIST_CHANGED, LISTS, RETIRE_ALL
+from lookback.core.rules.changes import RETIRE_ALL
+from lookback.core.rules.commands import LIST_CHANGED, LISTS
+from lookback.core.rules.rulelog import ACTIONS
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITHOUT_HISTORY
 from lookback.spark.checkpoints.checkpoint import checkpoint_folder
 from lookback.spark.replay.proof import prove

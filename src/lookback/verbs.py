@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lookback.config import Settings, load_receivers, load_rule_document
 from lookback.core.errors import Problem, RuleError, SetupError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import Remark, find_remarks
 from lookback.core.rules.variants import read_varied, suggest_values

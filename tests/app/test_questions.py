@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lookback.core.rules.document import SEVERITIES
-from lookback.core.rules.rulebook import ACTIONS
+from lookback.core.rules.rulelog import ACTIONS
 from lookback.core.streams import alerts
 from lookback.questions import read_question
 

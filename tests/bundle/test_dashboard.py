@@ -17,7 +17,7 @@ import sqlglot
 import yaml
 from sqlglot import exp
 
-from lookback.core.operations.health import THRESHOLDS
+from lookback.core.operations.thresholds import THRESHOLDS
 from lookback.core.rules.document import SEVERITIES
 from lookback.core.streams.alerts import DISPOSITIONS, MAX_EVIDENCE_IDS
 from lookback.core.streams.alerts import TABLE as ALERTS

@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
 from lookback.spark.following.rulewatch import RulesWatch

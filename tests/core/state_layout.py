@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lookback.core.state import keyed, keyruns
+from lookback.core.state import keyruns, tableruns
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.shard import MANIFEST, ShardState
 
@@ -19,16 +19,16 @@ def small_runs() -> Iterator[None]:
         patch.setattr(keyruns, "_KEYS_PER_PAGE", 1)
         patch.setattr(keyruns, "_MAX_DEPTH", 3)
         patch.setattr(keyruns, "_INLINE_DEPTH", 1)
-        patch.setattr(keyed, "_MIN_ROWS", 1)
-        patch.setattr(keyed, "_ROWS_PER_CHANGE", 1)
-        patch.setattr(keyed, "_SMALLEST_CLASS_KEYS", 1)
+        patch.setattr(tableruns, "_MIN_ROWS", 1)
+        patch.setattr(tableruns, "_ROWS_PER_CHANGE", 1)
+        patch.setattr(tableruns, "_SMALLEST_CLASS_KEYS", 1)
         yield
 
 
 def table_pages(table: KeyedTable) -> set[str]:
     """The names of the pages that a saved table has."""
-    names = {run.name_page(table.name, number) for run in table._runs for number in table._open_run(run)}
-    return names | {run.name_index(table.name) for run in table._runs if run.has_index}
+    names = {run.name_page(table.name, number) for run in table._runs.runs for number in table._runs.open_run(run)}
+    return names | {run.name_index(table.name) for run in table._runs.runs if run.has_index}
 
 
 def state_pages(state: ShardState) -> set[str]:

@@ -13,16 +13,19 @@ from test_equals_oracle import DictStore, new_state
 
 import lookback
 from growth import takes_at_most
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.errors import EventError, RuleError, StateError
 from lookback.core.explaining.evidence import ListHistory
 from lookback.core.expressions.compiling import compile_expression, drop_memberships
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.remarks import find_remarks
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.wording import describe_rule
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_text
 from lookback.core.streams.arrival import find_marks
@@ -30,7 +33,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events
 from lookback.core.values.keys import encode_keys
-from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values
+from lookback.core.values.listchanges import FOREVER, ListChange
+from lookback.core.values.lists import KnownLists, Lists, _List, _Values
 from lookback.testing.rule_tests import check_rule
 
 SECOND = 1_000_000

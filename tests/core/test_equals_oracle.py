@@ -16,11 +16,15 @@ from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolu
 from hypothesis import given
 from state_layout import small_runs, state_pages
 
-from lookback.core.engine import evaluation
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.judging import candidates, keyjudge, lookbacks, lookups, matches, taken, tiled
+from lookback.core.engine import batch as batch_module
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
+from lookback.core.judging import candidates, keyjudge, lookbacks, lookups, matches, taken, tiledwindows
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.gate import APPROVAL, REFUSAL
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.state import keyruns, pieces, storedruns
 from lookback.core.state import shard as state_module
 from lookback.core.state.shard import MANIFEST, ShardState, decode_text
@@ -32,7 +36,8 @@ from lookback.core.streams.events import Events, read_events
 from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import to_text
-from lookback.core.values.lists import KnownLists, ListChange, Lists
+from lookback.core.values.listchanges import ListChange
+from lookback.core.values.lists import KnownLists, Lists
 from lookback.spark.batches import arrayfiles
 from lookback.testing.harness import replay
 from oracle import COVERED, Oracle, OracleEvent
@@ -167,11 +172,11 @@ def small_pages() -> Iterator[None]:
         patch.setattr(lookups, "_MAX_ITEMS", 2)
         patch.setattr(candidates, "_MAX_ROWS", 20)
         patch.setattr(keyjudge, "_MIN_ASKED", 1)
-        patch.setattr(evaluation, "_MAX_EVENTS", 3)
+        patch.setattr(batch_module, "MAX_EVENTS", 3)
         patch.setattr(storedruns, "_MAX_UNSAVED_BYTES", 0)
         patch.setattr(storedruns, "_SAMPLE_ROWS", 2)
         patch.setattr(storedruns, "_MIN_FILED_ROWS", 0)
-        patch.setattr(tiled, "_MAX_WINDOWS", 3)
+        patch.setattr(tiledwindows, "_MAX_WINDOWS", 3)
         patch.setattr(lookbacks, "_MAX_CANDIDATES", 2)
         yield
 

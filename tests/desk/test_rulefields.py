@@ -17,7 +17,14 @@ from lookback.desk.rule.text import RuleText
 CONF = Path(__file__).parents[2] / "conf"
 RULES = sorted((CONF / "rules").glob("*.yml"))
 STREAMS = load_streams(CONF)
-OF_EACH_KIND = ("large-payment", "customer-day-spend", "burst-against-usual", "city-price-totals", "card-testing", "failed-logins")
+OF_EACH_KIND = (
+    "large-payment",
+    "customer-day-spend",
+    "burst-against-usual",
+    "city-price-totals",
+    "card-testing",
+    "failed-logins",
+)
 
 
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)

@@ -35,9 +35,10 @@ from lookback.config import load_streams
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.errors import StreamError
 from lookback.core.expressions.compiling import compile_expression
-from lookback.core.expressions.functions import FORMS, FUNCTIONS
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import FUNCTIONS
 from lookback.core.rules import document as rules
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.lookups import Lookup

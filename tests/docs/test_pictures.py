@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import lookback
 from lookback.core.explaining.evidence import Clock, Evidence, Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lookback.core.operations.health import THRESHOLDS
-from lookback.core.rules.rulebook import ACTIONS, COMMANDS
+from lookback.core.operations.thresholds import THRESHOLDS
+from lookback.core.rules.commands import COMMANDS
+from lookback.core.rules.rulelog import ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "lookback"

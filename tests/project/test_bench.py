@@ -26,7 +26,7 @@ from dev.bench.results import percentiles
 from dev.bench.rules import FEATURES, LIST, RULE_SETS, peers_rules, rules_for
 from dev.bench.sets import ALLOWED_LATENESS, COMMIT_ROWS, DAY, OUT_OF_ORDERNESS, SECOND, EventSet, Windows
 from dev.bench.versus import PEERS, Comparison, compare, read_alerts
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.spark.tables.schemas import LISTS
 from lookback.testing.harness import Harness
 

@@ -18,7 +18,7 @@ from dev.soak.scenario import LISTED, RULES, STREAM, Feed, is_usable, make_next_
 from dev.soak.tally import Tally
 from dev.soak.verdict import find_differences, list_warming
 from lookback.core.engine.warming import find_reason_cold
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.spark.checkpoints.histories import Waiting
 
 

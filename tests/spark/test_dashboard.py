@@ -18,7 +18,8 @@ from pyspark.sql.types import DateType, NumericType, StringType, TimestampType
 from sqlglot import exp
 from test_dashboard import DASHBOARD, QUERIES, encodings, layouts, widget_queries
 
-from lookback.core.operations.health import Figures, Sample, check_health
+from lookback.core.operations.figures import Figures, Sample
+from lookback.core.operations.health import check_health
 from lookback.core.streams import metrics
 from lookback.questions import VIEWS, write_view
 from lookback.spark.figures import RuleFigures

@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 
 from dev.bench.scale import _Pages
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
-from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.blocks import unpack_table
 from lookback.core.streams.declarations import Declarations, Declared
 from lookback.spark.batches.dispatch import INSERTED, BlockBuilder, Dispatch

@@ -17,9 +17,9 @@ from dev.bench.scale import _Pages
 from lookback.core.errors import SetupError
 from lookback.core.expressions import compiling as expressions
 from lookback.core.rules.account import Account
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import MAX_CONDITIONS, Coverage, find_coverage
-from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.blocks import unpack_events, unpack_table
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events

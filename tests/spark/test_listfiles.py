@@ -16,7 +16,8 @@ import pytest
 
 from lookback.core.errors import StoreFailed
 from lookback.core.values.columns import from_values
-from lookback.core.values.lists import FOREVER, ListChange, ListRows, Lists
+from lookback.core.values.listchanges import FOREVER, ListChange, ListRows
+from lookback.core.values.lists import Lists
 from lookback.core.values.types import STRING
 from lookback.spark.checkpoints import listfiles
 from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StoreFailed
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import MANIFEST, ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import Events

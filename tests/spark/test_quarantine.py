@@ -15,23 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import RuleError, SetupError
+from lookback.core.rules.changes import MAX_VERSION
 from lookback.core.rules.quarantine import Quarantine
-from lookback.core.rules.rulebook import MAX_VERSION
 from lookback.spark.following.quarantine import FILE, Quarantines
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.schemas import RULES as SCHEMA
-from payins import (
-    RULES,
-    STREAM,
-    STREAMS,
-    append,
-    make_events,
-    replay_of_tables,
-    replayed_alerts,
-    rule,
-    stored_alerts,
-)
+from payins import RULES, STREAM, STREAMS, append, make_events, replay_of_tables, replayed_alerts, rule, stored_alerts
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream

@@ -10,8 +10,8 @@ import pytest
 
 import lookback
 from alert_rows import read_alerts
+from lookback.core.rules.commands import LISTS
 from lookback.core.rules.quarantine import AUTHOR
-from lookback.core.rules.rulebook import LISTS
 from lookback.core.rules.versions import WARM, Piece
 from lookback.spark.lists import add_values
 from lookback.spark.operations.status import stream_status

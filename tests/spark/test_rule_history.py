@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from core.cases import STREAMS
 from lookback.core.engine.schedule import Schedule
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.explaining import history

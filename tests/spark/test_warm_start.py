@@ -15,7 +15,7 @@ import pytest
 
 import lookback
 from lookback.core.operations.health import check_health
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.versions import Piece
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lookback.core.expressions.compiling import Expression, Membership, compile_expression
-from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature, compile_rule
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.alerts import compute_alert_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import Column, from_text, from_values, to_text

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from lookback.core.errors import EventError, RuleError, SetupError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lookback.config import load_rule_document, load_streams
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule
 from lookback.core.values.windows import Lookback
 from lookback.testing.rule_tests import check_rule, run_rule_tests

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.lists import ListChange, Lists
+from lookback.core.values.listchanges import ListChange
+from lookback.core.values.lists import Lists
 from lookback.testing import trial
 from lookback.testing.trial import run_trial
 

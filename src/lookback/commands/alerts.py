@@ -25,7 +25,7 @@ from lookback.views.explanations import describe_alert, describe_event
 from lookback.views.terminal import format_json, print_json
 
 if TYPE_CHECKING:
-    from lookback.core.explaining.events import EventExplanation
+    from lookback.core.explaining.eventexplanation import EventExplanation
     from lookback.spark.operations.notify import DeliveryCounts
     from lookback.spark.tables.lakehouse import Tables
 

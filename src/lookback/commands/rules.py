@@ -280,7 +280,7 @@ def _list_rules(options: CommandOptions) -> None:
 
 
 def _show_rule(options: CommandOptions) -> None:
-    from lookback.core.rules.compiled import compile_rule
+    from lookback.core.rules.compiling import compile_rule
     from lookback.core.rules.wording import describe_rule
 
     def read(rules: RulesTable) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Mapping[str, Stream]]:

@@ -22,7 +22,7 @@ from lookback.commands.options import (
     warn,
 )
 from lookback.core.errors import SetupError
-from lookback.core.operations.health import WarmUp, describe_warm_up
+from lookback.core.operations.figures import WarmUp, describe_warm_up
 from lookback.core.streams.arrival import describe_fast_clock
 from lookback.views.terminal import print_health, print_json, print_table
 

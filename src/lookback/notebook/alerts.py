@@ -9,7 +9,7 @@ import pandas as pd
 
 from lookback import verbs
 from lookback.core.errors import SetupError
-from lookback.core.explaining.events import EventExplanation
+from lookback.core.explaining.eventexplanation import EventExplanation
 from lookback.core.explaining.evidence import Explanation, MeasureEvidence
 from lookback.core.values.texts import count_noun
 from lookback.core.values.times import parse_calendar_time, to_utc

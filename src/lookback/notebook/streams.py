@@ -12,7 +12,8 @@ import pandas as pd
 from lookback import verbs
 from lookback.config import Settings
 from lookback.core.errors import SetupError
-from lookback.core.operations.health import Finding, check_health, describe_health, describe_warm_up
+from lookback.core.operations.figures import describe_warm_up
+from lookback.core.operations.health import Finding, check_health, describe_health
 from lookback.core.values.durations import parse_duration
 from lookback.notebook.showing import say, show_desk, show_frame
 from lookback.parameters import check_mode

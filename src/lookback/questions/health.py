@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lookback.core.operations.health import RECENT, Sample
+from lookback.core.operations.figures import Sample
+from lookback.core.operations.thresholds import RECENT
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.times import to_utc
 

@@ -21,7 +21,9 @@ from databricks.sdk.service.sql import (
 
 from lookback.core.errors import LookbackError, RemoteError, SetupError
 from lookback.core.operations.backlog import Commit, measure_backlog
-from lookback.core.operations.health import RECENT, Figures, check_health, describe_health, is_healthy
+from lookback.core.operations.figures import Figures
+from lookback.core.operations.health import check_health, describe_health, is_healthy
+from lookback.core.operations.thresholds import RECENT
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
 from lookback.core.rules.versions import EVALUATED

@@ -20,8 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.addresses import explain_no_range
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.lists import CIDR, explain_no_range
+from lookback.core.values.listchanges import CIDR
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.warming import find_reach, find_reason_cold
 from lookback.core.errors import RuleError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.values.columns import to_text

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import MAX_VERSION
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import STATUSES, read_document
 from lookback.core.rules.gate import find_objection
 from lookback.core.rules.roles import find_roles
-from lookback.core.rules.rulebook import MAX_VERSION
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.spark.tables.schemas import RULES

@@ -14,6 +14,8 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import Problem, RuleError, SetupError
+from lookback.core.rules.changes import MAX_VERSION, RuleChange
+from lookback.core.rules.commands import COMMANDS, LISTS
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_rule
 from lookback.core.rules.gate import REFUSAL, is_proven, is_same_person
@@ -21,7 +23,7 @@ from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
 from lookback.core.rules.roles import REJECTED, SHADOW, WARMING, find_roles, write_quarantined
-from lookback.core.rules.rulebook import COMMANDS, LISTS, MAX_VERSION, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import WARM, Entry, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text

@@ -9,7 +9,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from lookback.core.errors import EventError, Problem, RuleError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule, read_rule
 from lookback.core.rules.problems import quote_value
 from lookback.core.streams.alerts import Alert

@@ -11,7 +11,8 @@ import pandas as pd
 import pyarrow as pa
 
 from lookback.core.explaining.explanation import main_measure, to_number
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.wording import find_field_limits, find_measure_limits
 from lookback.core.values.lists import Lists
 from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, TiledWindow

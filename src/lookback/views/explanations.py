@@ -9,7 +9,7 @@ from lookback.core.values.texts import count_noun
 from lookback.core.values.times import format_time, parse_time
 
 if TYPE_CHECKING:
-    from lookback.core.explaining.events import EventExplanation, JudgedWindow
+    from lookback.core.explaining.eventexplanation import EventExplanation, JudgedWindow
     from lookback.core.explaining.evidence import Explanation
 
 # Further windows of an event are only in the JSON.

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.distinct import count_below
-from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries
+from lookback.core.aggregation.featurerows import FeatureRows
+from lookback.core.aggregation.grouping import Grouping, Queries
 from lookback.core.values.keys import Keys
 from lookback.core.values.types import BIGINT
 

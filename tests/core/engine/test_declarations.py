@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_equals_oracle import DictStore, changes_after, failures_of, late_of, new_state, notes_of, plain
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, declare, judge_batch
-from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.declarations import Declarations, Declared, list_settings, plan_declarations
 from lookback.core.streams.events import read_events

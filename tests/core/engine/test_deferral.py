@@ -12,7 +12,7 @@ from lookback.core.engine.deferral import encode_events, find_pieces, list_no_ev
 from lookback.core.errors import StateError
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Segment, Timeline
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import Entry
 from lookback.core.state.shard import ShardState

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_equals_oracle import assert_engine_equals_oracle, regression, run_engine
 
-from lookback.core.engine.evaluation import Batch, Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.events import read_events

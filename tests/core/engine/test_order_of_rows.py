@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from lookback import Harness, replay
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.judging.segment import merge_failures
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Failure
 from lookback.core.streams.arrival import find_marks

@@ -10,8 +10,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from test_equals_oracle import DictStore, changes_after, new_state
 
-from lookback.core.engine import evaluation
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine import batch as batch_module
+from lookback.core.engine import output as output_module
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.blocks import merge_alerts, pack_alerts, unpack_table
 from lookback.core.streams.events import read_events
@@ -27,7 +30,7 @@ def judge_all(case: dict[str, Any], *, packs: bool) -> list[Output]:
         change for after in sorted({each["after"] for each in case["changes"]}) for change in changes_after(case, after)
     ]
     outputs = list[Output]()
-    with mock.patch.multiple(evaluation, MAX_ROWS=MOST, _MAX_EVENTS=1):
+    with mock.patch.object(output_module, "MAX_ROWS", MOST), mock.patch.object(batch_module, "MAX_EVENTS", 1):
         for shard in range(case["shards"]):
             state, output = new_state(stream), Output(pack=pack_alerts if packs else None)
             state.begin(DictStore())

@@ -14,11 +14,15 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from test_equals_oracle import plain
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.engine.warming import WindowHistory
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule
 from lookback.core.errors import StoreFailed
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LISTS
 from lookback.core.rules.quarantine import AUTHOR
-from lookback.core.rules.rulebook import LISTS, LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import empty_events, read_events
-from lookback.core.values.lists import KnownLists, ListChange, Lists
+from lookback.core.values.listchanges import ListChange
+from lookback.core.values.lists import KnownLists, Lists
 
 STREAM = Stream.from_dict(
     {

@@ -24,7 +24,9 @@ from test_equals_oracle import (
 )
 
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import (
     Schedule,
     WaitingChange,
@@ -34,8 +36,9 @@ from lookback.core.engine.schedule import (
     restore_changes,
     unpack_waiting,
 )
+from lookback.core.rules.changes import RETIRE_ALL, ROW_DELETED, RuleChange
 from lookback.core.rules.gate import APPROVAL, REFUSAL, write_evidence
-from lookback.core.rules.rulebook import RETIRE_ALL, ROW_DELETED, LogRow, RuleChange
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, WITH_HISTORY, Piece
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations

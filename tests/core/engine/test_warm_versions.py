@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from growth import grows_in_proportion
+from lookback.core.engine.batch import Batch
 from lookback.core.engine.deferral import find_pieces
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.warming import WindowHistory, find_reason_cold
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

@@ -10,10 +10,12 @@ from test_evidence import RULE, STREAM, as_rows, moment, rows
 
 import lookback
 from growth import grows_in_proportion
-from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
+from lookback.core.explaining.eventexplanation import EventExplanation, Standing
+from lookback.core.explaining.events import explain_event_at
 from lookback.core.explaining.evidence import Activation, Clock, Evidence, ListHistory, Reset
 from lookback.core.explaining.progress import find_progress
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import read_events

@@ -19,20 +19,16 @@ from test_equals_oracle import changes_after, new_state
 
 import lookback
 from growth import grows_in_proportion, takes_at_most
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import WaitingChange, judge_batch
 from lookback.core.errors import RuleError
-from lookback.core.explaining.evidence import (
-    NOT_DELETED,
-    Activation,
-    Clock,
-    Evidence,
-    Explanation,
-    Reset,
-)
+from lookback.core.explaining.evidence import NOT_DELETED, Activation, Clock, Evidence, Explanation, Reset
 from lookback.core.explaining.explanation import explain_alert, find_counted, picture_span
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.wording import describe_measure, describe_rule, find_measure_limits
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

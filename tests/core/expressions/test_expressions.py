@@ -12,23 +12,11 @@ import pytest
 from sqlglot.parsers.spark import SparkParser
 
 from lookback.core.errors import ExpressionError
-from lookback.core.expressions.compiling import (
-    AggregateCall,
-    Expression,
-    compile_aggregate,
-    compile_expression,
-    find_comparisons,
-    find_items,
-    recompile,
-)
-from lookback.core.expressions.functions import (
-    AGGREGATE_ARGUMENTS,
-    FORMS,
-    FUNCTIONS,
-    change_to_lower,
-    change_to_upper,
-    compile_like,
-)
+from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
+from lookback.core.expressions.compiling import Expression, compile_expression, find_comparisons, find_items, recompile
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS, change_to_lower, change_to_upper
+from lookback.core.expressions.like import compile_like
 from lookback.core.expressions.refusals import REMEDIES
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
 from lookback.core.values.columns import Column, from_values

@@ -17,7 +17,8 @@ from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.values import lists as lists_module
 from lookback.core.values.cache import SHARED_CACHE
 from lookback.core.values.columns import Column, from_values
-from lookback.core.values.lists import Answers, ListChange, Lists
+from lookback.core.values.listchanges import ListChange
+from lookback.core.values.lists import Answers, Lists
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType, parse_type
 
 # What a column may hold, and texts by which it is looked up: of values and of NULL.

@@ -26,11 +26,13 @@ from lookback.core.errors import (
     StreamError,
     TypeNameError,
 )
-from lookback.core.expressions.compiling import compile_aggregate, compile_expression, compile_part
+from lookback.core.expressions.aggregatecalls import compile_aggregate
+from lookback.core.expressions.compiling import compile_expression, compile_part
 from lookback.core.operations.receivers import read_receivers
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_late

@@ -16,7 +16,7 @@ from test_fuzz_pages import SAVED
 from lookback import config
 from lookback.core.engine import evaluation
 from lookback.core.expressions.compiling import Expression
-from lookback.core.rules import rulebook
+from lookback.core.rules import compilecache, rulebook
 from lookback.core.streams import blocks
 from lookback.core.streams.blocks import COMMIT, pack_events, pack_failures, pack_late
 from lookback.core.values.pages import encode_page
@@ -60,10 +60,10 @@ def test_a_judge_that_raises_fails_the_target_of_documents(kind: str, monkeypatc
 REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
     (document, RULES["lookback"], evaluation.Segment, "keep_rows"),
     (document, RULES["tumbling"], evaluation.TiledJudge, "finish"),
-    (document, RULES["lookback"], rulebook, "compile_rule"),
+    (document, RULES["lookback"], compilecache, "compile_rule"),
     (document, RULES["lookback"], rulebook.RuleBook, "_put_in_force"),
     (document, RULES["lookback"], fuzz_targets.Stream, "from_dict"),
-    (change, ROW, rulebook, "compile_rule"),
+    (change, ROW, compilecache, "compile_rule"),
     (change, ROW, rulebook, "read_document"),
     (change, ROW, rulebook.RuleBook, "_put_in_force"),
     (change, ROW, rulebook.RuleBook, "load"),
@@ -97,12 +97,12 @@ REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
 def test_what_a_target_reaches_and_raises_fails_it(
     target: Callable[[Any], None], given: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rulebook._open_compiler.cache_clear()
+    compilecache._open_compiler.cache_clear()
     target(given)
-    rulebook._open_compiler.cache_clear()
+    compilecache._open_compiler.cache_clear()
     monkeypatch.setattr(owner, name, boom)
     try:
         with pytest.raises((BoomError, AssertionError)):
             target(given)
     finally:
-        rulebook._open_compiler.cache_clear()
+        compilecache._open_compiler.cache_clear()

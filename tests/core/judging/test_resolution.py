@@ -14,9 +14,11 @@ from test_equals_oracle import DictStore
 
 import lookback
 from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, subtract_rows
-from lookback.core.engine.evaluation import Batch, Evaluator
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events

@@ -10,7 +10,7 @@ from test_equals_oracle import assert_engine_equals_oracle, regression, run_engi
 
 from lookback.core.expressions.compiling import Expression, find_rising
 from lookback.core.judging import lookbacks
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.declaration import Stream
 
 

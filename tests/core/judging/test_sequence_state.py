@@ -11,9 +11,11 @@ from test_equals_oracle import DictStore
 
 import lookback
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.judging.keystates import KeyState
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks

@@ -12,8 +12,10 @@ import pytest
 from test_equals_oracle import DictStore
 
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream

@@ -11,7 +11,7 @@ import pytest
 
 from dev.bench.shapes import DAY, HOUR, MINUTE, SECOND, Shard
 from growth import takes_at_most
-from lookback.core.engine import evaluation
+from lookback.core.engine import batch
 from lookback.core.state import storedruns
 from lookback.core.values.windows import TiledWindow
 
@@ -43,7 +43,7 @@ def test_c3_the_last_value_costs_nothing_for_the_rows_that_are_kept(measure: str
 
 
 def test_c3_of_a_long_batch_one_part_at_a_time_takes_the_memory_of_judging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_MAX_EVENTS", 4_000)
+    monkeypatch.setattr(batch, "MAX_EVENTS", 4_000)
     rule = {**SLIDING, "window": "1 minute"}
     few, many = find_peak(40_000, rule), find_peak(80_000, rule)
     assert many <= 2.2 * few
@@ -63,7 +63,7 @@ def find_peak(rows: int, *rules: dict[str, Any]) -> int:
 
 
 def test_c3_of_many_measures_only_those_that_are_judged_have_indexes_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_MAX_EVENTS", 4_000)
+    monkeypatch.setattr(batch, "MAX_EVENTS", 4_000)
     sums = {"a" if at == 0 else f"m{at}": f"sum(amount) filter (where n <> {at})" for at in range(20)}
     groupings = (["k"], ["n"], ["k", "n"], [])
     rules = [{"group_by": by, "window": "10 days", "when": "a < 0", "measures": sums} for by in groupings]

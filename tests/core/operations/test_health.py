@@ -10,17 +10,9 @@ from typing import Any
 
 import pytest
 
-from lookback.core.operations.health import (
-    RECENT,
-    THRESHOLDS,
-    Figures,
-    Sample,
-    check_health,
-    describe_health,
-    describe_leader,
-    is_healthy,
-    needs_leader,
-)
+from lookback.core.operations.figures import Figures, Sample
+from lookback.core.operations.health import check_health, describe_health, describe_leader, is_healthy, needs_leader
+from lookback.core.operations.thresholds import RECENT, THRESHOLDS
 from lookback.core.streams.metrics import RuleCounts
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)

@@ -14,17 +14,20 @@ import pytest
 
 import lookback
 from lookback.core.engine import evaluation
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.errors import RuleError, StateError, StreamError
-from lookback.core.expressions import functions
+from lookback.core.expressions import functions, like
 from lookback.core.expressions.compiling import compile_expression, recompile
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Segment, merge_failures
-from lookback.core.rules import rulebook
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules import compilecache
+from lookback.core.rules.changes import MAX_VERSION, RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.quarantine import describe_error, find_quarantines
-from lookback.core.rules.rulebook import MAX_VERSION, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Failure
 from lookback.core.streams.declaration import Stream
@@ -128,7 +131,7 @@ def test_a_defect_in_reading_a_row_rejects_the_row(monkeypatch: pytest.MonkeyPat
 
     book = RuleBook(TX, STREAMS)
     book.apply([row(1)], None)
-    monkeypatch.setattr("lookback.core.rules.rulebook._open_compiler", broken)
+    monkeypatch.setattr("lookback.core.rules.compilecache._open_compiler", broken)
     log, _ = book.apply([row(2, commit=2)], None)
     assert "RecursionError: maximum recursion depth exceeded (test_bad_rules.py" in log[0].message
     assert [(entry.version, entry.action) for entry in log] == [(2, "rejected")]
@@ -139,7 +142,7 @@ def test_out_of_memory_is_no_rules_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("lookback.core.rules.rulebook._open_compiler", broken)
+    monkeypatch.setattr("lookback.core.rules.compilecache._open_compiler", broken)
     with pytest.raises(MemoryError):
         RuleBook(TX, STREAMS).apply([row(1)], None)
 
@@ -443,7 +446,7 @@ def test_a_call_takes_100_arguments(text: str) -> None:
 def test_a_like_pattern_has_no_long_part_with_holes() -> None:
     with pytest.raises(lookback.LookbackError, match="a part of more than 100 characters with '_' between two '%'"):
         compile_expression(f"text like '%{'a' * 100}_b%'", {"text": STRING})
-    matches = functions.compile_like(f"%{'a' * 98}_b%", "\\")
+    matches = like.compile_like(f"%{'a' * 98}_b%", "\\")
     assert not matches("a" * 100_000)
     assert matches("a" * 100_000 + "xb")
 
@@ -569,14 +572,14 @@ def test_a_rule_that_breaks_while_it_is_read_again_stops_alone(monkeypatch: pyte
         return compile_rule(found, stream)
 
     # As another process, or another release, reads what is in force.
-    rulebook._open_compiler.cache_clear()
+    compilecache._open_compiler.cache_clear()
     harness._state.book.load(harness._state.book.to_json())
     try:
-        monkeypatch.setattr(rulebook, "compile_rule", broken)
+        monkeypatch.setattr(compilecache, "compile_rule", broken)
         harness.events(events(2, start=2))
     finally:
         monkeypatch.undo()
-        rulebook._open_compiler.cache_clear()
+        compilecache._open_compiler.cache_clear()
     assert [(each.rule_id, each.action) for each in harness.errors] == [("bad", "failed")]
     assert "the document cannot be read: KeyError: 'from'" in harness.errors[0].message
     assert [alert.event_id for alert in harness.alerts if alert.rule_id == "fine"] == ["0", "1", "2", "3"]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import lookback
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.roles import find_roles, write_quarantined
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.wording import list_changes
 from lookback.core.streams.declaration import Stream
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lookback.core.errors import RuleError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.streams.declaration import Stream
 from lookback.testing.harness import Harness
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.wording import describe_rule
 from lookback.core.streams.declaration import Stream

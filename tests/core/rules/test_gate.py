@@ -11,6 +11,7 @@ import pytest
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.gate import (
     APPROVAL,
     EVIDENCE,
@@ -22,7 +23,8 @@ from lookback.core.rules.gate import (
     is_proven,
     write_evidence,
 )
-from lookback.core.rules.rulebook import LogRow, RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declaration import Stream
 
 RULE: dict[str, Any] = {

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from growth import grows_in_proportion
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.judging.segment import merge_failures
-from lookback.core.rules import rulebook
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules import compilecache
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import Entry, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
@@ -74,9 +77,9 @@ def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.Monk
         return compile_rule(found, stream)
 
     # As if the streams of a process had more rules in force, all together, than one of them may have.
-    rulebook._open_compiler.cache_clear()
-    monkeypatch.setattr(rulebook, "_MAX_COMPILED", 25)
-    monkeypatch.setattr(rulebook, "compile_rule", compile_and_note)
+    compilecache._open_compiler.cache_clear()
+    monkeypatch.setattr(compilecache, "_MAX_COMPILED", 25)
+    monkeypatch.setattr(compilecache, "compile_rule", compile_and_note)
     other = replace(TX, name="other")
     try:
         states = [ShardState(RuleBook(stream, {stream.name: stream})) for stream in (TX, TX, other)]
@@ -95,13 +98,13 @@ def test_a_rule_is_compiled_once_however_many_there_are(monkeypatch: pytest.Monk
         assert {rule.spec.document["when"] for entry, rule in book.in_force() if entry.rule_id == "r0"} == {"m < 0"}
         assert "r1" not in {entry.rule_id for entry, _ in book.in_force()}
     finally:
-        rulebook._open_compiler.cache_clear()
+        compilecache._open_compiler.cache_clear()
 
 
 def test_one_stream_may_have_ten_thousand_rules() -> None:
     limits = Limits.from_dict({"rules": 10_000})
     assert limits.rules == 10_000
-    assert rulebook._MAX_COMPILED > 10_000
+    assert compilecache._MAX_COMPILED > 10_000
 
 
 @pytest.mark.long

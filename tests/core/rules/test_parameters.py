@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from core.rules.test_wrong_documents import FAILURES, LOOKBACK, SEQUENCE, SILENT, SLIDING, STREAMS, SUCCESS
 from lookback.core.errors import RuleError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.remarks import find_remarks

@@ -15,7 +15,7 @@ import yaml
 import lookback
 from lookback.cli import main
 from lookback.config import load_rule_document, load_streams
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
 from lookback.data_remarks import find_data_remarks

@@ -36,7 +36,7 @@ from core.rules.test_wrong_documents import (
     WINDOWS,
     Wrong,
 )
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, read_rule
 from lookback.core.rules.schema import build_rule_schema, format_rule_schema
 from lookback.core.values.durations import MICROSECONDS

@@ -13,7 +13,7 @@ import pytest
 
 from lookback import Harness, replay
 from lookback.core.errors import Problem, RuleError, StreamError
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import KEYS_OF_KIND, read_document, read_rule
 from lookback.core.rules.problems import MAX_PROBLEMS
 from lookback.core.streams.declaration import Stream

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_layout import small_runs, state_pages, table_pages
 
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.keyed import Key, KeyedTable
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
@@ -237,7 +239,7 @@ def test_what_a_merge_of_newer_runs_forgets_stays_forgotten(*, is_forgotten: boo
             table.put((low, 0), [low], 100)
             table.save()
         # The four small runs have become one.
-        assert len(table._runs) == 2
+        assert len(table._runs.runs) == 2
         for each in (table, reopened(table, store, Cache())):
             assert each.get((7, 0)) is None
             assert each.get((8, 0)) == [8]
@@ -257,7 +259,7 @@ def test_a_key_that_is_forgotten_while_its_runs_merge_does_not_come_back(*, in_c
         table.put((0, 0), [0])
         table.put((1, 1), None)
         table.save()
-        assert any(run.sources for run in table._runs)
+        assert any(run.sources for run in table._runs.runs)
         assert table.get((1, 1)) is None
         assert [key for key, _, _ in table.items()] == [(0, 0)]
         found = table.find_rows(as_keys([(0, 0), (1, 1)]))

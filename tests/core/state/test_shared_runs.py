@@ -25,11 +25,13 @@ from lookback.core.aggregation.sharedruns import (
     make_shared_run,
     merge_shared_runs,
 )
-from lookback.core.engine.evaluation import Batch, Evaluator
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
 from lookback.core.errors import StateError
 from lookback.core.judging import measuring as measuring_module
-from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state import windowrows
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -227,7 +229,7 @@ def test_what_measures_one_window_is_gone_when_the_next_is_measured(monkeypatch:
 @pytest.mark.parametrize("size", [1, 4])
 def test_c3_a_row_is_kept_for_as_long_as_a_feature_needs_it(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Runs of any size are merged, or none.
-    monkeypatch.setattr(windowrows, "_RUNS_PER_CLASS", 2 if size == 1 else 1_000)
+    monkeypatch.setattr(storedruns, "_RUNS_PER_CLASS", 2 if size == 1 else 1_000)
     shard = Shard()
     short = {"rule_id": "short", "window": "10 microseconds", "measures": {"m": "count(*)"}}
     long = {"rule_id": "long", "window": "100 microseconds", "measures": {"m": "sum(n)"}, "where": "n > 10"}

@@ -14,9 +14,11 @@ from test_equals_oracle import DictStore
 from lookback import Harness
 from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.runs import Run
-from lookback.core.engine.evaluation import Batch, Evaluator
-from lookback.core.rules.rulebook import RuleBook, RuleChange
-from lookback.core.state import storedruns, windowrows
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState, StateCounts
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
@@ -122,7 +124,7 @@ def test_c6_rows_below_the_floor_are_no_state() -> None:
 
 @pytest.mark.parametrize("kind", ["runs", pytest.param("sessions", marks=pytest.mark.long)])
 def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windowrows, "_MAX_MERGED_ROWS", 4_000)
+    monkeypatch.setattr(storedruns, "_MAX_MERGED_ROWS", 4_000)
     window: Any = HOUR if kind == "runs" else {"session": HOUR}
     when = "m > 1000000" if kind == "runs" else "m > 3"
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": window, **COUNTS, "when": when}
@@ -152,7 +154,7 @@ def test_memory_follows_the_limit_while_state_grows(kind: str, monkeypatch: pyte
 def test_a_batch_reads_no_long_run_again_however_much_state_there_is(
     batches: int, has_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windowrows, "_MAX_MERGED_ROWS", 4_000)
+    monkeypatch.setattr(storedruns, "_MAX_MERGED_ROWS", 4_000)
     monkeypatch.setattr(storedruns, "_MIN_FILED_ROWS", 1)
     measures = {"m": "sum(n)", "few": "count(*) filter (where n > 0)"}
     rule = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "window": HOUR, "measures": measures, "when": "m > 5 and few > 5"}  # fmt: skip
@@ -275,7 +277,7 @@ class _Shard:
         pages = [
             page
             for table in tables
-            for run in table._runs
+            for run in table._runs.runs
             for page in (run.pages or {}).values()
             if page.rows is not None
         ]

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from growth import takes_at_most
 from lookback.core.errors import StateError
 from lookback.core.values import lists as lists_module
+from lookback.core.values.addresses import explain_no_range
 from lookback.core.values.columns import from_values
 from lookback.core.values.contents import read_contents, set_contents
-from lookback.core.values.lists import FOREVER, KnownLists, ListChange, Lists, _List, _Values, explain_no_range
+from lookback.core.values.listchanges import FOREVER, ListChange
+from lookback.core.values.lists import KnownLists, Lists, _List, _Values
 from lookback.core.values.pages import encode_page
 from lookback.core.values.types import STRING
 

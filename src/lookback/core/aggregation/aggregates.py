@@ -11,7 +11,6 @@ expressions/functions.py.
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,17 +20,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lookback.core.aggregation.exact import (
+    MAX_ERROR,
+    SMALL_SUM,
+    Int64s,
+    Partial,
+    checked_column,
+    divide_half_up,
+    estimate_variances,
+    exact_squares,
+    find_nearest_root,
+    multiply,
+    prefix_sums,
+)
 from lookback.core.values.columns import Column, Values, from_values, make_objects, normalize_zeros
 from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
-
-Int64s = npt.NDArray[np.int64]
-# What one run contributes to each window: arrays of shape (windows,), which `merge` combines with those of other runs.
-Partial = tuple[Values, ...]
-# If every run's sum is below this, the sum of up to 128 runs fits in 64 bits.
-_SMALL_SUM = 2**55
-# The bound on the relative error of an estimated deviation where a long double has at least 64 bits, as on Linux: there
-# are five roundings, and the square root halves the error of four.
-_MAX_ERROR = np.longdouble(2) ** -61 if np.finfo(np.longdouble).nmant >= 63 else np.longdouble(np.nan)
 
 
 class Aggregate(ABC):
@@ -136,7 +139,7 @@ class Sum(Aggregate):
 
     def build_index(self, values: Values) -> Any:
         """Returns the prefix sums, one longer than the values."""
-        return _prefix_sums(values)
+        return prefix_sums(values)
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count and sum of each range."""
@@ -154,7 +157,7 @@ class Sum(Aggregate):
         """Returns the sums: NULL for an empty window, an error where a sum does not fit."""
         result = self.result_type(argument)
         count, total = partial
-        return _checked_column(result, total, count == 0)
+        return checked_column(result, total, count == 0)
 
 
 class Avg(Sum):
@@ -178,8 +181,8 @@ class Avg(Sum):
             # Python divides integers of any size with a single rounding.
             means = [int(t) / int(n) for t, n in zip(total.tolist(), divisor.tolist(), strict=True)]
             return Column(result, np.array(means, dtype=np.float64), empty if empty.any() else None)
-        shifted = _multiply(total, 10 ** (result.scale - argument.scale))
-        return _checked_column(result, _divide_half_up(shifted, divisor), empty)
+        shifted = multiply(total, 10 ** (result.scale - argument.scale))
+        return checked_column(result, divide_half_up(shifted, divisor), empty)
 
 
 class StddevSamp(Sum):
@@ -202,7 +205,7 @@ class StddevSamp(Sum):
             whole = values.astype(np.int64)
             np.cumsum(whole * whole, out=squares[1:])
             np.cumsum(np.square(values, dtype=np.float64), out=rough[1:])
-        return _prefix_sums(values), squares, rough, values, []
+        return prefix_sums(values), squares, rough, values, []
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count, sum and sum of squares of each range."""
@@ -214,23 +217,23 @@ class StddevSamp(Sum):
         squares = modulo[high] - modulo_without[low]
         # The error of each double is less than 2^-20 of the last one.
         with np.errstate(invalid="ignore"):
-            fits = rough[high] - rough_without[low] + rough[-1] / 2**20 < _SMALL_SUM
+            fits = rough[high] - rough_without[low] + rough[-1] / 2**20 < SMALL_SUM
         if not fits.all():
-            squares = _exact_squares(index)[high] - _exact_squares(without)[low]
+            squares = exact_squares(index)[high] - exact_squares(without)[low]
         return high - low, sums[high] - sums_without[low], squares
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
         """Returns the square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
         assert argument is not None
         unit, few = 10 ** (2 * argument.scale), partial[0] < 2
-        roots = np.sqrt(_estimate_variances(partial) / np.longdouble(unit))
+        roots = np.sqrt(estimate_variances(partial) / np.longdouble(unit))
         # If both ends of the error interval round to the same double, that is the exact root rounded once.
-        values = np.asarray(roots * (1 - _MAX_ERROR), dtype=np.float64)
-        is_open = ~few & (values != np.asarray(roots * (1 + _MAX_ERROR), dtype=np.float64))
+        values = np.asarray(roots * (1 - MAX_ERROR), dtype=np.float64)
+        is_open = ~few & (values != np.asarray(roots * (1 + MAX_ERROR), dtype=np.float64))
         values[few] = 0
         for row in np.flatnonzero(is_open).tolist():
             n, total, squares = (int(part[row]) for part in partial)
-            values[row] = _sqrt(Fraction(n * squares - total * total, n * (n - 1) * unit))
+            values[row] = find_nearest_root(Fraction(n * squares - total * total, n * (n - 1) * unit))
         return Column(DOUBLE, values, few if few.any() else None)
 
 
@@ -444,92 +447,3 @@ AGGREGATES: dict[str, Aggregate] = {
     "last": Last(),
     "stddev_samp": StddevSamp(),
 }
-
-
-def index_sums(parts: Partial) -> Partial:
-    """Builds the index for `sum_ranges` over the contributions of rows to an additive aggregate."""
-    return tuple(_prefix_sums(part) for part in parts)
-
-
-def sum_ranges(index: Partial, low: Int64s, high: Int64s) -> Partial:
-    """Adds the contributions of the indexed rows [low, high) of each window."""
-    return tuple(prefix[high] - prefix[low] for prefix in index)
-
-
-def _exact_squares(index: Any) -> Values:
-    """Returns the exact prefix sums of squares of an index of StddevSamp, computed when first needed."""
-    values, exact = index[3:]
-    if not exact:
-        exact.append(_prefix_sums(values.astype(object) ** 2))
-    sums: Values = exact[0]
-    return sums
-
-
-def _prefix_sums(values: Values) -> Values:
-    if values.dtype == np.dtype(object) or (
-        len(values) and max(abs(int(values.max())), abs(int(values.min()))) * len(values) >= _SMALL_SUM
-    ):
-        sums: Values = np.zeros(len(values) + 1, dtype=object)
-        np.cumsum(values.astype(object), out=sums[1:])
-        return sums
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
-
-
-def _multiply(values: Values, factor: int) -> Values:
-    if values.dtype != np.dtype(object) and len(values) and int(np.abs(values).max()) * factor >= 2**61:
-        values = values.astype(object)
-    product: Values = values * factor
-    return product
-
-
-def _divide_half_up(values: Values, divisor: Int64s) -> Values:
-    magnitude = (2 * abs(values) + divisor) // (2 * divisor)
-    quotient: Values = np.where(values < 0, -magnitude, magnitude)
-    return quotient
-
-
-def _checked_column(type_: DataType, values: Values, empty: npt.NDArray[np.bool_]) -> Column:
-    """Makes a column of `values`, with NULL where `empty` and an error where a value is out of the type's range."""
-    error = None
-    limit = 10**type_.precision - 1 if type_.is_decimal else 2**63 - 1
-    if values.dtype == np.dtype(object) or (type_.is_decimal and type_.precision <= 18):
-        beyond = np.asarray((values > limit) | (values < (-limit if type_.is_decimal else -limit - 1)), dtype=bool)
-        if beyond.any():
-            error = beyond
-            values = np.where(beyond, 0, values)
-    # Wide decimals stay int64 where they fit: Python's integers are ten times slower.
-    storage = values.dtype if type_.is_decimal and values.dtype == np.int64 else type_.storage
-    return Column(type_, values.astype(storage, copy=False), empty if empty.any() else None, error)
-
-
-def _estimate_variances(partial: Partial) -> npt.NDArray[np.longdouble]:
-    """Estimates the sample variance of integers from their count, sum and sum of squares; NaN where they are too large.
-
-    To avoid cancellation, it first converts the sums into those of the distances from the integer nearest to the mean.
-    Arithmetic modulo 2^64 is exact here because these sums cannot exceed the sums of squares.
-    """
-    is_known = np.asarray(abs(partial[2]) < 2**61, dtype=bool) & (partial[0] > 1)
-    n, total, squares = (np.where(is_known, part, 2).astype(np.int64) for part in partial)
-    center = (2 * total + n) // (2 * n)
-    rest = total - n * center
-    around = squares - 2 * center * total + n * center * center
-    wide = np.asarray(around, dtype=np.longdouble)
-    within = np.asarray(rest * rest, dtype=np.longdouble) / n
-    numerator = np.asarray(n * around - rest * rest, dtype=np.longdouble) / n
-    sums = np.where(n * around.astype(np.float64) < 2**62, numerator, wide - within)
-    return np.where(is_known, sums / (n - 1), np.nan)
-
-
-def _sqrt(value: Fraction) -> float:
-    """Returns the double nearest to the square root of a rational number, which must not be negative."""
-    if value == 0:
-        return 0.0
-    # 64 bits of root with a sticky last bit round to the 53 bits of a double as the exact root does.
-    shift = max(0, 130 - (value.numerator.bit_length() - value.denominator.bit_length()))
-    shift += shift % 2
-    scaled = (value.numerator << shift) // value.denominator
-    root = math.isqrt(scaled)
-    exact = root * root == scaled and scaled * value.denominator == value.numerator << shift
-    return float(Fraction(2 * root + (not exact), 2 ** (shift // 2 + 1)))

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate, Partial, index_sums, sum_ranges
+from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate
 from lookback.core.aggregation.distinct import STORED
+from lookback.core.aggregation.exact import Partial, index_sums, sum_ranges
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.errors import StateError
 from lookback.core.values.cache import estimate_bytes

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Aggregate, Partial
+from lookback.core.aggregation.aggregates import Aggregate
 from lookback.core.aggregation.distinct import STORED
+from lookback.core.aggregation.exact import Partial
 from lookback.core.aggregation.grouping import Queries
 from lookback.core.aggregation.runs import Run, concat_rows, has_negative, read_rows
 from lookback.core.errors import StateError

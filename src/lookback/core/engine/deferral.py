@@ -67,8 +67,11 @@ def encode_events(rule_run: RuleRun, selected: Mask) -> bytes:
     # A call of in_list with an error is neither true nor NULL.
     errors = [None if column.error is None else column.error[at] for column in columns[-len(rule.memberships) :]]
     head: list[Values | None] = [
-        timeline.commits[indexes], timeline.before[indexes], timeline.after[indexes], of_commit.astype(np.int64),
-    ]  # fmt: skip
+        timeline.commits[indexes],
+        timeline.before[indexes],
+        timeline.after[indexes],
+        of_commit.astype(np.int64),
+    ]
     return encode_page([*head, *(errors if rule.memberships else ()), *KeyColumns.from_columns(columns, at).encode()])
 
 

@@ -16,15 +16,13 @@ by column over a whole batch.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
+from lookback.core.engine.batch import MAX_EVENTS, Batch, split_batch
 from lookback.core.engine.deferral import (
     encode_events,
     find_pieces,
@@ -33,6 +31,16 @@ from lookback.core.engine.deferral import (
     read_deferred,
     select_events,
 )
+from lookback.core.engine.output import Output
+from lookback.core.engine.rulestate import (
+    Rules,
+    contain_failure,
+    drop_stopped,
+    forget_unused,
+    list_features,
+    open_states,
+    stop_unreadable,
+)
 from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_history, open_features, take_over
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
@@ -40,26 +48,24 @@ from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
-from lookback.core.judging.sessions import delete_from_sessions, forget_measures, judge_sessions
+from lookback.core.judging.sessions import delete_from_sessions, judge_sessions
 from lookback.core.judging.tiled import TiledJudge
-from lookback.core.rules.account import Taken
+from lookback.core.rules.changes import RuleChange, order_changes
+from lookback.core.rules.commands import NOT_BY_ENGINE, Command
 from lookback.core.rules.compiled import WARMING_LANE, CompiledRule, Feature
-from lookback.core.rules.coverage import Coverage, find_coverage
-from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
+from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.roles import WARMING
-from lookback.core.rules.rulebook import NOT_BY_ENGINE, Command, LogRow, RuleChange, order_changes
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, Entry, Piece, Warming, describe_warming
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
-from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
+from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events, find_commit_edges
-from lookback.core.streams.flagged import FlaggedEvents, FlagPlace
-from lookback.core.values.columns import Column, Mask
-from lookback.core.values.keys import Int64s, Keys, encode_keys
+from lookback.core.streams.events import Events, empty_events
+from lookback.core.streams.flagged import FlagPlace
+from lookback.core.values.columns import Mask
+from lookback.core.values.keys import Keys
 from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER
-from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, SESSION, SLIDING, TUMBLING
 
 # By kind, the function that judges a rule over a segment; `TiledJudge` judges the other kinds.
@@ -75,155 +81,6 @@ DELETERS: dict[str, Callable[[ShardState, CompiledRule, Keys, Events, Mask, List
     SESSION: delete_from_sessions,
     SEQUENCE: delete_from_sequences,
 }
-_Rules = Sequence[tuple[Entry, CompiledRule]]
-# Long batches are judged in parts to bound the memory that judges need in addition to the events: up to 850 bytes per
-# event with 20 features of one grouping. Larger parts save no time; parts of half this size take up to 25% longer.
-_MAX_EVENTS = 300_000
-# How many rows of alerts are packed together. A row takes about 2 kB as an object and a few hundred bytes packed.
-MAX_ROWS = 10_000
-
-
-@dataclass
-class Batch:
-    """The input of a shard for one call.
-
-    Attributes:
-        events: The inserted events of the shard, in any order.
-        deleted: The deleted rows, with the commit that deleted them.
-        marks: Every commit of the batch and its highest event time over all shards; None if none of its events count.
-        changes: The rule changes.
-        coverage: The events and fields that dispatch sent; None for all.
-        deleting: The commits that deleted rows of any shard.
-    """
-
-    events: Events
-    deleted: Events | None = None
-    marks: Mapping[int, int | None] = field(default_factory=dict)
-    changes: list[RuleChange] = field(default_factory=list)
-    coverage: Coverage | None = None
-    deleting: frozenset[int] = frozenset()
-
-    def net(self) -> Batch:
-        """Returns the batch without the rows that one commit both removes and writes again unchanged.
-
-        RESTORE and INSERT OVERWRITE do this; such events have not changed.
-        """
-        events, deleted = self.events, self.deleted
-        if deleted is None or not len(both := np.intersect1d(events.commits, deleted.commits)):
-            return self
-        parts = events, deleted
-        names = sorted(events.columns.keys() & deleted.columns.keys())
-        at = [np.flatnonzero(np.isin(part.commits, both)) for part in parts]
-        rows = [_number_rows(part, index, names) for part, index in zip(parts, at, strict=True)]
-        _, groups = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
-        written, removed = np.split(groups.ravel(), [len(at[0])])
-        count = len(groups)
-        unchanged = np.minimum(np.bincount(written, minlength=count), np.bincount(removed, minlength=count))
-        kept = []
-        for part, index, group in zip(parts, at, (written, removed), strict=True):
-            is_kept = np.ones(len(part), dtype=bool)
-            is_kept[index] = _count_before(group) >= unchanged[group]
-            kept.append(part.take(is_kept))
-        return replace(self, events=kept[0], deleted=kept[1] if len(kept[1]) else None)
-
-
-def _number_rows(events: Events, at: Int64s, names: Sequence[str]) -> Int64s:
-    """Returns two numbers for each event at `at`, shape (rows, 2), that are equal for equal rows of one commit."""
-    columns = [Column(BIGINT, events.commits[at]), *(events.columns[name].take(at) for name in names)]
-    keys = encode_keys(columns, len(at), has_repeats=False)
-    return np.stack([keys.low, keys.high], axis=1)
-
-
-def _count_before(groups: Int64s) -> Int64s:
-    """Counts for each row the earlier rows of its group."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    before = np.empty(len(groups), dtype=np.int64)
-    before[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
-    return before
-
-
-class CommitRanges:
-    """Cuts a batch into ranges of adjacent commits."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch, self._commits = batch, batch.events.commits
-        # If events are in order of arrival, those of a range are adjacent and need not be copied.
-        self._order: Int64s | None = None
-        if (self._commits[1:] < self._commits[:-1]).any():
-            self._order = np.argsort(self._commits, kind="stable")
-            self._commits = self._commits[self._order]
-
-    def select(self, start: int, end: int) -> Batch:
-        """Selects the commits from `start` to `end`, exclusive, without rule changes."""
-        batch, (low, high) = self._batch, np.searchsorted(self._commits, (start, end))
-        events = batch.events.take(slice(low, high) if self._order is None else np.sort(self._order[low:high]))
-        deleted = batch.deleted
-        if deleted is not None:
-            here = np.flatnonzero((deleted.commits >= start) & (deleted.commits < end))
-            deleted = deleted.take(here) if len(here) else None
-        marks = {commit: high for commit, high in batch.marks.items() if start <= commit < end}
-        deleting = frozenset(commit for commit in batch.deleting if start <= commit < end)
-        return Batch(events, deleted, marks, coverage=batch.coverage, deleting=deleting)
-
-    def find_full_parts(self) -> Iterator[int]:
-        """Yields the commits with which parts begin, so that a part has at most `_MAX_EVENTS` events, or one commit."""
-        commits = self._commits
-        if len(commits) <= _MAX_EVENTS:
-            return
-        begin = 0
-        for start, end in pairwise(find_commit_edges(commits)):
-            if start > begin and end - begin > _MAX_EVENTS:
-                yield int(commits[start])
-                begin = start
-
-
-@dataclass
-class Output:
-    """The results of a batch.
-
-    Attributes:
-        rows: The rows of alerts in order of their places; with `pack`, those that are not packed yet.
-        late: The late events.
-        log: The rows for rule_log that are the same in all shards.
-        notes: The rows for rule_log of this shard only.
-        failures: The failures of each step in turn; `merge_failures` merges them into one per rule and version.
-        evaluated: How many events each rule judged, by `Entry.role`; for rules over windows, how many these counted.
-        taken: How many events of this shard each version wanted.
-        flagged: The events of rules that write no alerts.
-        required: The events and fields that the rules in force need.
-        covered: False if a rule came into force that needs more than dispatch sent. Nothing was judged then, and the
-            batch must be processed again with what `required` names.
-        pack: Packs rows into `packed` as soon as there are many, so that the alerts of a batch are not all in memory as
-            objects; None to keep all in `rows`.
-        packed: The packed rows, which come before `rows`.
-    """
-
-    rows: list[tuple[AlertOrder, Alert]] = field(default_factory=list)
-    late: list[LateEvent] = field(default_factory=list)
-    log: list[LogRow] = field(default_factory=list)
-    notes: list[LogRow] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    evaluated: Counter[str] = field(default_factory=Counter)
-    taken: Counter[Taken] = field(default_factory=Counter)
-    flagged: list[FlaggedEvents] = field(default_factory=list)
-    required: Coverage = field(default_factory=Coverage)
-    covered: bool = True
-    pack: Callable[[Sequence[tuple[AlertOrder, Alert]]], bytes] | None = None
-    packed: list[bytes] = field(default_factory=list)
-
-    def add_rows(self, rows: list[tuple[AlertOrder, Alert]]) -> None:
-        """Appends rows of alerts."""
-        self.rows += rows
-        if self.pack is not None and len(self.rows) >= MAX_ROWS:
-            parts = range(0, len(self.rows), MAX_ROWS)
-            self.packed += [self.pack(self.rows[at : at + MAX_ROWS]) for at in parts]
-            self.rows = []
-
-    @property
-    def alerts(self) -> list[Alert]:
-        """The rows of alerts, in order (see `AlertOrder`)."""
-        return [alert for _, alert in self.rows]
 
 
 @dataclass(frozen=True)
@@ -268,10 +125,10 @@ class Evaluator:
         judged = state.book.list_judged()
         if not _check_coverage(judged, batch, output):
             return output
-        rules = _drop_stopped(state, judged)
+        rules = drop_stopped(state, judged)
         if state.book.warming:
             self._begin_anew(state, output, _list_lost(state))
-        _open_features(state, rules)
+        open_states(state, rules)
         if not batch.marks:
             return output
         for entry, rule in rules:
@@ -279,12 +136,12 @@ class Evaluator:
                 forget_other_versions(state, entry, rule)
         is_cut = self._note_cut_commit(state, batch, output)
         watermark = None
-        for part in _split_batch(batch):
+        for part in split_batch(batch):
             self._delete_events(state, rules, part, output)
             segment = self._judge_events(state, rules, part, output)
             watermark = self._pass_time(state, part.marks)
-            _keep_rows(segment, _drop_stopped(state, rules), output)
-        _forget_unused(state, _drop_stopped(state, rules), watermark)
+            _keep_rows(segment, drop_stopped(state, rules), output)
+        forget_unused(state, drop_stopped(state, rules), watermark)
         if is_cut or batch.deleting:
             self._begin_anew(state, output, state.book.list_known_warming())
         return output
@@ -300,7 +157,7 @@ class Evaluator:
             output.log += log
             for command in commands:
                 self._run_command(command, state, output)
-        _stop_unreadable(state, output)
+        stop_unreadable(state, output)
 
     def _run_command(self, command: Command, state: ShardState, output: Output) -> None:
         if command.action == "advance" and command.time is not None:
@@ -323,9 +180,9 @@ class Evaluator:
         state.advanced = time if state.advanced is None else max(state.advanced, time)
         after = self._watermark(state)
         assert after is not None
-        rules = _drop_stopped(state, state.book.list_judged())
+        rules = drop_stopped(state, state.book.list_judged())
         # Must happen before time passes: a version that has just come into force may keep rows for longer.
-        _open_features(state, rules)
+        open_states(state, rules)
         if state.last_commit is not None and (before is None or before < after):
             commits, watermarks = np.array([state.last_commit]), np.array([NEVER if before is None else before])
             timeline = Timeline(commits, watermarks, np.array([after]))
@@ -392,8 +249,8 @@ class Evaluator:
         warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
         state.book.change_warming(warming)
         if rule is not None and not piece.is_cold and _has_deferred(state, warming.entry, rule):
-            rules = _drop_stopped(state, [(warming.silence(rule), rule)])
-            with _contain_failure(output, state, rules, state.last_commit or 0):
+            rules = drop_stopped(state, [(warming.silence(rule), rule)])
+            with contain_failure(output, state, rules, state.last_commit or 0):
                 for entry, _ in rules:
                     self._catch_up(state, entry, rule, piece)
         return piece.is_last
@@ -409,7 +266,7 @@ class Evaluator:
             return is_own
 
         pages, end = state.deferred.read(rule.store), NEVER
-        for events, timeline in read_deferred(pages, rule, self.stream, select, _MAX_EVENTS):
+        for events, timeline in read_deferred(pages, rule, self.stream, select, MAX_EVENTS):
             self._judge_in_silence(state, entry, rule, events, timeline)
             end = timeline.end
         watermark = self._watermark(state)
@@ -441,14 +298,14 @@ class Evaluator:
             output.log.append(LogRow(self.stream.name, None, None, "commit_cut", message, first))
         return is_cut
 
-    def _delete_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> None:
+    def _delete_events(self, state: ShardState, rules: Rules, part: Batch, output: Output) -> None:
         """Removes the part's deleted events from the rows of features, and from the keyed tables of rules."""
         if part.deleted is None:
             return
         deleted, commit, lists = part.deleted, int(part.deleted.commits[0]), self._read_lists(state, rules)
         unmatched: set[tuple[str, int]] = set()
-        for feature, users in _list_features(rules):
-            with _contain_failure(output, state, users, commit):
+        for feature, users in list_features(rules):
+            with contain_failure(output, state, users, commit):
                 if self._delete_rows(state, feature, deleted, lists):
                     unmatched.update(
                         (entry.rule_id, entry.version) for entry, rule in users if rule.lane < WARMING_LANE
@@ -457,9 +314,9 @@ class Evaluator:
         for rule_id, version in sorted(unmatched):
             row = LogRow(self.stream.name, rule_id, version, "delete_unmatched", describe_unmatched(commit), commit)
             output.notes.append(row)
-        for entry, rule in _drop_stopped(state, rules):
+        for entry, rule in drop_stopped(state, rules):
             if rule.spec.kind in DELETERS:
-                with _contain_failure(output, state, [(entry, rule)], commit):
+                with contain_failure(output, state, [(entry, rule)], commit):
                     keys = deleted.find_keys(rule.group_by)
                     is_own = keys.shard(self.shards) == self.shard
                     DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
@@ -483,26 +340,26 @@ class Evaluator:
         left = left[was_kept[left]]
         return state.windows.has_rows_at(name, keys.take(left), deleted.times[left])
 
-    def _judge_events(self, state: ShardState, rules: _Rules, part: Batch, output: Output) -> Segment:
+    def _judge_events(self, state: ShardState, rules: Rules, part: Batch, output: Output) -> Segment:
         """Judges the events of a part by all rules that have not stopped."""
         state.windows.segments += 1
         timeline = self._timeline(state, part.marks)
-        segment = self._segment(state, _drop_stopped(state, rules), part.events, timeline, output)
+        segment = self._segment(state, drop_stopped(state, rules), part.events, timeline, output)
         self._judge(segment, rules, output)
         # The commit of a command's segment was judged before, perhaps by other versions, and is not counted again.
         output.taken.update(segment.gathered.taken)
         return segment
 
-    def _judge(self, segment: Segment, rules: _Rules, output: Output) -> None:
+    def _judge(self, segment: Segment, rules: Rules, output: Output) -> None:
         """Judges a segment by the rules that have not stopped; defers events of warming rules if necessary.
 
         A rule that fails stops alone, and its results of this segment are lost.
         """
         state, commit = segment.state, int(segment.timeline.commits[0])
         judged = list[tuple[Entry, CompiledRule]]()
-        for entry, rule in _drop_stopped(state, rules):
+        for entry, rule in drop_stopped(state, rules):
             if _has_deferred(state, entry, rule):
-                with _contain_failure(output, state, [(entry, rule)], commit):
+                with contain_failure(output, state, [(entry, rule)], commit):
                     self._judge_or_defer(segment, entry, rule)
             else:
                 judged.append((entry, rule))
@@ -511,7 +368,7 @@ class Evaluator:
         # Sorted so that adjacent rules measure the same windows; the order of alerts does not depend on the order of
         # judging.
         for entry, rule in sorted(judged, key=lambda each: each[1].sharing_key):
-            with _contain_failure(output, state, [(entry, rule)], commit):
+            with contain_failure(output, state, [(entry, rule)], commit):
                 rule_run = RuleRun(segment, entry, rule)
                 judges[rule.spec.kind](rule_run)
                 rule_run.finish()
@@ -544,18 +401,18 @@ class Evaluator:
         segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
         JUDGES[rule.spec.kind](RuleRun(segment, replace(entry, is_unseen=True), rule))
 
-    def _segment(self, state: ShardState, rules: _Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
+    def _segment(self, state: ShardState, rules: Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
         """Makes a segment, with its events looked up in the lists that the rules name."""
         lists = self._read_lists(state, rules)
         for entry, rule in rules:
             if rule.memberships:
-                with _contain_failure(output, state, [(entry, rule)], int(timeline.commits[0])):
+                with contain_failure(output, state, [(entry, rule)], int(timeline.commits[0])):
                     events = events.look_up(rule.memberships, lists)
         return Segment(
             self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence, lists
         )
 
-    def _read_lists(self, state: ShardState, rules: _Rules) -> Lists:
+    def _read_lists(self, state: ShardState, rules: Rules) -> Lists:
         """Reads the lists that the rules name, in the version that is in force."""
         names = frozenset[str]().union(*(rule.lists for _, rule in rules))
         return self.lists.read(state.lists_commit, names) if names else Lists.empty()
@@ -582,32 +439,13 @@ class Evaluator:
         return state.watermark(self.stream.max_out_of_orderness, automatic=self.automatic)
 
 
-# Rules and their state ------------------------------------------------------------------------------------------------
-
-
-def _stop_unreadable(state: ShardState, output: Output) -> None:
-    """Stops the rules in force whose documents can no longer be read, with a failure for each."""
-    for entry, problems in state.book.unreadable():
-        if not entry.broken:
-            state.book.mark_broken(entry)
-            reason = f"a document that cannot be read any more: {problems}"
-            at = (state.last_commit or 0, 0, "")
-            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", at, reason, entry.status))
-
-
-def _check_coverage(in_force: _Rules, batch: Batch, output: Output) -> bool:
+def _check_coverage(in_force: Rules, batch: Batch, output: Output) -> bool:
     """Finds what the rules in force require from dispatch. Returns whether the batch has all of it."""
     # Includes rules that failed in this shard: all shards must have the same requirements.
     output.required = find_coverage([rule for _, rule in in_force])
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
     return output.covered
-
-
-def _drop_stopped(state: ShardState, rules: _Rules) -> _Rules:
-    """Returns the rules without those that have stopped in this shard."""
-    broken = state.book.broken
-    return [(entry, rule) for entry, rule in rules if (entry.rule_id, entry.version) not in broken] if broken else rules
 
 
 def _list_lost(state: ShardState) -> list[Warming]:
@@ -628,99 +466,23 @@ def _has_deferred(state: ShardState, entry: Entry, rule: CompiledRule) -> bool:
     return warming is not None and not warming.is_replayed and rule.store in state.features
 
 
-def _list_features(rules: _Rules) -> list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]:
-    """Lists each feature whose rows are kept as runs, with the rules that use it."""
-    features: dict[str, Feature] = {}
-    users: dict[str, list[tuple[Entry, CompiledRule]]] = {}
-    for entry, rule in rules:
-        for feature in rule.features:
-            features[feature.feature_id] = feature
-            users.setdefault(feature.feature_id, []).append((entry, rule))
-    return [(feature, users[feature_id]) for feature_id, feature in features.items()]
-
-
-def _open_features(state: ShardState, rules: _Rules) -> None:
-    """Creates the states that the rules need, and sets how far below the watermark each keeps rows."""
-    widths: dict[str, int] = {}
-    for _, rule in rules:
-        for name, width in rule.needs.items():
-            widths[name] = max(width, widths.get(name, 0))
-    for name, width in widths.items():
-        state.features.setdefault(name, FeatureState(since=state.high)).width = width
-    for _, rule in rules:
-        for feature in rule.features:
-            held = state.features[feature.feature_id]
-            held.buckets, held.row_set = feature.buckets, feature.row_set
-
-
-# Steps of a batch -----------------------------------------------------------------------------------------------------
-
-
-def _split_batch(batch: Batch) -> list[Batch]:
-    """Splits the batch before every commit that deletes rows, and wherever a part has enough events."""
-    ranges = CommitRanges(batch)
-    cuts = set(ranges.find_full_parts())
-    if batch.deleted is not None and len(batch.deleted):
-        cuts.update(np.unique(batch.deleted.commits).tolist())
-    if not cuts:
-        return [Batch(batch.events, marks=batch.marks)]
-    commits = sorted(batch.marks)
-    edges = [commits[0], *sorted(cut for cut in cuts if cut > commits[0]), commits[-1] + 1]
-    return [ranges.select(start, end) for start, end in pairwise(edges)]
-
-
-def _keep_rows(segment: Segment, rules: _Rules, output: Output) -> None:
+def _keep_rows(segment: Segment, rules: Rules, output: Output) -> None:
     """Adds the rows that features keep to the state.
 
     Call this after the floors have risen, so that only the rows of a long batch that later windows can include are
     kept.
     """
     commit = int(segment.timeline.commits[0])
-    for feature, users in _list_features(rules):
-        with _contain_failure(output, segment.state, users, commit):
+    for feature, users in list_features(rules):
+        with contain_failure(output, segment.state, users, commit):
             segment.keep_rows(feature)
     sharing: dict[str, list[tuple[Feature, list[tuple[Entry, CompiledRule]]]]] = {}
-    for feature, users in _list_features(_drop_stopped(segment.state, rules)):
+    for feature, users in list_features(drop_stopped(segment.state, rules)):
         if feature.row_set:
             sharing.setdefault(feature.row_set, []).append((feature, users))
     for each in sharing.values():
-        with _contain_failure(output, segment.state, [user for _, users in each for user in users], commit):
+        with contain_failure(output, segment.state, [user for _, users in each for user in users], commit):
             segment.store_shared_rows([feature for feature, _ in each])
-
-
-def _forget_unused(state: ShardState, rules: _Rules, watermark: int | None) -> None:
-    """Drops the state that no rule needs any longer."""
-    for _, rule in rules:
-        if rule.store and rule.measures:
-            forget_measures(state.table(rule.store), [measure.feature.feature_id for measure in rule.measures])
-    features = {name for _, rule in rules for name in rule.needs}
-    tables = {name for _, rule in rules for name in (rule.memory, rule.open_keys)}
-    raised = {
-        entry.role: (rule.spec.suppress, rule.allowed_lateness)
-        for entry, rule in rules
-        if rule.spec.suppress is not None and rule.lane < WARMING_LANE
-    }
-    state.forget_unused(features, tables, raised, watermark)
-
-
-@contextmanager
-def _contain_failure(output: Output, state: ShardState, rules: _Rules, commit: int) -> Iterator[None]:
-    """Confines an unexpected exception to `rules`, which this shard then stops judging.
-
-    Their state may be half changed by then, so the keyed tables of these rules are dropped. Alerts of earlier segments
-    stay in the output tables, but this shard forgets them: a version that failed never alerts again.
-    """
-    try:
-        yield
-    except NOT_THE_RULES:
-        raise
-    except Exception as error:  # noqa: BLE001 - other rules and the stream must continue, whatever the error
-        reason = describe_error(error)
-        for entry, rule in rules:
-            state.book.mark_broken(entry)
-            for name in (rule.store, rule.memory):
-                state.tables.drop(name)
-            output.failures.append(Failure(entry.rule_id, entry.version, 0, "", (commit, 0, ""), reason, entry.status))
 
 
 def describe_unmatched(commit: int) -> str:

@@ -12,24 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.engine.evaluation import Batch, CommitRanges, Evaluator, Output
+from lookback.core.engine.batch import Batch, CommitRanges
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
+from lookback.core.rules.changes import MOVED, RETIRE_ALL, ROW_DELETED, RuleChange, order_changes
+from lookback.core.rules.commands import COMMANDS, LIST_CHANGED, LISTS
 from lookback.core.rules.gate import APPROVAL, REFUSAL
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.rulebook import (
-    ACTIONS,
-    COMMANDS,
-    LIST_CHANGED,
-    LISTS,
-    MOVED,
-    RETIRE_ALL,
-    ROW_DELETED,
-    LogRow,
-    RuleChange,
-    order_changes,
-)
+from lookback.core.rules.rulelog import ACTIONS, LogRow
 from lookback.core.rules.versions import WARM, WITH_HISTORY, WITH_STATE, WITHOUT_HISTORY, Piece, describe_start
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
@@ -161,9 +154,14 @@ class Schedule:
         declared = [list(row) for row in self.declared]
         warming = sorted(map(list, self.warming), key=repr)
         return {
-            "through": self.through, "arrivals": arrivals, "seed": seed, "refused": refused, "declared": declared,
-            "warmed": [list(each) for each in self.warmed], "warming": warming,
-        }  # fmt: skip
+            "through": self.through,
+            "arrivals": arrivals,
+            "seed": seed,
+            "refused": refused,
+            "declared": declared,
+            "warmed": [list(each) for each in self.warmed],
+            "warming": warming,
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Schedule:
@@ -185,9 +183,13 @@ class Schedule:
 
     @classmethod
     def from_log(
-        cls, changes: Iterable[RuleChange], logged: Iterable[LogRow], through: int | None, declarations: Declarations,
+        cls,
+        changes: Iterable[RuleChange],
+        logged: Iterable[LogRow],
+        through: int | None,
+        declarations: Declarations,
         seed: Seed | None = None,
-    ) -> Schedule:  # fmt: skip
+    ) -> Schedule:
         """Finds the schedule by which `changes` were logged.
 
         A change that was not logged, because it has no effect on this stream, takes effect with the next one that was.
@@ -218,13 +220,15 @@ class Schedule:
                 document = str(begun[version].document)
                 warmed.append(Warmed(arrival, str(row.rule_id), int(row.version or 0), status, document))
         return cls(
-            through, arrivals, seed,
+            through,
+            arrivals,
+            seed,
             refused=frozenset(cause.slot for row, cause in causes if cause is not None and row.decision == REFUSAL),
             declared=declarations.to_rows(),
             unexplained=frozenset(str(row.rule_id) for row, cause in causes if cause is None and row.action in _OBEYED),
             warmed=warmed,
             warming=frozenset(cause.slot for row, cause in causes if cause is not None and _is_warm(row)),
-        )  # fmt: skip
+        )
 
 
 def open_warmed(state: ShardState, warmed: Iterable[Warmed]) -> None:
@@ -344,9 +348,12 @@ class WaitingChange:
 
 
 def judge_batch(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: Sequence[WaitingChange],
+    evaluator: Evaluator,
+    state: ShardState,
+    batch: Batch,
+    waiting: Sequence[WaitingChange],
     declarations: Declarations | None = None,
-) -> tuple[Output, list[WaitingChange]]:  # fmt: skip
+) -> tuple[Output, list[WaitingChange]]:
     """Judges a batch like `Evaluator.process`, but rules and the declaration of the stream may change within it.
 
     `declarations` is None if the stream had only one. Returns the output, and the changes that still wait.
@@ -396,9 +403,14 @@ def unpack_waiting(text: str) -> list[WaitingChange]:
 
 
 def _apply_due(
-    evaluator: Evaluator, state: ShardState, batch: Batch, waiting: list[WaitingChange], declarations: Declarations,
-    judged: int, output: Output,
-) -> tuple[Evaluator, list[WaitingChange]]:  # fmt: skip
+    evaluator: Evaluator,
+    state: ShardState,
+    batch: Batch,
+    waiting: list[WaitingChange],
+    declarations: Declarations,
+    judged: int,
+    output: Output,
+) -> tuple[Evaluator, list[WaitingChange]]:
     """Applies the changes that are due once all commits up to `judged` have been judged.
 
     Returns the evaluator to continue with, and the remaining changes.

@@ -22,10 +22,10 @@ from lookback.core.aggregation.runs import Run
 from lookback.core.errors import StateError
 from lookback.core.judging.sessions import adopt_measures, has_measures, open_measures
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.windows import SESSION, Session
 
@@ -161,19 +161,28 @@ class WindowHistory:
         runs = [state.windows.gather_rows(feature.feature_id) for feature in rule.features]
         open_keys, table = state.tables.get(rule.open_keys), state.tables.get(rule.store)
         return cls(
-            [each.floor for each in states], [each.since for each in states], [each.closed for each in states], runs,
+            [each.floor for each in states],
+            [each.since for each in states],
+            [each.closed for each in states],
+            runs,
             [] if open_keys is None else list(open_keys.items()),
-            state.export_rows(rule.store), {} if table is None else table.notes,
-        )  # fmt: skip
+            state.export_rows(rule.store),
+            {} if table is None else table.notes,
+        )
 
     def encode(self) -> bytes:
         """Encodes the history as bytes for `decode`."""
         pages = [b"" if run is None else run.encode() for run in self.runs]
         of_table = [rows.encode() for rows in self.rows]
         header = {
-            "floors": self.floors, "sinces": self.sinces, "closed": self.closed, "sizes": [len(page) for page in pages],
-            "open_keys": self.open_keys, "of_table": [len(page) for page in of_table], "notes": self.notes,
-        }  # fmt: skip
+            "floors": self.floors,
+            "sinces": self.sinces,
+            "closed": self.closed,
+            "sizes": [len(page) for page in pages],
+            "open_keys": self.open_keys,
+            "of_table": [len(page) for page in of_table],
+            "notes": self.notes,
+        }
         text = json.dumps(header, separators=(",", ":")).encode()
         return b"".join([_HEAD.pack(len(text)), text, *pages, *of_table])
 

@@ -14,7 +14,8 @@ import numpy as np
 from lookback.core.explaining.evidence import Clock, Evidence
 from lookback.core.explaining.tracing import replay
 from lookback.core.judging.lateness import find_in_time
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations

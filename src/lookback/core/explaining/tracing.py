@@ -16,13 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Aggregate, Partial
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.aggregation.aggregates import Aggregate
+from lookback.core.aggregation.exact import Partial
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.explaining.evidence import NOT_DELETED, Activation, Evidence
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.judging.measuring import select_kept
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import WITH_STATE, Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder

@@ -12,8 +12,10 @@ from decimal import Decimal
 from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
-from lookback.core.expressions.functions import FORMS, FUNCTIONS, make_call, make_combination, make_like, quote_text
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
+from lookback.core.expressions.like import make_like, quote_text
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
     RefusedOperator,
@@ -382,9 +384,21 @@ def _column_name(tree: exp.Expr) -> str:
 
 
 _SYMBOLS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>",
-    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%", exp.IntDiv: "div", exp.DPipe: "||",
-}  # fmt: skip
+    exp.EQ: "=",
+    exp.NEQ: "!=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.NullSafeEQ: "<=>",
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+    exp.IntDiv: "div",
+    exp.DPipe: "||",
+}
 
 # The allow-list: class of syntax node -> (its handler, the arguments it may have).
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {

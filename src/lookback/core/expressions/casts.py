@@ -146,9 +146,17 @@ _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 # As in Java, a decimal may use the digits of any script in the first Unicode plane.
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d{1,10}))?")
 _BOOLEANS = {
-    "t": True, "true": True, "y": True, "yes": True, "1": True,
-    "f": False, "false": False, "n": False, "no": False, "0": False,
-}  # fmt: skip
+    "t": True,
+    "true": True,
+    "y": True,
+    "yes": True,
+    "1": True,
+    "f": False,
+    "false": False,
+    "n": False,
+    "no": False,
+    "0": False,
+}
 
 
 def _string_to_integer(values: Values, source: DataType, target: DataType) -> KernelResult:

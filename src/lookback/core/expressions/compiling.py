@@ -19,15 +19,15 @@ from sqlglot import exp
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions import functions
 from lookback.core.expressions.binding import Binder, split_conjuncts
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, TooManyCharacters, check_ordered
+from lookback.core.expressions.functions import TooManyCharacters
 from lookback.core.expressions.kernels import narrow_decimals
 from lookback.core.expressions.nodes import Node, replace_settled
-from lookback.core.expressions.syntax import name_as_sql, parse, quote_node, unwrap
+from lookback.core.expressions.syntax import name_as_sql, parse, unwrap
 from lookback.core.values.columns import Column, concat_columns
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
 from lookback.core.values.lists import Lists
-from lookback.core.values.types import BOOLEAN, NULL, STRING, TIMESTAMP, DataType
+from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP, DataType
 
 # The limits of canonical SQL, which can be longer and deeper than its source text. The source text was checked already.
 _CANONICAL = Limits(
@@ -173,28 +173,6 @@ def _narrow_column(column: Column) -> Column:
     return replace(column, values=narrow_decimals(column.values))
 
 
-@dataclass(frozen=True)
-class AggregateCall:
-    """An aggregate over the events of a window, such as `avg(x) filter (where amount > 1000)`.
-
-    Attributes:
-        function: One of `AGGREGATES`, such as count_distinct.
-        argument: The argument; None for count(*).
-        filter: Only rows for which it is true are counted; None for all rows.
-        sql: Canonical SQL, as in Expression.
-    """
-
-    function: str
-    argument: Expression | None
-    filter: Expression | None
-    sql: str
-
-    @property
-    def fields(self) -> frozenset[str]:
-        """The names that argument and filter read."""
-        return frozenset().union(*(part.named for part in (self.argument, self.filter) if part is not None))
-
-
 def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
     """Compiles a Spark SQL expression over a schema (field name -> type).
 
@@ -202,15 +180,15 @@ def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits
     all problems: constructs that are not allowed, unknown fields, type errors, and more characters, levels or values of
     an `in` than `limits` allow.
     """
-    return _compile_tree(parse(text, limits), schema, limits)
+    return compile_tree(parse(text, limits), schema, limits)
 
 
 def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
     """Compiles the `sql` of an expression that was compiled before over these fields."""
-    return _compile_tree(parse(sql, _CANONICAL), schema, takes_combination=True)
+    return compile_tree(parse(sql, _CANONICAL), schema, takes_combination=True)
 
 
-def _compile_tree(
+def compile_tree(
     tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL, *, takes_combination: bool = False
 ) -> Expression:
     """Compiles a tree. `takes_combination` allows several values in parentheses, as in count(distinct a, b)."""
@@ -255,14 +233,14 @@ def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None
     parts = []
     for tree in split_conjuncts(parse(text)):
         with contextlib.suppress(ExpressionError):
-            parts.append(_compile_tree(tree, schema).sql)
+            parts.append(compile_tree(tree, schema).sql)
     return recompile(" and ".join(f"({part})" for part in parts), schema) if parts else None
 
 
 def split_condition(condition: Expression) -> list[Expression]:
     """Splits a condition at its outermost `and`. Returns the operands in order."""
     schema = dict(condition._schema)
-    return [_compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
+    return [compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
 
 
 def drop_memberships(condition: Expression) -> Expression | None:
@@ -341,7 +319,7 @@ def _find_containments(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Se
         is_wanted = not isinstance(tree, exp.Not)
         call = tree if is_wanted else unwrap(tree.this)
         if isinstance(call, exp.Anonymous) and str(call.name).lower() == "array_contains":
-            array, value = unwrap(call.expressions[0]), _compile_tree(call.expressions[1], dict(schema))
+            array, value = unwrap(call.expressions[0]), compile_tree(call.expressions[1], dict(schema))
             if not isinstance(array, exp.Column) or len(array.parts) < 2:
                 continue
             if not any("." in name for name in value.fields):
@@ -418,90 +396,3 @@ def _find_items(text: str) -> Mapping[str, frozenset[int] | None]:
 
 # A double can represent every whole number with this many digits.
 _EXACT_DIGITS = 15
-_TEACHING = (
-    "a measure is one aggregate such as sum(amount) or count(*) filter (where amount > 1000); "
-    "give each aggregate its own measure and combine them in when"
-)
-
-
-def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> AggregateCall:
-    """Compiles the text of a measure, which is exactly one aggregate call. Raises ExpressionError with all problems."""
-    tree = unwrap(parse(text, limits))
-    condition: exp.Expr | None = None
-    if isinstance(tree, exp.Filter):
-        tree, condition = tree.this, tree.expression.this
-    if isinstance(tree, exp.Window):
-        raise ExpressionError(["a window function (over) is not allowed; the rule's window does that"])
-    if not isinstance(tree, exp.Anonymous):
-        raise ExpressionError([f"{quote_node(tree)} is not an aggregate: {_TEACHING}"])
-    name = str(tree.name).lower()
-    if name not in AGGREGATE_ARGUMENTS:
-        raise ExpressionError(
-            [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_list_aggregates()}"]
-        )
-    return _compile_call(name, tree, condition, schema, limits)
-
-
-def _list_aggregates() -> str:
-    return ", ".join(sorted(AGGREGATE_ARGUMENTS))
-
-
-def _compile_call(
-    name: str, tree: exp.Expr, condition: exp.Expr | None, schema: Mapping[str, DataType], limits: Limits
-) -> AggregateCall:
-    problems: list[str] = []
-    distinct, parts = _read_arguments(name, tree, problems)
-    argument = None
-    if len(parts) == 1 and not _is_star(parts[0]):
-        argument = _compile_argument(parts[0], schema, limits, problems)
-    elif distinct and name == "count" and len(parts) > 1 and not problems:
-        argument = _compile_argument(exp.Tuple(expressions=parts), schema, limits, problems)
-    where = None if condition is None else _compile_argument(condition, schema, limits, problems)
-    # Counting distinct values requires comparable values.
-    check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
-    if argument is not None and (problem := check(argument.type)):
-        problems.append(f"{shown_name} {problem}")
-    if where is not None and where.type not in (BOOLEAN, NULL):
-        problems.append(
-            f"filter takes a condition, but {where.sql!r} is of type {where.type}; compare it with something"
-        )
-    if problems:
-        raise ExpressionError(problems)
-    shown = "*" if argument is None else argument.sql
-    if distinct:
-        shown = f"distinct {shown[1:-1] if len(parts) > 1 else shown}"
-    sql = f"{name}({shown})" + (f" filter (where {where.sql})" if where is not None else "")
-    return AggregateCall("count_distinct" if distinct else name, argument, where, sql)
-
-
-def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[bool, list[exp.Expr]]:
-    """Returns whether the call has `distinct`, and its arguments."""
-    parts = list(tree.expressions)
-    distinct = len(parts) == 1 and isinstance(parts[0], exp.Distinct)
-    if distinct:
-        parts = list(parts[0].expressions)
-        if name != "count":
-            problems.append(f"{name}(distinct ...) is not supported; only count takes distinct")
-    if any(map(_is_star, parts)) and distinct:
-        problems.append("count(distinct *) is not allowed; name a field")
-    elif len(parts) != 1 and not (distinct and parts):
-        known = "; to leave NULLs out add filter (where x is not null)" if name in ("first", "last") else ""
-        problems.append(f"{name}() takes one argument, got {len(parts)}{known}")
-    elif _is_star(parts[0]) and name != "count":
-        problems.append(f"{name}(*) is not allowed; name a field")
-    return distinct, parts
-
-
-def _is_star(tree: exp.Expr) -> bool:
-    return isinstance(tree, exp.Star)
-
-
-def _compile_argument(
-    tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits, problems: list[str]
-) -> Expression | None:
-    try:
-        # A tuple in the text has a parent; the tuple of a call's arguments has none.
-        return _compile_tree(tree, schema, limits, takes_combination=tree.parent is None)
-    except ExpressionError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
-        return None

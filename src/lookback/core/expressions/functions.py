@@ -6,19 +6,18 @@ Rules can use only the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMENT
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from lookback.core.expressions.casts import SECOND_US, timestamps_to_dates
+from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.kernels import (
     LONG_MAX,
     LONG_MIN,
     KernelResult,
-    is_less,
     is_out_of_range,
     mask_or_none,
     negate_integers,
@@ -26,56 +25,45 @@ from lookback.core.expressions.kernels import (
     round_off,
     store_decimal,
 )
-from lookback.core.expressions.nodes import Choice, Node, decide_at_once, make_strict, replace_settled, union_fields
-from lookback.core.expressions.operators import (
-    RefusedOperator,
-    cast_explicitly,
-    cast_implicitly,
-    cast_to_common,
-    make_arithmetic,
-    make_case,
-    make_comparison,
-    make_is_nan,
-    make_is_null,
-    require_condition,
-    require_exact_sign,
+from lookback.core.expressions.nodes import Node, make_strict
+from lookback.core.expressions.operators import RefusedOperator
+from lookback.core.expressions.signatures import (
+    MAX_ARGUMENTS,
+    TRUNCATIONS,
+    UNITS,
+    Arguments,
+    Call,
+    TypeRule,
+    format_call,
+    read_places,
+    require_count,
+    takes,
+    takes_dates,
+    type_abs,
+    type_array_contains,
+    type_array_size,
+    type_case_change,
+    type_concat,
+    type_date_trunc,
+    type_element_at,
+    type_round,
+    type_sign,
+    type_whole_number,
 )
-from lookback.core.values.columns import Column, Values, is_nan, make_objects
+from lookback.core.values.columns import Values, is_nan, make_objects
 from lookback.core.values.times import DAY_US
-from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
+from lookback.core.values.types import BIGINT, BOOLEAN, INT, STRING, TIMESTAMP, DataType
 
 
 class TooManyCharacters(Exception):
     """Raised if the texts of all events do not fit in memory at once; evaluate fewer events at a time."""
 
 
-Arguments = Sequence[Node]
-# A call has all its arguments in memory at once, for all events of a batch.
-MAX_ARGUMENTS = 100
 # The limit for one call of concat(). A single text beyond it is an error of its event; if only the texts together
 # exceed it, the events are evaluated in slices. No other function returns longer texts than it takes.
 MAX_JOINED_CHARACTERS = 256_000_000
 # The limit for the texts that an expression gives for all events that are judged at once.
 MAX_TEXT_CHARACTERS = 1_000_000_000
-# The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
-# text.
-MAX_LIKE_PART_CHARACTERS = 100
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call with its arguments after implicit casts, and the type of its result."""
-
-    arguments: Arguments
-    type: DataType
-
-    @property
-    def first(self) -> DataType:
-        """The type of the first argument."""
-        return self.arguments[0].type
-
-
-TypeRule = Callable[[str, Arguments], Call]
 CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 
 
@@ -99,180 +87,6 @@ def make_call(name: str, arguments: Arguments) -> Node:
         return function.kernel(call, values)
 
     return make_strict(call.type, sql, call.arguments, kernel)
-
-
-def format_call(name: str, arguments: Arguments) -> str:
-    """Writes the canonical SQL of a call."""
-    return f"{name}({', '.join(argument.sql for argument in arguments)})"
-
-
-# Type rules: each checks and casts the arguments of a call, or raises Refused
-# ------------------------------------------
-
-
-def _require_count(name: str, arguments: Arguments, least: int, most: int) -> None:
-    if least <= len(arguments) <= most:
-        return
-    wanted = str(least) if least == most else f"{least} to {most}"
-    plural = "" if wanted == "1" else "s"
-    raise RefusedOperator(f"{name}() takes {wanted} argument{plural}, got {len(arguments)}")
-
-
-def _require_type(name: str, argument: Node, type_: DataType) -> Node:
-    if argument.type == type_:
-        return argument
-    if argument.type == NULL or (argument.type == DATE and type_ == TIMESTAMP):
-        return cast_implicitly(argument, type_)
-    if type_ == INT and argument.type.name in ("tinyint", "smallint"):
-        return cast_implicitly(argument, INT)
-    if argument.type == STRING and isinstance(argument.literal, str) and type_ in (DATE, TIMESTAMP):
-        return cast_implicitly(argument, type_)
-    raise RefusedOperator(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
-
-
-def takes(*types: DataType, gives: DataType, optional: int = 0) -> TypeRule:
-    """Makes the rule of a function with exactly these argument types. The last `optional` arguments may be left out."""
-
-    def rule(name: str, arguments: Arguments) -> Call:
-        _require_count(name, arguments, len(types) - optional, len(types))
-        return Call(
-            [_require_type(name, argument, type_) for argument, type_ in zip(arguments, types, strict=False)], gives
-        )
-
-    return rule
-
-
-def type_concat(name: str, arguments: Arguments) -> Call:
-    """Types a call with one or more strings; the result is a string."""
-    _require_count(name, arguments, 1, MAX_ARGUMENTS)
-    return Call([_require_type(name, argument, STRING) for argument in arguments], STRING)
-
-
-def type_case_change(name: str, arguments: Arguments) -> Call:
-    """Types a call with a string; the result is a string.
-
-    Changing the case twice is refused, since Spark drops the inner call, which matters for letters such as the sharp s.
-    """
-    _require_count(name, arguments, 1, 1)
-    if arguments[0].sql.startswith(("lower(", "upper(")):
-        raise RefusedOperator(f"{name}() of {arguments[0].sql!r} changes the case twice; once is enough")
-    return Call([_require_type(name, arguments[0], STRING)], STRING)
-
-
-def takes_dates(count: int) -> TypeRule:
-    """Makes the rule of a function of dates, or of timestamps that are cast to dates; the result is an int."""
-
-    def rule(name: str, arguments: Arguments) -> Call:
-        _require_count(name, arguments, count, count)
-        return Call(
-            [
-                cast_implicitly(each, DATE) if each.type == TIMESTAMP else _require_type(name, each, DATE)
-                for each in arguments
-            ],
-            INT,
-        )
-
-    return rule
-
-
-def _require_number(name: str, argument: Node) -> Node:
-    if not argument.type.is_numeric:
-        raise RefusedOperator(f"{name}() takes a number, but {argument.sql!r} is of type {argument.type}; cast it")
-    return argument
-
-
-def _type_number(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number; the result has its type."""
-    _require_count(name, arguments, 1, 1)
-    return Call([_require_number(name, arguments[0])], arguments[0].type)
-
-
-def type_abs(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number; the result has its type. Refuses a decimal whose digits Spark would cut."""
-    call = _type_number(name, arguments)
-    require_exact_sign(arguments[0], format_call(name, arguments))
-    return call
-
-
-def type_sign(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number that is cast to double; the result is a double."""
-    _require_count(name, arguments, 1, 1)
-    return Call([cast_implicitly(_require_number(name, arguments[0]), DOUBLE)], DOUBLE)
-
-
-def type_whole_number(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number; the result is a decimal of scale 0 for a decimal, otherwise a bigint."""
-    _require_count(name, arguments, 1, 1)
-    type_ = _require_number(name, arguments[0]).type
-    if not type_.is_decimal:
-        return Call(arguments, BIGINT)
-    if type_.scale == 0:
-        return Call(arguments, type_)
-    return Call(arguments, decimal(min(type_.precision - type_.scale + 1, 38), 0))
-
-
-def type_round(name: str, arguments: Arguments) -> Call:
-    """Types a call with an integer or decimal and a literal number of places; the result is the same kind of number."""
-    _require_count(name, arguments, 1, 2)
-    type_ = _require_number(name, arguments[0]).type
-    if type_.is_float:
-        raise RefusedOperator(
-            f"{name}() of a double depends on the Java version; round cast({arguments[0].sql} as decimal(p,s))"
-        )
-    places = _read_places(name, arguments)
-    if not type_.is_decimal:
-        return Call(arguments, type_)
-    whole = type_.precision - type_.scale + 1
-    if places < 0:
-        return Call(arguments, decimal(min(max(whole, 1 - places), 38), 0))
-    scale = min(type_.scale, places)
-    return Call(arguments, decimal(min(whole + scale, 38), scale))
-
-
-def _read_places(name: str, arguments: Arguments) -> int:
-    places = arguments[1].literal if len(arguments) > 1 else 0
-    if not isinstance(places, int) or abs(places) > 38:
-        raise RefusedOperator(f"{name}() takes its number of places as an integer literal from -38 to 38")
-    return places
-
-
-def type_date_trunc(name: str, arguments: Arguments) -> Call:
-    """Types a call with a literal unit and a timestamp; the result is a timestamp."""
-    _require_count(name, arguments, 2, 2)
-    unit = arguments[0].literal
-    if not isinstance(unit, str) or unit.lower() not in _TRUNCATIONS:
-        raise RefusedOperator(
-            f"{name}() takes a unit in quotes first, one of {', '.join(_UNITS)}; got {arguments[0].sql}"
-        )
-    return Call([arguments[0], _require_type(name, arguments[1], TIMESTAMP)], TIMESTAMP)
-
-
-def _require_array(name: str, argument: Node) -> DataType:
-    if argument.type.element is None:
-        raise RefusedOperator(f"{name}() takes an array, but {argument.sql!r} is of type {argument.type}")
-    return argument.type.element
-
-
-def type_array_contains(name: str, arguments: Arguments) -> Call:
-    """Types a call with an array and a value of its element type; the result is a boolean."""
-    _require_count(name, arguments, 2, 2)
-    element, value = _require_array(name, arguments[0]), arguments[1]
-    if value.type.element is not None or not (value.type == element or (value.type.is_integer and element.is_integer)):
-        raise RefusedOperator(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
-    return Call(arguments, BOOLEAN)
-
-
-def type_element_at(name: str, arguments: Arguments) -> Call:
-    """Types a call with an array and an int; the result has the element type."""
-    _require_count(name, arguments, 2, 2)
-    return Call([arguments[0], _require_type(name, arguments[1], INT)], _require_array(name, arguments[0]))
-
-
-def type_array_size(name: str, arguments: Arguments) -> Call:
-    """Types a call with an array; the result is an int."""
-    _require_count(name, arguments, 1, 1)
-    _require_array(name, arguments[0])
-    return Call(arguments, INT)
 
 
 # Kernels: numbers ----------------------------------------------------------------------------------------------------
@@ -308,7 +122,7 @@ def _to_whole(cut: Callable[[Values], Values], call: Call, arguments: Sequence[V
 
 
 def _round(call: Call, values: Sequence[Values]) -> KernelResult:
-    type_, places = call.first, _read_places("round", call.arguments)
+    type_, places = call.first, read_places("round", call.arguments)
     scale = type_.scale if type_.is_decimal else 0
     if places >= scale:
         return rescale(values[0], scale, call.type) if type_.is_decimal else KernelResult(values[0])
@@ -401,24 +215,15 @@ def _find_first_days(months: Values) -> Values:
     return np.asarray(months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64))
 
 
-_UNITS = {
-    "microsecond": 1, "millisecond": 1_000, "second": SECOND_US, "minute": 60 * SECOND_US, "hour": 3600 * SECOND_US,
-    "day": DAY_US, "week": 0, "month": 1, "quarter": 3, "year": 12,
-}  # fmt: skip
-_TRUNCATIONS = {unit: unit for unit in _UNITS} | {
-    "dd": "day", "mon": "month", "mm": "month", "yyyy": "year", "yy": "year",
-}  # fmt: skip
-
-
 def _truncate(call: Call, values: Sequence[Values]) -> KernelResult:
-    unit, times = _TRUNCATIONS[str(call.arguments[0].literal).lower()], values[1]
+    unit, times = TRUNCATIONS[str(call.arguments[0].literal).lower()], values[1]
     if unit in ("month", "quarter", "year"):
         months = _count_months(timestamps_to_dates(times))
-        return KernelResult(_find_first_days(months // _UNITS[unit] * _UNITS[unit]) * DAY_US)
+        return KernelResult(_find_first_days(months // UNITS[unit] * UNITS[unit]) * DAY_US)
     if unit == "week":
         days = timestamps_to_dates(times)
         return KernelResult((days - (days + 3) % 7) * DAY_US)
-    return KernelResult(times // _UNITS[unit] * _UNITS[unit])
+    return KernelResult(times // UNITS[unit] * UNITS[unit])
 
 
 # Kernels: arrays -----------------------------------------------------------------------------------------------------
@@ -445,10 +250,8 @@ def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
         error[row] |= p == 0
     null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
     filler = np.zeros((), dtype=call.type.storage).item()
-    return KernelResult(
-        make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False),
-        mask_or_none(error), mask_or_none(null),
-    )  # fmt: skip
+    known = make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False)
+    return KernelResult(known, mask_or_none(error), mask_or_none(null))
 
 
 _STRINGS = takes(STRING, gives=STRING)
@@ -504,235 +307,16 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 _CANONICAL = {
-    "ceiling": "ceil", "signum": "sign", "lcase": "lower", "ucase": "upper", "char_length": "length",
-    "substr": "substring", "day": "dayofmonth", "nvl": "coalesce", "ifnull": "coalesce",
-}  # fmt: skip
-
-
-# Forms: functions that do not evaluate all arguments, or that are not NULL for NULL -----------------------------------
-
-
-def _coalesce(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, *((2, 2) if name in ("nvl", "ifnull") else (1, MAX_ARGUMENTS)))
-    sql = format_call("coalesce", arguments)
-    nodes = cast_to_common(arguments, repr(sql))
-
-    def run(columns: Mapping[str, Column], rows: int) -> Column:
-        choice = Choice(nodes[0].type, rows)
-        for argument in nodes:
-            column = argument.run(columns, rows)
-            choice.fail(column)
-            choice.take(column.is_known(), column)
-        return choice.column()
-
-    return Node(nodes[0].type, sql, run, fields=union_fields(nodes))
-
-
-def _if(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 3, 3)
-    condition, yes, no = arguments
-    return make_case([(require_condition(condition, "if()"), yes)], no, format_call("if", arguments))
-
-
-def _nullif(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 2, 2)
-    value, other = arguments
-    same = make_comparison("=", value, other)
-    none = cast_implicitly(Node(NULL, "null", value.run), value.type)
-    return make_case([(same, none)], value, format_call(name, arguments))
-
-
-def _extreme(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 2, MAX_ARGUMENTS)
-    sql = format_call(name, arguments)
-    nodes = cast_to_common(arguments, repr(sql))
-    if nodes[0].type.name == "array":
-        raise RefusedOperator(f"{name}() takes single values, got {nodes[0].type}")
-
-    def better(new: Values, old: Values) -> Values:
-        return is_less(old, new) if name == "greatest" else is_less(new, old)
-
-    def run(columns: Mapping[str, Column], rows: int) -> Column:
-        inputs = [argument.run(columns, rows) for argument in nodes]
-        _, error = decide_at_once(inputs)
-        known = inputs[0].is_known()
-        kind = object if any(column.values.dtype == object for column in inputs) else inputs[0].values.dtype
-        values = replace_settled(inputs[0], ~known).astype(kind)
-        for column in inputs[1:]:
-            there = column.is_known()
-            new = replace_settled(column, ~there)
-            wins = there & (~known | better(new, values))
-            values[wins] = new[wins]
-            known |= there
-        null = ~known if error is None else ~known & ~error
-        return Column(nodes[0].type, values, mask_or_none(null), error)
-
-    return Node(nodes[0].type, sql, run, fields=union_fields(nodes))
-
-
-def _is_null(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 1, 1)
-    return make_is_null(arguments[0], negated=name == "isnotnull")
-
-
-def _mod(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 2, 2)
-    return make_arithmetic("%" if name == "mod" else name, *arguments)
-
-
-def _is_nan(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 1, 1)
-    return make_is_nan(_as_float(name, arguments[0]), format_call(name, arguments))
-
-
-def _nanvl(name: str, arguments: Arguments) -> Node:
-    _require_count(name, arguments, 2, 2)
-    value = _as_float(name, arguments[0])
-    other = cast_implicitly(arguments[1], value.type) if arguments[1].type == NULL else _as_float(name, arguments[1])
-    is_missing = make_is_nan(value, format_call("isnan", arguments[:1]))
-    return make_case([(is_missing, other)], value, format_call(name, arguments))
-
-
-def _as_float(name: str, argument: Node) -> Node:
-    if argument.type.is_float:
-        return argument
-    return cast_implicitly(argument if argument.type == NULL else _require_number(name, argument), DOUBLE)
-
-
-_CASTS = {
-    "to_date": DATE, "to_timestamp": TIMESTAMP, "date": DATE, "timestamp": TIMESTAMP,
-    "boolean": BOOLEAN, "int": INT, "bigint": BIGINT, "double": DOUBLE, "string": STRING,
-}  # fmt: skip
-
-
-def _cast(name: str, arguments: Arguments) -> Node:
-    if len(arguments) == 2 and name.startswith("to_"):
-        raise RefusedOperator(
-            f"{name}() takes no format here; declare the field as {_CASTS[name]} and read it by columns"
-        )
-    _require_count(name, arguments, 1, 1)
-    return cast_explicitly(arguments[0], _CASTS[name], tolerant=False)
-
-
-FORMS: dict[str, Callable[[str, Arguments], Node]] = {
-    "coalesce": _coalesce,
-    "nvl": _coalesce,
-    "ifnull": _coalesce,
-    "if": _if,
-    "nullif": _nullif,
-    "greatest": _extreme,
-    "least": _extreme,
-    "isnull": _is_null,
-    "isnotnull": _is_null,
-    "isnan": _is_nan,
-    "nanvl": _nanvl,
-    "mod": _mod,
-    "pmod": _mod,
-    **dict.fromkeys(_CASTS, _cast),
+    "ceiling": "ceil",
+    "signum": "sign",
+    "lcase": "lower",
+    "ucase": "upper",
+    "char_length": "length",
+    "substr": "substring",
+    "day": "dayofmonth",
+    "nvl": "coalesce",
+    "ifnull": "coalesce",
 }
-
-
-# LIKE ----------------------------------------------------------------------------------------------------------------
-
-
-def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
-    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time. Raises Refused."""
-    if not isinstance(pattern.literal, str):
-        raise RefusedOperator(
-            "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"
-        )
-    sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
-    if escape != "\\":
-        sql += f" escape {quote_text(escape)}"
-    matches = compile_like(pattern.literal, escape)
-    kernel: Callable[[str], bool] = (lambda text: not matches(text)) if negated else matches
-    text = _require_type("like", value, STRING)
-
-    def run(values: Values) -> KernelResult:
-        return KernelResult(np.fromiter(map(kernel, values.tolist()), dtype=bool, count=len(values)))
-
-    return make_strict(BOOLEAN, sql, [text], run, 4)
-
-
-def quote_text(text: str) -> str:
-    """Writes a text as a string literal."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
-    """Splits a pattern at `%`; None in a piece matches any character. Raises Refused."""
-    pieces: list[list[str | None]] = [[]]
-    position = 0
-    while position < len(pattern):
-        character = pattern[position]
-        position += 1
-        if character == escape:
-            following = pattern[position : position + 1]
-            if following not in ("%", "_", escape) or not following:
-                raise RefusedOperator(
-                    f"the pattern {pattern!r} has {escape!r} before something other than %, _ or {escape!r}; double it"
-                )
-            pieces[-1].append(following)
-            position += 1
-        elif character == "%":
-            pieces.append([])
-        else:
-            pieces[-1].append(None if character == "_" else character)
-    return pieces
-
-
-def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
-    """Returns the test of a LIKE pattern. Raises Refused.
-
-    Each part between `%` is matched at the first place where it fits, so the test never backtracks.
-    """
-    pieces = _split_pattern(pattern, escape)
-    parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
-    if all(None not in piece for piece in pieces):
-        return _compile_plain_like(["".join(c or "" for c in piece) for piece in pieces])
-    if len(parts) == 1:
-        return lambda text: parts[0].fullmatch(text) is not None
-    if any(None in piece and len(piece) > MAX_LIKE_PART_CHARACTERS for piece in pieces[1:-1]):
-        raise RefusedOperator(
-            f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make "
-            "it shorter"
-        )
-    head, *middle, tail = parts
-    tail_length = len(pieces[-1])
-
-    def matches(text: str) -> bool:
-        match = head.match(text)
-        for part in middle:
-            if match is None:
-                return False
-            match = part.search(text, match.end())
-        end = len(text) - tail_length
-        return match is not None and end >= match.end() and tail.match(text, end) is not None
-
-    return matches
-
-
-def _compile_plain_like(pieces: list[str]) -> Callable[[str], bool]:
-    """Returns the test of a pattern without `_`."""
-    head, tail = pieces[0], pieces[-1]
-    if len(pieces) == 1:
-        return head.__eq__
-    if len(pieces) == 2:
-        least = len(head) + len(tail)
-        return lambda text: text.startswith(head) and text.endswith(tail) and len(text) >= least
-
-    def matches(text: str) -> bool:
-        if not text.startswith(head):
-            return False
-        end = len(head)
-        for piece in pieces[1:-1]:
-            start = text.find(piece, end)
-            if start < 0:
-                return False
-            end = start + len(piece)
-        return text.endswith(tail) and len(text) - len(tail) >= end
-
-    return matches
 
 
 # Combinations --------------------------------------------------------------------------------------------------------
@@ -743,7 +327,7 @@ def make_combination(nodes: Arguments) -> Node:
 
     Raises Refused.
     """
-    _require_count("count(distinct)", nodes, 2, MAX_ARGUMENTS)
+    require_count("count(distinct)", nodes, 2, MAX_ARGUMENTS)
     for node in nodes:
         if problem := check_ordered(node.type):
             raise RefusedOperator(f"count(distinct) {problem}")

@@ -7,15 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from sqlglot import exp
 
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FORMS, FUNCTIONS, quote_text
+from lookback.core.expressions.forms import FORMS
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.like import quote_text
 from lookback.core.expressions.syntax import LookbackSql, quote_node
 from lookback.core.values.suggestions import find_nearest, suggest
 from lookback.core.values.types import DataType
 
 _CLOCKS = {
-    "current_timestamp", "current_date", "current_time", "localtimestamp", "now", "unix_timestamp", "curdate", "getdate",
+    "current_timestamp",
+    "current_date",
+    "current_time",
+    "localtimestamp",
+    "now",
+    "unix_timestamp",
+    "curdate",
+    "getdate",
     "current_timezone",
-}  # fmt: skip
+}
 _RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
 _OTHER_AGGREGATES = {
     "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first_value",
@@ -29,10 +38,14 @@ REMEDIES = {
     "regexp_like": "use like, startswith(), endswith() or contains()",
     "ilike": "use lower() and like",
     "decimal": "use cast(x as decimal(p,s))",
-    "pow": "use products", "power": "use products",
-    "cardinality": "use size()", "array_size": "use size()",
-    "nvl2": "use case when", "decode": "use case when", "iff": "use if()",
-}  # fmt: skip
+    "pow": "use products",
+    "power": "use products",
+    "cardinality": "use size()",
+    "array_size": "use size()",
+    "nvl2": "use case when",
+    "decode": "use case when",
+    "iff": "use if()",
+}
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
 

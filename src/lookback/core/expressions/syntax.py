@@ -148,8 +148,13 @@ def _unescape(body: str, quote: str) -> str:
 
 
 _LOST = {
-    "t": "a tab", "n": "a line break", "r": "a carriage return", "b": "a backspace", "0": "a NUL", "Z": "a Ctrl-Z",
-}  # fmt: skip
+    "t": "a tab",
+    "n": "a line break",
+    "r": "a carriage return",
+    "b": "a backspace",
+    "0": "a NUL",
+    "Z": "a Ctrl-Z",
+}
 _KEPT = ("\\", "'", '"', "%", "_")
 
 
@@ -287,9 +292,17 @@ def _suggest_quotes(error: dict[str, str]) -> str:
 
 # A name is printed without backticks only if it is read as a field in each of these contexts.
 _CONTEXTS = (
-    "({0})", "f({0})", "{0} + {0} * {0}", "{0} - interval '1' day", "case {0} when {0} then {0} end", "not {0} and {0} in ({0})",
-    "{0} not like {0} escape '!'", "{0} is null or {0} between {0} and {0}", "cast({0} as int)", "f(1) filter (where {0})",
-)  # fmt: skip
+    "({0})",
+    "f({0})",
+    "{0} + {0} * {0}",
+    "{0} - interval '1' day",
+    "case {0} when {0} then {0} end",
+    "not {0} and {0} in ({0})",
+    "{0} not like {0} escape '!'",
+    "{0} is null or {0} between {0} and {0}",
+    "cast({0} as int)",
+    "f(1) filter (where {0})",
+)
 _WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 # sqlglot reads a name with more parts as a field of a field.
 _MAX_PARTS = 4

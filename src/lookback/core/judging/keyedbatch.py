@@ -201,10 +201,9 @@ class KeyedBatch:
         places[self.order] = np.arange(len(self.order))
         may_complete = np.zeros(len(self.order), dtype=bool)
         may_complete[candidates] = True
-        arrivals = list(map(
-            Arrival, made, np.append(np.full(self._count, -1), self._positions)[at].tolist(), places[at].tolist(),
-            may_complete[places[at]].tolist(), map(answers.get, places[at].tolist()),
-        ))  # fmt: skip
+        positions, own = np.append(np.full(self._count, -1), self._positions)[at], places[at]
+        answered = map(answers.get, own.tolist())
+        arrivals = list(map(Arrival, made, positions.tolist(), own.tolist(), may_complete[own].tolist(), answered))
         indexes = at.tolist()
         followed = np.flatnonzero(is_followed)
         grouping = self._rule_run.grouping

@@ -118,9 +118,14 @@ class KeyState:
     def to_value(self) -> dict[str, Any]:
         """Encodes the state for a keyed table."""
         return {
-            "key": self.stored_key, "rows": self.rows, "held": self.held, "next": self.next, "since": self.since,
-            "match": self.match, "waits": [wait.to_value() for wait in (*self.pending, *self.raised)],
-        }  # fmt: skip
+            "key": self.stored_key,
+            "rows": self.rows,
+            "held": self.held,
+            "next": self.next,
+            "since": self.since,
+            "match": self.match,
+            "waits": [wait.to_value() for wait in (*self.pending, *self.raised)],
+        }
 
     @property
     def has_only_rows(self) -> bool:

@@ -33,8 +33,13 @@ _LOW, _HIGH, _NOTHING = -(2**62), 2**62, 2**62 + 1
 # Each comparison as alternatives (sign, less): sign * item's rank > sign * seeker's rank - less.
 _ABOVE = {"<": [(-1, 0)], "<=": [(-1, 1)], ">": [(1, 0)], ">=": [(1, 1)], "!=": [(1, 0), (-1, 0)]}
 _OPERATORS = {
-    "=": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
-}  # fmt: skip
+    "=": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
 
 
 @dataclass(frozen=True)

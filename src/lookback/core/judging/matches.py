@@ -353,9 +353,14 @@ class MatchSearch:
         return part.evaluate(columns, len(self._able[number]))
 
     def _evaluate(
-        self, matches: _Matches, at: Int64s, number: int, places: Int64s | None, ends: Int64s,
+        self,
+        matches: _Matches,
+        at: Int64s,
+        number: int,
+        places: Int64s | None,
+        ends: Int64s,
         part: Expression | None = None,
-    ) -> Column:  # fmt: skip
+    ) -> Column:
         """Evaluates the condition of a step, or a part of it, for pairs of a match and a row.
 
         Args:

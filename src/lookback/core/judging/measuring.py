@@ -6,9 +6,11 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Edge, Partial
+from lookback.core.aggregation.aggregates import Edge
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
-from lookback.core.aggregation.grouping import FeatureRows, Grouping, Queries, merge_at
+from lookback.core.aggregation.exact import Partial
+from lookback.core.aggregation.featurerows import FeatureRows, merge_at
+from lookback.core.aggregation.grouping import Grouping, Queries
 from lookback.core.aggregation.runs import Run, has_negative
 from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.judging.lateness import find_in_time

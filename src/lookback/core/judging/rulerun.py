@@ -15,7 +15,7 @@ from lookback.core.judging.measuring import select_kept
 from lookback.core.judging.segment import Flags, Gathered, Order, Segment, list_key_texts
 from lookback.core.judging.verdicts import AlertWriter
 from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Failure

@@ -16,10 +16,10 @@ from lookback.core.judging.lateness import LateEvents
 from lookback.core.judging.measuring import Measuring, select_kept, select_values
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import Feature
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import Key
 from lookback.core.state.shard import ShardState
-from lookback.core.state.windowrows import FeatureState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -127,10 +127,17 @@ class Segment:
     """
 
     def __init__(
-        self, stream: Stream, state: ShardState, events: Events, timeline: Timeline, shard: int, shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None, max_evidence: int = MAX_EVIDENCE_IDS,
+        self,
+        stream: Stream,
+        state: ShardState,
+        events: Events,
+        timeline: Timeline,
+        shard: int,
+        shards: int,
+        flagging: Mapping[str, FlagPlace] | None = None,
+        max_evidence: int = MAX_EVIDENCE_IDS,
         lists: Lists | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stream, self.state, self.timeline = stream, state, timeline
         self.flagging, self.max_evidence = flagging or {}, max_evidence
         self.lists = Lists.empty() if lists is None else lists
@@ -224,7 +231,7 @@ class Segment:
             values = select_values(feature, self.events)
             part = None if values is None else values.values[at]
             keys = self.events.find_keys(feature.group_by).take(at)
-            self.state.windows.note_discarded(feature.feature_id, keys, self.events.times[at], part)
+            self.state.windows.discarded.add(feature.feature_id, state, keys, self.events.times[at], part)
 
     def store_shared_rows(self, features: Sequence[Feature]) -> None:
         """Adds the rows that these features of one grouping share to the state; drops those of features that failed."""
@@ -245,9 +252,8 @@ class Segment:
                 values[each.argument] = each.values[at]
             own = None if each.values is None else values[each.argument]
             rows.append(Kept(each.feature_id, each.selected[at], own, each.argument))
-        self.state.windows.add_shared_rows(
-            row_set, grouping.numbers[at], grouping.distinct, self.events.times[at], rows
-        )
+        windows, times = self.state.windows, self.events.times[at]
+        windows.row_sets.add_rows(row_set, grouping.numbers[at], grouping.distinct, times, rows, windows.segments)
 
 
 def list_key_texts(events: Events, group_by: Sequence[str], positions: Int64s) -> list[dict[str, str | None]]:

@@ -149,9 +149,14 @@ class AlertWriter:
         self._add_row(order, subject, verdict, 0, measures, is_complete, values, BEGINS)
 
     def retract(
-        self, order: Order, subject: Subject, revision: int, measures: Mapping[str, Any], is_complete: bool,
+        self,
+        order: Order,
+        subject: Subject,
+        revision: int,
+        measures: Mapping[str, Any],
+        is_complete: bool,
         values: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes the retraction of an alert; `measures` are typed."""
         self._add_row(order, subject, "retracted", revision, measures, is_complete, values, CEASES)
 
@@ -189,9 +194,16 @@ class AlertWriter:
         return memory, None
 
     def _add_row(
-        self, order: Order, subject: Subject, verdict: str, revision: int, measures: Mapping[str, Any],
-        is_complete: bool, values: Mapping[str, Any], change: int,
-    ) -> None:  # fmt: skip
+        self,
+        order: Order,
+        subject: Subject,
+        verdict: str,
+        revision: int,
+        measures: Mapping[str, Any],
+        is_complete: bool,
+        values: Mapping[str, Any],
+        change: int,
+    ) -> None:
         """Adds the row of a verdict; `change` is BEGINS, GOES_ON or CEASES."""
         entry, rule, entity, segment = self._entry, self._rule, self._entity, self._segment
         key = self._encode_key(subject)

@@ -4,71 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from lookback.core.operations.figures import Figures
+from lookback.core.operations.thresholds import THRESHOLDS
 from lookback.core.rules.roles import SHADOW, name_role
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.texts import count_noun
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 LEVELS = (PROBLEM, WARNING, NOTE)
-
-
-class Threshold(NamedTuple):
-    """The value from which on a check reports a finding, its unit, and the reason for this value."""
-
-    value: float
-    unit: str
-    why: str
-
-
-# How far back recent figures go. The thresholds below apply to this period.
-RECENT = dt.timedelta(hours=1)
-THRESHOLDS: dict[str, Threshold] = {
-    "silent": Threshold(
-        120, "seconds", "a working evaluation writes metrics every 30 seconds; four times that is silence"
-    ),
-    "unjudged": Threshold(
-        300,
-        "seconds",
-        "starting Spark, a first batch and a new plan together take less, so a commit should not wait longer",
-    ),
-    "behind": Threshold(
-        60, "seconds", "events should be judged within seconds; a batch of a backlog takes up to a minute"
-    ),
-    "behind_growing": Threshold(
-        60,
-        "seconds",
-        "longer than a batch takes, so a lag that grew by this within 10 minutes will not go away by itself",
-    ),
-    "rejected_share": Threshold(0.1, "of the events", "a single bad file is less; more means that the source changed"),
-    "discarded_share": Threshold(
-        0.01, "of the events", "rules miss all discarded events; a sound source has fewer stragglers"
-    ),
-    "late_share": Threshold(
-        0.1, "of the events", "late events are judged, but windows and absences have given their results by then"
-    ),
-    "late_least": Threshold(100, "events", "a share of fewer events is not significant"),
-    "watermark_stuck": Threshold(
-        600,
-        "seconds",
-        "event time follows the clock, so if events arrive and the watermark does not move, one event holds it",
-    ),
-    "watermark_ahead": Threshold(
-        600,
-        "seconds",
-        "clocks differ by seconds; with a watermark further ahead, all events are late until the clock catches up",
-    ),
-    "watermark_behind": Threshold(
-        3_600, "seconds", "windows and absences end with the watermark, so their alerts are delayed by as much"
-    ),
-    "state_growth": Threshold(2, "times", "windows that fill for the first time also grow, but only once"),
-    "state_least": Threshold(1_000_000, "rows", "a few megabytes; growth below that costs little"),
-    "warming_stuck": Threshold(600, "seconds", "the history of twenty million events takes half of that"),
-    "storm": Threshold(1_000, "alerts", "nobody can review this many alerts of one rule in an hour"),
-}
 
 
 @dataclass(frozen=True)
@@ -89,118 +35,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level}: {self.what} {self.remedy}"
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The columns of the table `metrics` that health uses. `lag` is in seconds; `rules` has counts by rule_id."""
-
-    at: dt.datetime
-    events: int
-    late: int
-    discarded: int
-    lag: float
-    watermark: dt.datetime | None
-    state_rows: int | None
-    stages: Mapping[str, int] = field(default_factory=dict)
-    rules: Mapping[str, RuleCounts] = field(default_factory=dict)
-
-
-class WarmUp(NamedTuple):
-    """A version that waits for the history of its windows.
-
-    Attributes:
-        rule_id: The rule.
-        version: The number of the version.
-        since: When it began to wait.
-        named: How many pieces of its history are published.
-        pieces: How many pieces its history has; 0 if not known yet.
-    """
-
-    rule_id: str
-    version: int
-    since: dt.datetime
-    named: int
-    pieces: int
-
-
-def describe_warm_up(each: WarmUp) -> str:
-    """Describes how far the history of a waiting version is."""
-    how_far = (
-        f"{each.named} of {each.pieces} pieces of its history are published"
-        if each.pieces
-        else "its history is being built"
-    )
-    return f"version {each.version} of rule {each.rule_id} since {each.since:%Y-%m-%dT%H:%M:%SZ}: {how_far}"
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures of a stream at the time `now` (aware).
-
-    Attributes:
-        stream: The name of the stream.
-        now: The time of the figures.
-        rules: The number of active and shadow rules in the rules table.
-        quarantined: Ids of the rules that the engine took out of service.
-        committed: The last commit of the events table.
-        judged: The last commit judged.
-        waiting: The number of commits that add rows and are not judged.
-        lag: How many seconds the oldest waiting commit has waited.
-        newest: The time of the last commit.
-        samples: Rows of the table `metrics` of the last hour, oldest first.
-        last_sample: When the newest row of `metrics` was written.
-        failing: rule_id -> the message of its last failure in the last hour.
-        refused: rule_id -> why its last row was rejected.
-        rejected: The number of rows that ingest rejected in the last hour.
-        reason: Why the newest of these rows was rejected.
-        ingested: The number of rows that ingest accepted in the last hour.
-        warming: The versions that wait for the history of their windows.
-        leader: A description of the event that moved the watermark furthest ahead in the last hour; empty if not known.
-        other_tables: How tables differ from those that the evaluation has read, one sentence each.
-        account: The sums of the last rounds of ingest, by name; None if not known.
-    """
-
-    stream: str
-    now: dt.datetime
-    rules: int = 0
-    quarantined: Sequence[str] = ()
-    committed: int | None = None
-    judged: int | None = None
-    waiting: int = 0
-    lag: float = 0.0
-    newest: dt.datetime | None = None
-    samples: Sequence[Sample] = ()
-    last_sample: dt.datetime | None = None
-    failing: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    rejected: int = 0
-    reason: str = ""
-    ingested: int = 0
-    warming: Sequence[WarmUp] = ()
-    leader: str = ""
-    other_tables: Sequence[str] = ()
-    account: Mapping[str, Any] | None = None
-
-    @property
-    def furthest(self) -> Sample | None:
-        """The sample of the last hour whose watermark was furthest ahead of its time."""
-        known = [(sample.watermark - sample.at, sample) for sample in self.samples if sample.watermark is not None]
-        return max(known, key=lambda pair: pair[0])[1] if known else None
-
-    @property
-    def is_silent(self) -> bool:
-        """True if no evaluation has written metrics recently."""
-        return self.last_sample is None or _seconds(self.now - self.last_sample) > THRESHOLDS["silent"].value
-
-    @property
-    def rule_counts(self) -> dict[str, RuleCounts]:
-        """The counts of each rule in the last hour."""
-        counts: dict[str, RuleCounts] = {}
-        for sample in self.samples:
-            for rule_id, each in sample.rules.items():
-                counts[rule_id] = counts.get(rule_id, RuleCounts()) + each
-        return counts
 
 
 def check_health(figures: Figures) -> list[Finding]:
@@ -245,12 +79,14 @@ def describe_health(figures: Figures, findings: Sequence[Finding]) -> str:
 def _check_tables(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "other_tables", f"The evaluation has read other tables than the current ones: {what}.",
+            PROBLEM,
+            "other_tables",
+            f"The evaluation has read other tables than the current ones: {what}.",
             "Restore the tables that were read, or judge the current ones as a new evaluation: lookback evaluate "
             f"{figures.stream} --fresh.",
         )
         for what in figures.other_tables
-    ]  # fmt: skip
+    ]
     account = figures.account
     if account is not None and not account["closes"]:
         what = (
@@ -264,21 +100,18 @@ def _check_tables(figures: Figures) -> list[Finding]:
 
 def _check_running(figures: Figures) -> list[Finding]:
     if not figures.rules:
-        return [
-            Finding(
-                NOTE, "no_rules", "No rule of this stream is in force, so nothing is judged.",
-                f"Publish one: lookback rules push FILE (stream: {figures.stream}).",
-            )
-        ] if figures.waiting or figures.judged is not None else []  # fmt: skip
+        if not figures.waiting and figures.judged is None:
+            return []
+        remedy = f"Publish one: lookback rules push FILE (stream: {figures.stream})."
+        return [Finding(NOTE, "no_rules", "No rule of this stream is in force, so nothing is judged.", remedy)]
     waits = f"{count_noun(figures.waiting, 'commit')} of events {'waits' if figures.waiting == 1 else 'wait'}"
     start = f"Start it: lookback evaluate {figures.stream}; if a schedule starts it, check its last run."
     if figures.waiting and figures.judged is None and figures.is_silent:
         return [Finding(PROBLEM, "not_running", f"No evaluation has judged this stream yet, and {waits}.", start)]
     if figures.waiting and figures.is_silent and figures.lag > THRESHOLDS["unjudged"].value:
-        last = (
-            "never wrote metrics" if figures.last_sample is None
-            else f"was last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
-        )  # fmt: skip
+        last = "never wrote metrics"
+        if figures.last_sample is not None:
+            last = f"was last heard from {_format_span(_seconds(figures.now - figures.last_sample))} ago"
         what = f"The evaluation is not running: it {last}, and {waits}, the oldest for {_format_span(figures.lag)}."
         return [Finding(PROBLEM, "not_running", what, start)]
     return []
@@ -319,11 +152,13 @@ def _suggest_speedup(figures: Figures) -> str:
 def _check_rules(figures: Figures) -> list[Finding]:
     findings = [
         Finding(
-            PROBLEM, "quarantined", f"Rule {rule_id} is quarantined: it failed too often and is no longer evaluated.",
+            PROBLEM,
+            "quarantined",
+            f"Rule {rule_id} is quarantined: it failed too often and is no longer evaluated.",
             "See rule_log for the error, fix the rule and publish it again: lookback rules push FILE.",
         )
         for rule_id in sorted(figures.quarantined)
-    ]  # fmt: skip
+    ]
     counts = figures.rule_counts
     for rule_id in sorted({*figures.failing, *(name for name, each in counts.items() if each.failed)}):
         failed = counts.get(rule_id, RuleCounts()).failed
@@ -337,11 +172,13 @@ def _check_rules(figures: Figures) -> list[Finding]:
         findings.append(Finding(WARNING, "failing", what, remedy))
     findings += [
         Finding(
-            WARNING, "refused", f"A row of the rules table for {rule_id} was rejected: {why}.",
+            WARNING,
+            "refused",
+            f"A row of the rules table for {rule_id} was rejected: {why}.",
             "The previous version, if any, is still in force; publish a corrected one.",
         )
         for rule_id, why in sorted(figures.refused.items())
-    ]  # fmt: skip
+    ]
     return findings + _check_warming(figures)
 
 
@@ -350,7 +187,8 @@ def _check_warming(figures: Figures) -> list[Finding]:
     most = THRESHOLDS["warming_stuck"].value
     return [
         Finding(
-            WARNING, "warming_stuck",
+            WARNING,
+            "warming_stuck",
             f"Version {each.version} of rule {each.rule_id} has been warming for {_format_span(waited)}, with {each.named} "
             f"of {each.pieces or 'no'} pieces of its history published; the previous version is in force.",
             "Is the evaluation running? Its log says why a history could not be built. To start without it: lookback "
@@ -358,7 +196,7 @@ def _check_warming(figures: Figures) -> list[Finding]:
         )
         for each in figures.warming
         if (waited := _seconds(figures.now - each.since)) > most
-    ]  # fmt: skip
+    ]
 
 
 def _check_storms(figures: Figures) -> list[Finding]:
@@ -366,7 +204,8 @@ def _check_storms(figures: Figures) -> list[Finding]:
     total = sum(raised.values())
     return [
         Finding(
-            WARNING, "storm",
+            WARNING,
+            "storm",
             f"Rule {rule_id} raised {count:,} alerts within the last hour, {count / total:.0%} of all.",
             "Raise its limit, or give it `suppress`; alerts of a version in shadow are in no review queue."
             if rule_id.endswith(name_role("", SHADOW))
@@ -374,7 +213,7 @@ def _check_storms(figures: Figures) -> list[Finding]:
         )
         for rule_id, count in sorted(raised.items())
         if count >= THRESHOLDS["storm"].value
-    ]  # fmt: skip
+    ]
 
 
 def _check_rejected(figures: Figures) -> list[Finding]:

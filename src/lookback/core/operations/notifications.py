@@ -68,12 +68,26 @@ def make_health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str,
     identity = json.dumps([HEALTH_RULE, status["stream"], checks, to_text(hour)], separators=(",", ":"))
     findings = " ".join(f"{each['what']} {each['remedy']}" for each in status["findings"] if each["level"] != NOTE)
     return {
-        "alert_id": hashlib.sha256(identity.encode()).hexdigest()[:32], "revision": 0, "verdict": "raised",
-        "rule_id": HEALTH_RULE, "rule_version": 0, "mode": "active", "severity": "high" if is_problem else "medium",
-        "stream": status["stream"], "key": {}, "event_id": None, "event_time": now, "window_start": None,
-        "window_end": None, "window_complete": None, "measures": {}, "message": f"{status['health']} {findings}",
-        "evidence": [], "arrival": status["judged"], "decided_at": now,
-    }  # fmt: skip
+        "alert_id": hashlib.sha256(identity.encode()).hexdigest()[:32],
+        "revision": 0,
+        "verdict": "raised",
+        "rule_id": HEALTH_RULE,
+        "rule_version": 0,
+        "mode": "active",
+        "severity": "high" if is_problem else "medium",
+        "stream": status["stream"],
+        "key": {},
+        "event_id": None,
+        "event_time": now,
+        "window_start": None,
+        "window_end": None,
+        "window_complete": None,
+        "measures": {},
+        "message": f"{status['health']} {findings}",
+        "evidence": [],
+        "arrival": status["judged"],
+        "decided_at": now,
+    }
 
 
 def make_delivery_id(alert: Mapping[str, Any]) -> str:

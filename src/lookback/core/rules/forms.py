@@ -13,7 +13,7 @@ from lookback.core.rules.parameters import Value, find_wrong_value
 from lookback.core.rules.problems import quote_value
 from lookback.core.values.contents import read_contents
 from lookback.core.values.limits import DEFAULT_LIMITS, name_limit
-from lookback.core.values.lists import CIDR
+from lookback.core.values.listchanges import CIDR
 from lookback.core.values.reading import Refused, put_below
 from lookback.core.values.texts import join_words
 from lookback.core.values.windows import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from lookback.core.errors import DurationError, ExpressionError, Problem
-from lookback.core.expressions.functions import quote_text
+from lookback.core.expressions.like import quote_text
 from lookback.core.expressions.syntax import Marker, find_markers
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.suggestions import suggest

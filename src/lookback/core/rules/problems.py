@@ -15,10 +15,23 @@ MAX_PROBLEMS = 100
 _MAX_PLACE_CHARACTERS, _MAX_MESSAGE_CHARACTERS, _MAX_VALUE_CHARACTERS = 120, 550, 100
 # Words that people try for a key, and the key. A step has a `where` instead of a `when`.
 _SYNONYMS = {
-    "condition": "when", "conditions": "when", "having": "when", "alert_when": "when", "if": "when", "filter": "where",
-    "aggregates": "measures", "aggregations": "measures", "metrics": "measures", "key": "group_by", "keys": "group_by",
-    "partition_by": "group_by", "id": "rule_id", "priority": "severity", "text": "message", "throttle": "suppress",
-}  # fmt: skip
+    "condition": "when",
+    "conditions": "when",
+    "having": "when",
+    "alert_when": "when",
+    "if": "when",
+    "filter": "where",
+    "aggregates": "measures",
+    "aggregations": "measures",
+    "metrics": "measures",
+    "key": "group_by",
+    "keys": "group_by",
+    "partition_by": "group_by",
+    "id": "rule_id",
+    "priority": "severity",
+    "text": "message",
+    "throttle": "suppress",
+}
 
 
 def make_problem(place: str, message: str) -> Problem:

@@ -22,10 +22,13 @@ _WEEK, _DAY = MICROSECONDS["week"], MICROSECONDS["day"]
 # Offsets from the epoch, a Thursday, to the first Monday and the first Sunday after it.
 _TO_MONDAY, _TO_SUNDAY = 4 * _DAY, 3 * _DAY
 _VALUE_AGGREGATES = {
-    "avg": "the average", "sum": "the sum", "min": "the smallest", "max": "the largest",
+    "avg": "the average",
+    "sum": "the sum",
+    "min": "the smallest",
+    "max": "the largest",
     "last": "the last",
     "stddev_samp": "the standard deviation",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class WarmingVersions(Mapping[tuple[str, int], Warming]):
         """Lists the versions of a rule that are warming, in the order in which they began to."""
         return list(self._by_rule.get(rule_id, {}).values())
 
+    def list_known(self, rule_id: str) -> list[Warming]:
+        """Lists those of them whose row has arrived."""
+        return [each for each in self.list_versions(rule_id) if each.is_known]
+
     def put(self, warming: Warming) -> None:
         """Adds a version, or replaces its earlier state."""
         versions = self._by_rule.setdefault(warming.entry.rule_id, {})

@@ -10,9 +10,10 @@ from typing import Any
 
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.aggregation.sharedruns import Place
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.pieces import require_integers
 from lookback.core.state.storedruns import StoredRun
-from lookback.core.state.windowrows import FeatureState, WindowRows
+from lookback.core.state.windowrows import WindowRows
 
 
 def write_features(features: Mapping[str, FeatureState]) -> dict[str, list[Any]]:
@@ -47,14 +48,15 @@ def write_row_sets(row_sets: Mapping[str, Sequence[StoredRun]]) -> dict[str, lis
 
 def read_rows(rows: WindowRows, features: Mapping[str, Any], row_sets: Mapping[str, Any]) -> None:
     """Reads what `write_features` and `write_row_sets` returned. Raises ValueError, TypeError or LookupError."""
-    rows.features, rows.row_sets = {}, {}
+    rows.features.clear()
+    rows.row_sets.runs = {}
     for feature_id, (floor, since, width, runs, *combining) in features.items():
         rows.features[feature_id] = FeatureState(floor, since, width, [StoredRun(*run) for run in runs])
         if combining:
             rows.features[feature_id].closed, *how = combining
             rows.features[feature_id].buckets = Buckets(*how)
     for name, (feature_ids, runs) in row_sets.items():
-        rows.row_sets[name] = []
+        rows.row_sets.runs[name] = []
         for has_dropped, numbers, *facts in runs:
             require_integers(numbers)
             if len(numbers) % 4 or not all(0 <= number < len(feature_ids) for number in numbers[::4]):
@@ -62,6 +64,6 @@ def read_rows(rows: WindowRows, features: Mapping[str, Any], row_sets: Mapping[s
             places = {feature_ids[numbers[at]]: Place(*numbers[at + 1 : at + 4]) for at in range(0, len(numbers), 4)}
             stored = StoredRun(*facts)
             stored.places, stored.has_dropped = places, has_dropped
-            rows.row_sets[name].append(stored)
+            rows.row_sets.runs[name].append(stored)
         for feature_id in feature_ids:
             rows.features[feature_id].row_set = name

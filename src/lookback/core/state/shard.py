@@ -24,13 +24,14 @@ from lookback.core.errors import StateError
 from lookback.core.rules.compiled import JUDGED, OPEN_KEYS
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.deferred import Deferred
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows, split_text
 from lookback.core.state.manifest import read_rows, write_features, write_row_sets
 from lookback.core.state.pieces import FindFile, Pieces, Store
 from lookback.core.state.storedruns import StoredRuns
 from lookback.core.state.tables import RAISED, KeyedTables
-from lookback.core.state.windowrows import RESETS, FeatureState, WindowRows
+from lookback.core.state.windowrows import RESETS, WindowRows
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.pages import decode_page, encode_page
 
@@ -201,9 +202,7 @@ class ShardState:
 
     def clear(self) -> None:
         """Drops all features and their rows, raised alerts, keys with open windows, and events that may be revised."""
-        for stored in [stored for runs in self.windows.row_sets.values() for stored in runs]:
-            self.runs.drop(stored)
-        self.windows.row_sets = {}
+        self.windows.row_sets.clear()
         for feature_id in list(self.features):
             self.drop_feature(feature_id)
         for name in [name for name in self.tables if name.startswith((JUDGED, OPEN_KEYS, RAISED))]:
@@ -281,7 +280,7 @@ class ShardState:
             "saves": self.runs.saves,
             "lists_commit": self.lists_commit,
             "features": write_features(self.features),
-            "row_sets": write_row_sets(self.windows.row_sets),
+            "row_sets": write_row_sets(self.windows.row_sets.runs),
             "tables": {name: table.to_json() for name, table in self.tables.items()},
             "deferred": self.deferred.counts,
             "pieces": {name: count for name, count in self._pieces.items() if name != MANIFEST},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from lookback.core.values.cache import ArrayFile, Cache
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import NEVER_DUE
 
+# Merge four runs of one size class into one of the next, which is four times as large.
+_RUNS_PER_CLASS = 4
+_SMALLEST_CLASS_ROWS = 256
+# Merging makes no larger runs: a run is read as a whole, and each row takes some 40 bytes of memory.
+_MAX_MERGED_ROWS = 2**22
 # Shorter runs get no file, since decoding one takes only half a millisecond.
 _MIN_FILED_ROWS = 2**15
 # The limit for the memory of unsaved runs. For the most events that are judged together, two rules stay below it and a
@@ -209,3 +215,15 @@ def find_middle(times: Int64s) -> int:
         times = times[(_SAMPLE_PLACES * len(times)).astype(np.int64)]
     half = len(times) // 2
     return int(np.partition(times, half)[half])
+
+
+def count_alike(runs: Sequence[StoredRun]) -> int:
+    """Counts the newest runs of one size class; 0 if they should not be merged."""
+    newest = _find_class(runs[-1].rows) if runs else 0
+    alike = sum(1 for _ in takewhile(lambda stored: _find_class(stored.rows) <= newest, reversed(runs)))
+    few = alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS
+    return 0 if few else alike
+
+
+def _find_class(rows: int) -> int:
+    return (max(1, rows // _SMALLEST_CLASS_ROWS).bit_length() + 1) // 2

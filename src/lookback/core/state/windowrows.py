@@ -2,136 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from lookback.core.aggregation.runs import (
-    Buckets,
-    Run,
-    combine_runs,
-    make_run,
-    match_rows,
-    merge_runs,
-    remove_rows,
-    subtract_rows,
-)
-from lookback.core.aggregation.sharedruns import (
-    ALL,
-    FeatureColumn,
-    Kept,
-    Place,
-    SharedRun,
-    make_shared_run,
-    merge_shared_runs,
-)
-from lookback.core.state.keyed import KeyedTable
+from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, remove_rows, subtract_rows
+from lookback.core.aggregation.sharedruns import FeatureColumn
+from lookback.core.state.discarded import DiscardedRows
+from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyruns import Key
-from lookback.core.state.storedruns import StoredRun, StoredRuns, find_middle
+from lookback.core.state.rowsets import RowSets
+from lookback.core.state.storedruns import StoredRun, StoredRuns, count_alike
 from lookback.core.state.tables import KeyedTables
 from lookback.core.values.columns import Values
-from lookback.core.values.keys import Int64s, Keys, find_keys, number_keys
+from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.times import NEVER_DUE
-from lookback.core.values.windows import align_down
 
-# Name prefixes of a feature's keyed tables: its resets, and the events that it discarded.
-RESETS, _DISCARDED = "resets:", "discarded:"
-# Merge four runs of one size class into one of the next, which is four times as large.
-_RUNS_PER_CLASS = 4
-_SMALLEST_CLASS_ROWS = 256
-# Merging makes no larger runs: a run is read as a whole, and each row takes some 40 bytes of memory.
-_MAX_MERGED_ROWS = 2**22
+# Name prefix of a feature's keyed table of resets.
+RESETS = "resets:"
 # How many rows of runs that extend below their floor are counted one by one in a batch.
 _MAX_COUNTED_ROWS = 2**20
-
-
-@dataclass
-class FeatureState:
-    """The state of one feature: its rows, and how far they reach. State that belongs to one rule is in a keyed table.
-
-    Attributes:
-        floor: Events below it count in no window; None before the first commit.
-        since: The highest event time when the feature started, before which its windows are incomplete; None if the
-            stream was empty.
-        width: How far below the watermark rows are kept.
-        runs: Sorted rows, from oldest to newest, that the feature shares with no other feature, because they can be
-            combined or emptied, or are history.
-        row_set: The name in `WindowRows.row_sets` of the rows that it shares; see `rules.compiled.Feature`.
-        resets: For each key, the number of the segment in which an alert emptied its windows: its rows of earlier
-            segments no longer count. None if no windows were emptied.
-        buckets: How rows are combined, for a feature with a `resolution`.
-        closed: Rows before it may be combined.
-    """
-
-    floor: int | None = None
-    since: int | None = None
-    width: int = 0
-    runs: list[StoredRun] = field(default_factory=list)
-    row_set: str = ""
-    resets: KeyedTable | None = None
-    buckets: Buckets | None = None
-    closed: int = -NEVER_DUE
-
-    def pass_time(self, watermark: int) -> None:
-        """Raises `floor` and `closed` to match the watermark; they never fall."""
-        floor = watermark - self.width
-        if self.buckets is not None:
-            floor = align_down(floor, self.buckets.resolution)
-            self.closed = max(self.closed, self.buckets.find_closed_end(watermark))
-        if self.floor is None or floor > self.floor:
-            self.floor = floor
-
-    @property
-    def earliest(self) -> int:
-        """The floor; below every time before the first commit."""
-        return -NEVER_DUE if self.floor is None else self.floor
-
-    @property
-    def last_reset(self) -> int:
-        """The number of the last segment in which an alert emptied the windows of a key; -1 for none."""
-        return -1 if self.resets is None else int(self.resets.notes.get("last", -1))
-
-    def find_resets(self, keys: Keys) -> Int64s:
-        """Returns for each key the number of the segment in which its windows were emptied; -1 for none."""
-        segments = np.full(len(keys), -1, dtype=np.int64)
-        if self.resets is None:
-            return segments
-        if len(segments) <= self.resets.most_keys:
-            found = map(self.resets.get, keys.list_pairs())
-            segments[:] = [-1 if segment is None else segment for segment in found]
-            return segments
-        emptied = [(key, segment) for key, _, segment in self.resets.items()]
-        halves = np.array([key for key, _ in emptied], dtype=np.int64).reshape(-1, 2)
-        numbers, distinct = number_keys(Keys(halves[:, 0], halves[:, 1]))
-        emptied_in = np.zeros(len(emptied) + 1, dtype=np.int64)
-        emptied_in[numbers] = [segment for _, segment in emptied]
-        emptied_in[-1] = -1
-        return emptied_in[find_keys(keys, distinct)]
-
-    def next_expiry(self, stored: StoredRun) -> int:
-        """Returns the watermark at which half of the run's rows are below the floor or can be combined."""
-        if self.buckets is None:
-            return stored.middle_time + self.width + 1
-        resolution = self.buckets.resolution
-        times = [align_down(stored.middle_time, resolution) + self.width]
-        if stored.due < NEVER_DUE:
-            times.append(align_down(stored.due, resolution) + self.buckets.lag)
-        return min(times) + resolution
-
-    def merge(self, runs: Sequence[Run]) -> Run:
-        """Merges rows without those below the floor, and combines those in closed buckets."""
-        if self.buckets is None or not any(run.parts is not None or (run.times < self.closed).any() for run in runs):
-            return merge_runs(runs, self.floor)
-        return combine_runs(runs, self.floor, self.buckets, self.closed)
-
-    @property
-    def complete_from(self) -> int | None:
-        """The earliest start of a complete window; None if all windows are complete."""
-        bounds = [bound for bound in (self.floor, self.since) if bound is not None]
-        return max(bounds) if bounds else None
 
 
 class WindowRows:
@@ -139,14 +29,16 @@ class WindowRows:
 
     Attributes:
         features: The features by id.
-        row_sets: The rows that features share, by `FeatureState.row_set`, as runs from oldest to newest.
+        row_sets: The rows that features share.
+        discarded: The rows of events that came too late for features with buckets.
         runs: Loads, holds and saves the runs.
         segments: The number of segments judged.
     """
 
     def __init__(self, runs: StoredRuns, tables: KeyedTables) -> None:
         self.features: dict[str, FeatureState] = {}
-        self.row_sets: dict[str, list[StoredRun]] = {}
+        self.row_sets = RowSets(runs, self.features)
+        self.discarded = DiscardedRows(tables)
         self.runs, self._tables, self.segments = runs, tables, 0
         # The row set whose runs were searched last.
         self._searched = ""
@@ -155,8 +47,7 @@ class WindowRows:
         """Yields all runs."""
         for feature in self.features.values():
             yield from feature.runs
-        for runs in self.row_sets.values():
-            yield from runs
+        yield from self.row_sets.list_runs()
 
     def find_rows(self, feature_id: str, earliest: int, latest: int) -> Iterator[tuple[StoredRun, Run | FeatureColumn]]:
         """Yields the runs with rows of a feature between two times, also rows of keys whose windows were emptied."""
@@ -180,15 +71,8 @@ class WindowRows:
             numbers, times, values = numbers[keep], times[keep], None if values is None else values[keep]
         if len(times):
             feature.runs.append(self._new_run(feature, make_run(numbers, keys, times, values)))
-            while alike := _count_alike(feature.runs):
+            while alike := count_alike(feature.runs):
                 self._rewrite(feature, len(feature.runs) - alike, len(feature.runs))
-
-    def add_shared_rows(self, row_set: str, numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept]) -> None:
-        """Adds rows that features share, and merges runs. See `make_shared_run` for the arguments."""
-        runs = self.row_sets.setdefault(row_set, [])
-        runs.append(self._new_shared_run(*make_shared_run(numbers, keys, times, kept)))
-        while alike := _count_alike(runs):
-            self._rewrite_shared(runs, len(runs) - alike, len(runs))
 
     def drop_old(self) -> None:
         """Drops runs below their features' floors. Rewrites runs if more than half is below, or can be combined."""
@@ -199,22 +83,12 @@ class WindowRows:
                     self._replace_runs(feature, at, at + 1)
                 elif stored.middle_time < feature.earliest or stored.due < feature.closed:
                     self._rewrite(feature, at, at + 1)
-        for name, runs in list(self.row_sets.items()):
-            for stored in list(runs):
-                features = [self.features[feature_id] for feature_id in stored.places or ()]
-                at = runs.index(stored)
-                if all(stored.last_time < each.earliest for each in features):
-                    self.runs.drop(runs.pop(at))
-                # Rows were dropped up to these watermarks; more just after a feature's width grew.
-                elif stored.due <= min(each.earliest + each.width for each in features):
-                    self._rewrite_shared(runs, at, at + 1)
-            if not runs:
-                del self.row_sets[name]
+        self.row_sets.drop_old(self.segments)
 
     def next_expiry(self) -> int | None:
         """Returns the next watermark at which `drop_old` has something to drop; None if never."""
         times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
-        times += [stored.due for runs in self.row_sets.values() for stored in runs]
+        times += [stored.due for stored in self.row_sets.list_runs()]
         return min(times) if times else None
 
     def reset(self, feature_id: str, keys: Iterable[Key]) -> None:
@@ -243,10 +117,10 @@ class WindowRows:
         """
         feature = self.features[feature_id]
         if feature.buckets is not None:
-            left = self._take_discarded(feature_id, keys, times, values)
+            left = self.discarded.take(feature_id, keys, times, values)
             part = None if values is None else values[left]
             return np.delete(left, self._subtract(feature, feature.buckets, keys.take(left), times[left], part))
-        left = self._remove_shared(feature_id, self.row_sets.get(feature.row_set, []), keys, times, values)
+        left = self.row_sets.remove_rows(feature.row_set, feature_id, keys, times, values, self.segments)
         for at in range(len(feature.runs) - 1, -1, -1):
             if not len(left):
                 break
@@ -257,32 +131,6 @@ class WindowRows:
                 self._replace_runs(feature, at, at + 1, run)
         return left
 
-    def note_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> None:
-        """Remembers events that came too late for a feature with buckets until their buckets are gone.
-
-        A bucket does not record which events it contains, and deleting these events must not change it.
-        """
-        feature, table = self.features[feature_id], self._tables.open(f"{_DISCARDED}{feature_id}")
-        assert feature.buckets is not None
-        resolution = feature.buckets.resolution
-        for key, time, value in _list_rows(keys, times, values):
-            wake = align_down(time, resolution) + resolution + feature.width
-            table.put(key, [*(table.get(key) or ()), [time, value]], max(wake, table.find_wake(key)))
-
-    def _take_discarded(self, feature_id: str, keys: Keys, times: Int64s, values: Values | None) -> Int64s:
-        """Forgets the rows that were discarded, and returns the positions of the remaining ones."""
-        table, left = self._tables.get(f"{_DISCARDED}{feature_id}"), []
-        if table is None:
-            return np.arange(len(times))
-        for at, (key, time, value) in enumerate(_list_rows(keys, times, values)):
-            discarded = list(table.get(key) or ())
-            if [time, value] in discarded:
-                discarded.remove([time, value])
-                table.put(key, discarded or None, table.find_wake(key))
-            else:
-                left.append(at)
-        return np.array(left, dtype=np.int64)
-
     def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
         """Returns whether a feature has a row with one of these pairs of key and time, whatever its value.
 
@@ -291,31 +139,6 @@ class WindowRows:
         if self.features[feature_id].buckets is not None or not len(times):
             return False
         return any(len(rows) and rows.has_rows(keys, times).any() for rows in self._list_current(feature_id))
-
-    def _remove_shared(
-        self, feature_id: str, runs: list[StoredRun], keys: Keys, times: Int64s, values: Values | None
-    ) -> Int64s:
-        """Removes rows of a feature from the runs that it shares. Returns the positions of those not found."""
-        left = np.arange(len(times))
-        for at in range(len(runs) - 1, -1, -1):
-            stored = runs[at]
-            assert stored.places is not None
-            place = stored.places.get(feature_id)
-            if place is not None and len(left):
-                column = FeatureColumn(self.runs.load_shared(stored), place)
-                part = None if values is None else values[left]
-                is_removed, held = match_rows(column.to_run(), keys.take(left), times[left], part)
-                if len(held):
-                    left = np.delete(left, held)
-                    if is_removed.all():
-                        del stored.places[feature_id]
-                    else:
-                        stored.run, stored.places[feature_id] = column.without(is_removed)
-                    stored.has_dropped = True
-            # Rows of features that were dropped earlier must go too.
-            if stored.has_dropped and len(times):
-                self._rewrite_shared(runs, at, at + 1)
-        return left
 
     def gather_rows(self, feature_id: str) -> Run | None:
         """Returns all rows of a feature as one run; None if it has none."""
@@ -355,19 +178,10 @@ class WindowRows:
         """Drops a feature, its rows and its keyed tables."""
         feature = self.features.pop(feature_id)
         self._replace_runs(feature, 0, len(feature.runs))
-        runs = self.row_sets.get(feature.row_set, [])
-        for stored in [stored for stored in runs if feature_id in (stored.places or ())]:
-            assert stored.places is not None
-            del stored.places[feature_id]
-            stored.has_dropped = True
-            # Rewrite the run only if its other features keep less than half of the rows.
-            if sum(place.rows for place in stored.places.values()) * 2 < stored.rows:
-                at = runs.index(stored)
-                self._rewrite_shared(runs, at, at + 1)
-        if not runs:
-            self.row_sets.pop(feature.row_set, None)
-        for name in (feature_id, f"{RESETS}{feature_id}", f"{_DISCARDED}{feature_id}"):
+        self.row_sets.drop_feature(feature.row_set, feature_id, self.segments)
+        for name in (feature_id, f"{RESETS}{feature_id}"):
             self._tables.drop(name)
+        self.discarded.drop(feature_id)
 
     def count_rows(self, feature_id: str) -> int:
         """Counts a feature's rows at or above its floor."""
@@ -398,15 +212,13 @@ class WindowRows:
         """Yields the runs with rows of a feature, first those of its own."""
         feature = self.features[feature_id]
         yield from feature.runs
-        for stored in self.row_sets.get(feature.row_set, ()):
-            if stored.places is not None and feature_id in stored.places:
-                yield stored
+        yield from self.row_sets.find_runs(feature.row_set, feature_id)
 
     def _load(self, feature_id: str, stored: StoredRun) -> Run | FeatureColumn:
         """Returns the rows of a feature in a run."""
         if stored.places is None:
             return self.runs.load(stored)
-        return FeatureColumn(self.runs.load_shared(stored), stored.places[feature_id])
+        return self.row_sets.load_rows(feature_id, stored)
 
     def _load_current(self, feature_id: str, stored: StoredRun) -> Run | FeatureColumn:
         """Returns the rows of a feature in a run, without those of keys whose windows were emptied since."""
@@ -432,37 +244,6 @@ class WindowRows:
             due = int(np.partition(run.times, half)[half]) if half < len(run) else NEVER_DUE
         return self.runs.add(run, self.segments, due)
 
-    def _new_shared_run(self, run: SharedRun, places: dict[str, Place]) -> StoredRun:
-        ends = run.times + self._find_widths(run, places) + 1
-        return self.runs.add(run, self.segments, find_middle(ends), places)
-
-    def _find_widths(self, run: SharedRun, places: Mapping[str, Place]) -> Int64s:
-        """Returns how far below the watermark each row is kept, the width of its widest feature; shape (rows,)."""
-        widest: dict[int, int] = {}
-        for feature_id, place in places.items():
-            widest[place.selection] = max(self.features[feature_id].width, widest.get(place.selection, 0))
-        if ALL not in widest and len({*widest.values()}) == 1:
-            # Every row belongs to a feature.
-            return np.full(len(run), next(iter(widest.values())), dtype=np.int64)
-        least = widest.pop(ALL, 0)
-        widths = np.full(len(run), least, dtype=np.int64)
-        for selection, width in widest.items():
-            if width > least:
-                mask = run.select(selection)
-                widths[mask] = np.maximum(widths[mask], width)
-        return widths
-
-    def _rewrite_shared(self, runs: list[StoredRun], start: int, end: int) -> None:
-        """Merges runs, leaving out dropped features and rows below the floor of every feature that keeps them."""
-        old = runs[start:end]
-        names = dict.fromkeys(name for stored in old for name in stored.places or ())
-        places = {name: [(stored.places or {}).get(name) for stored in old] for name in names}
-        floors = {name: self.features[name].floor for name in names}
-        merged = merge_shared_runs([self.runs.load_shared(stored) for stored in old], places, floors)
-        for stored in old:
-            self.runs.drop(stored)
-        runs[start:end] = [] if merged is None else [self._new_shared_run(*merged)]
-
     def _rewrite(self, feature: FeatureState, start: int, end: int) -> None:
         run = feature.merge([self._load_own(feature, stored) for stored in feature.runs[start:end]])
         self._replace_runs(feature, start, end, run)
@@ -486,21 +267,3 @@ class WindowRows:
         for stored in feature.runs[start:end]:
             self.runs.drop(stored)
         feature.runs[start:end] = [] if run is None or not len(run) else [self._new_run(feature, run)]
-
-
-def _list_rows(keys: Keys, times: Int64s, values: Values | None) -> Iterator[tuple[Key, int, Any]]:
-    """Yields the key, the time and the value of each row."""
-    listed = [None] * len(times) if values is None else values.tolist()
-    return zip(keys.list_pairs(), times.tolist(), listed, strict=True)
-
-
-def _count_alike(runs: Sequence[StoredRun]) -> int:
-    """Counts the newest runs of one size class; 0 if they should not be merged."""
-    newest = _find_class(runs[-1].rows) if runs else 0
-    alike = sum(1 for _ in takewhile(lambda stored: _find_class(stored.rows) <= newest, reversed(runs)))
-    few = alike < _RUNS_PER_CLASS or sum(stored.rows for stored in runs[-alike:]) > _MAX_MERGED_ROWS
-    return 0 if few else alike
-
-
-def _find_class(rows: int) -> int:
-    return (max(1, rows // _SMALLEST_CLASS_ROWS).bit_length() + 1) // 2

@@ -23,11 +23,20 @@ CHANGE_ID, DECIDED_AT = "change_id", "decided_at"
 FIELDS: Mapping[str, DataType] = {
     name: parse_type(type_)
     for name, type_ in {
-        CHANGE_ID: "string", DECIDED_AT: "timestamp", "alert_id": "string", "verdict": "string", "rule_id": "string",
-        "rule_version": "bigint", "stream": "string", "severity": "string", "mode": "string", "entity": "string",
-        "entity_id": "string", "score": "bigint",
+        CHANGE_ID: "string",
+        DECIDED_AT: "timestamp",
+        "alert_id": "string",
+        "verdict": "string",
+        "rule_id": "string",
+        "rule_version": "bigint",
+        "stream": "string",
+        "severity": "string",
+        "mode": "string",
+        "entity": "string",
+        "entity_id": "string",
+        "score": "bigint",
     }.items()
-}  # fmt: skip
+}
 # A privacy request replaces values in measures and texts with this, in rows that are kept.
 REMOVED = "[removed by a privacy request]"
 # The effect of a row on its alert: opens it, leaves it open, retracts it.

@@ -37,14 +37,31 @@ _TEXTS = pa.map_(pa.string(), pa.string())
 _TIME = pa.timestamp("us", tz="UTC")
 ALERTS_SCHEMA = pa.schema(
     [
-        ("alert_id", pa.string()), ("revision", pa.int32()), ("verdict", pa.string()), ("rule_id", pa.string()),
-        ("rule_version", pa.int64()), ("mode", pa.string()), ("severity", pa.string()), ("stream", pa.string()),
-        ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("window_start", _TIME),
-        ("window_end", _TIME), ("window_complete", pa.bool_()), ("measures", _TEXTS), ("message", pa.string()),
-        ("evidence", pa.list_(pa.string())), ("arrival", pa.int64()), ("entity", pa.string()), ("entity_id", pa.string()),
-        ("score", pa.int64()), ("change", pa.int32()), ("queue", pa.bool_()),
+        ("alert_id", pa.string()),
+        ("revision", pa.int32()),
+        ("verdict", pa.string()),
+        ("rule_id", pa.string()),
+        ("rule_version", pa.int64()),
+        ("mode", pa.string()),
+        ("severity", pa.string()),
+        ("stream", pa.string()),
+        ("key", _TEXTS),
+        ("event_id", pa.string()),
+        ("event_time", _TIME),
+        ("window_start", _TIME),
+        ("window_end", _TIME),
+        ("window_complete", pa.bool_()),
+        ("measures", _TEXTS),
+        ("message", pa.string()),
+        ("evidence", pa.list_(pa.string())),
+        ("arrival", pa.int64()),
+        ("entity", pa.string()),
+        ("entity_id", pa.string()),
+        ("score", pa.int64()),
+        ("change", pa.int32()),
+        ("queue", pa.bool_()),
     ]
-)  # fmt: skip
+)
 # The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.
 _ORDER_COLUMNS = pa.schema(
     [("order_phase", pa.int8()), ("order_time", pa.int64()), ("order_event", pa.string()), ("order_key", pa.string())]
@@ -53,16 +70,24 @@ _ORDER_COLUMNS = pa.schema(
 TRIED = "tried"
 FLAGGED_SCHEMA = pa.schema(
     [
-        ("group", pa.int32()), ("key", _TEXTS), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
+        ("group", pa.int32()),
+        ("key", _TEXTS),
+        ("event_id", pa.string()),
+        ("event_time", _TIME),
+        ("arrival", pa.int64()),
         ("bits", pa.list_(pa.int64())),
     ]
-)  # fmt: skip
+)
 LATE_SCHEMA = pa.schema(
     [
-        ("stream", pa.string()), ("event_id", pa.string()), ("event_time", _TIME), ("arrival", pa.int64()),
-        ("late_by_us", pa.int64()), ("action", pa.string()),
+        ("stream", pa.string()),
+        ("event_id", pa.string()),
+        ("event_time", _TIME),
+        ("arrival", pa.int64()),
+        ("late_by_us", pa.int64()),
+        ("action", pa.string()),
     ]
-)  # fmt: skip
+)
 
 
 # A grouping set, and the number of events in a block whose key belongs to the block's shard.

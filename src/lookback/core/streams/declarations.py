@@ -18,8 +18,14 @@ from lookback.core.values.limits import WIDEST_LIMITS
 
 # The keys of a declaration that affect how events are judged. Keys that only ingest reads are not among them.
 SETTINGS = (
-    "max_out_of_orderness", "allowed_lateness", "max_future", "max_session", "max_revisions", "max_failures", "limits",
-)  # fmt: skip
+    "max_out_of_orderness",
+    "allowed_lateness",
+    "max_future",
+    "max_session",
+    "max_revisions",
+    "max_failures",
+    "limits",
+)
 
 
 class Declared(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
@@ -131,6 +132,18 @@ class RecentCache(Generic[_Entry]):
     def values(self) -> Iterable[_Entry]:
         """Returns all entries."""
         return self._entries.values()
+
+
+def forget_cached(content: object) -> None:
+    """Drops the values of an object's cached properties, which are computed again when needed."""
+    kind: Any = type(content)
+    for name in _list_cached(kind):
+        vars(content).pop(name, None)
+
+
+@cache
+def _list_cached(kind: type) -> list[str]:
+    return [name for name, member in vars(kind).items() if isinstance(member, cached_property)]
 
 
 # All shards of a process share this cache.

@@ -86,12 +86,14 @@ class Column:
         if type_.is_decimal:
             # The conversion of `to_decimal` in place: a batch may have millions of measures.
             exponent, scale = -type_.scale, _EXACT.scaleb
+
+            def convert(value: Any) -> Any:
+                return None if value is None else to_decimal(value, type_.scale)
+
             return [
-                None if value is None
-                else scale(value, exponent) if -_EXACT_LIMIT < value < _EXACT_LIMIT
-                else to_decimal(value, type_.scale)
+                scale(value, exponent) if value is not None and -_EXACT_LIMIT < value < _EXACT_LIMIT else convert(value)
                 for value in stored
-            ]  # fmt: skip
+            ]
         if type_.name not in ("timestamp", "date", "array"):
             return stored
         return [None if value is None else to_python(type_, value) for value in stored]

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lookback.core.errors import Problem
-from lookback.core.values.lists import CIDR, ListChange, Lists, explain_no_range
+from lookback.core.values.addresses import explain_no_range
+from lookback.core.values.listchanges import CIDR, ListChange
+from lookback.core.values.lists import Lists
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time
 

@@ -9,28 +9,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network, summarize_address_range
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isqrt
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from pandas import Index
 
 from lookback.core.errors import StateError
+from lookback.core.values.addresses import ADDRESS_BITS, name_network, read_address, read_network
 from lookback.core.values.cache import SHARED_CACHE, estimate_bytes
-from lookback.core.values.columns import Column, Mask, Values, concat_columns, from_values
+from lookback.core.values.columns import Column, Values, concat_columns, from_values
 from lookback.core.values.keys import Int64s, Keys, encode_keys, number_values
+from lookback.core.values.listchanges import ListChange, ListRows
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.types import STRING
 
-# The expiry of a value that never expires, and that of a text that is not in the list.
-FOREVER = 2**63 - 1
+# The expiry of a text that is not in the list.
 _NO_VALUE = -(2**63)
-# The kind of rows whose values are ranges of addresses, such as 10.0.0.0/8.
-CIDR = "cidr"
 _FORMAT = 1
 # A few changes are kept beside the sorted values until there are more than this, and than a multiple of the root of their number.
 _MIN_CHANGED = 1_000
@@ -45,63 +42,6 @@ _RANGE = re.compile(r"[0-9a-fA-F:.]+/[0-9.]+")
 _Hash = tuple[int, int]
 # The version of an address, and how many of its leading bits a range names.
 _Prefix = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class ListChange:
-    """A row of table `lists` that was inserted or deleted, as its change feed reports it.
-
-    An update is a delete of the row before it and an insert of the row after it. expires_at: in microseconds, None for never.
-    kind: `cidr` for a range of addresses. A row whose list or value is None counts nowhere.
-    """
-
-    change: str
-    commit: int
-    list: str | None
-    value: str | None
-    expires_at: int | None = None
-    kind: str | None = None
-
-
-@dataclass(frozen=True)
-class ListRows:
-    """Rows of one list that were added or removed, as columns of shape (rows,).
-
-    values: texts. until: when each expires, in microseconds, FOREVER for never. is_cidr: whether its row is of kind cidr. rows:
-    how many such rows were added, or, if negative, removed; never 0.
-    """
-
-    values: Values
-    until: Int64s
-    is_cidr: Mask
-    rows: Int64s
-
-    @classmethod
-    def by_list(cls, changes: Iterable[ListChange]) -> dict[str, ListRows]:
-        """Groups the changes of rows by list. changes: with list and value, each."""
-        by_list: dict[str, list[ListChange]] = {}
-        for change in changes:
-            by_list.setdefault(str(change.list), []).append(change)
-        return {name: cls._of(listed) for name, listed in by_list.items()}
-
-    @classmethod
-    def _of(cls, changes: Sequence[ListChange]) -> ListRows:
-        values = from_values(STRING, [each.value for each in changes]).values
-        until = np.array([FOREVER if each.expires_at is None else each.expires_at for each in changes], dtype=np.int64)
-        is_cidr = np.array([each.kind == CIDR for each in changes], dtype=bool)
-        return cls(values, until, is_cidr, np.array([1 if each.change == "insert" else -1 for each in changes]))
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, index: npt.NDArray[Any]) -> ListRows:
-        """Returns those at `index` (positions or a mask)."""
-        return ListRows(self.values[index], self.until[index], self.is_cidr[index], self.rows[index])
-
-    @classmethod
-    def concat(cls, parts: Sequence[ListRows]) -> ListRows:
-        """Joins one part or more."""
-        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -287,21 +227,14 @@ class _List:
 
     def _find_in_ranges(self, texts: Values) -> Int64s:
         until = np.full(len(texts), _NO_VALUE, dtype=np.int64)
-        addresses = [_read_address(text) if isinstance(text, str) else {} for text in texts.tolist()]
+        addresses = [read_address(text) if isinstance(text, str) else {} for text in texts.tolist()]
         for version, length in self.prefixes:
             at = [row for row, numbers in enumerate(addresses) if version in numbers]
             if at:
-                shift = _BITS[version] - length
-                networks = [_name_network(version, addresses[row][version] >> shift << shift, length) for row in at]
+                shift = ADDRESS_BITS[version] - length
+                networks = [name_network(version, addresses[row][version] >> shift << shift, length) for row in at]
                 until[at] = np.maximum(until[at], self.ranges.find_until(_hash_texts(networks)))
         return until
-
-
-_BITS = {4: 32, 6: 128}
-# The prefix of the IPv6 addresses that stand for those of IPv4, ::ffff:0:0/96.
-_MAPPED_BITS = 96
-# A first and last address are shown as at most this many ranges.
-_MAX_SUGGESTED = 8
 
 
 @dataclass(frozen=True)
@@ -414,7 +347,7 @@ class Lists:
                 raise ValueError("lengths contradict each other")
         ends, prefix_ends = np.cumsum(rows), np.cumsum(prefix_counts)
         pairs = [(int(each[0]), int(each[1])) for each in prefixes.reshape(-1, 2)]
-        if not all(0 <= length <= _BITS.get(kind, -1) for kind, length in pairs):
+        if not all(0 <= length <= ADDRESS_BITS.get(kind, -1) for kind, length in pairs):
             raise ValueError("a range of addresses has no such prefix")
 
         def cut(at: int) -> _Values:
@@ -470,9 +403,9 @@ def _change_list(before: _List, rows: ListRows) -> _List:
     if "/" in "".join(rows.values):
         may_be_range = may_be_range | [_RANGE.fullmatch(value) is not None for value in rows.values]
     candidates = np.flatnonzero(may_be_range).tolist()
-    networks = {at: network for at in candidates if (network := _read_network(rows.values[at])) is not None}
+    networks = {at: network for at in candidates if (network := read_network(rows.values[at])) is not None}
     ranges = rows.take(np.array(list(networks), dtype=np.int64))
-    ranges.values[:] = [_name_network(*network) for network in networks.values()]
+    ranges.values[:] = [name_network(*network) for network in networks.values()]
     return _List(
         _change_values(before.texts, rows.take(~rows.is_cidr)),
         _change_values(before.ranged, rows.take(rows.is_cidr)),
@@ -510,65 +443,3 @@ def _require_integers(array: Values | None, at: int) -> Values:
     if not (is_text if at == 1 else array.dtype == np.dtype(np.int64)):
         raise ValueError("an array is of another type")
     return array
-
-
-@lru_cache(maxsize=100_000)
-def _read_address(text: str) -> dict[int, int]:
-    """Reads an address as its number by version; nothing for any other text.
-
-    An IPv4 address that is written as IPv6, such as ::ffff:192.0.2.7, has a number in both.
-    """
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return {}
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    numbers: dict[int, int] = {address.version: int(address)}
-    return numbers if mapped is None else {**numbers, 4: int(mapped)}
-
-
-def _read_network(text: str) -> tuple[int, int, int] | None:
-    """Reads a range of addresses as its version, first number and length of prefix; None for any other text."""
-    try:
-        network = ip_network(text, strict=False)
-    except ValueError:
-        return None
-    first = network.network_address
-    mapped = first.ipv4_mapped if isinstance(first, IPv6Address) else None
-    if mapped is not None and network.prefixlen >= _MAPPED_BITS:
-        return 4, int(mapped), network.prefixlen - _MAPPED_BITS
-    return network.version, int(first), network.prefixlen
-
-
-def explain_no_range(text: str) -> str | None:
-    """Explains why a text is not an address or a range of addresses, and what to write; None if it is one."""
-    if _read_network(text) is not None:
-        return None
-    ranges = _suggest_ranges(text.strip())
-    remedy = " and ".join(ranges) if ranges else "an address or a range such as 10.0.0.0/8"
-    return f"{text!r:.60} is not an address or a range of addresses; write {remedy}"
-
-
-def _suggest_ranges(text: str) -> list[str]:
-    """Returns the ranges that are meant by a text with blanks, wildcards, a first and last address, or a port."""
-    if _read_network(text) is not None:
-        return [text]
-    octets = text.split(".")
-    known = [each for each in octets if each != "*"]
-    if 1 <= len(known) < len(octets) <= 4 and octets[: len(known)] == known:
-        text = f"{'.'.join(known + ['0'] * (4 - len(known)))}/{8 * len(known)}"
-        return [text] if _read_network(text) is not None else []
-    try:
-        first, dash, last = text.partition("-")
-        if dash:
-            ends = ip_address(first.strip()), ip_address(last.strip())
-            ranges = [str(each) for each in summarize_address_range(*ends)]
-            return ranges if len(ranges) <= _MAX_SUGGESTED else []
-        host, _, port = text.rpartition(":")
-        return [str(ip_address(host.strip("[]")))] if port.isdecimal() else []
-    except (ValueError, TypeError):
-        return []
-
-
-def _name_network(version: int, number: int, length: int) -> str:
-    return f"{version}/{number}/{length}"

@@ -11,9 +11,15 @@ from lookback.core.errors import TypeNameError
 
 _INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _ALIASES = {
-    "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint",
-    "real": "float", "bool": "boolean", "numeric": "decimal", "dec": "decimal",
-}  # fmt: skip
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "bool": "boolean",
+    "numeric": "decimal",
+    "dec": "decimal",
+}
 _SIMPLE = {*_INTEGERS, "boolean", "float", "double", "string", "date", "timestamp"}
 _DECIMAL = re.compile(r"decimal\s*\(\s*(\d{1,2})\s*(?:,\s*(\d{1,2})\s*)?\)", re.ASCII)
 _ARRAY = re.compile(r"array\s*<(.*)>", re.ASCII)

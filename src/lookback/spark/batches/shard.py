@@ -22,11 +22,14 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import Schedule, WaitingChange, declare, judge_batch, pack_waiting, unpack_waiting
 from lookback.core.judging.segment import merge_failures
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.coverage import Coverage
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import MANIFEST, ShardState, encode_text
 from lookback.core.streams.alerts import LateEvent
 from lookback.core.streams.arrival import merge_marks

@@ -22,7 +22,8 @@ import numpy as np
 
 from lookback.core.errors import StoreFailed
 from lookback.core.values.cache import RecentCache
-from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
+from lookback.core.values.listchanges import CIDR, FOREVER, ListRows
+from lookback.core.values.lists import Lists
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.parcels import Parcels
 

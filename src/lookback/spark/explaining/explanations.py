@@ -12,7 +12,8 @@ import numpy as np
 
 from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
-from lookback.core.explaining.events import EventExplanation, Standing, explain_event_at
+from lookback.core.explaining.eventexplanation import EventExplanation, Standing
+from lookback.core.explaining.events import explain_event_at
 from lookback.core.explaining.evidence import Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule
@@ -27,7 +28,7 @@ from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, 
 from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
-    from lookback.core.rules.rulebook import LogRow
+    from lookback.core.rules.rulelog import LogRow
     from lookback.core.streams.declaration import Stream
     from lookback.spark.record.evaluations import Term
     from lookback.spark.tables.lakehouse import Tables

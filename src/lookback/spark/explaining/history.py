@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lookback.core.engine.schedule import STATUS_BY_ACTION, find_causes
 from lookback.core.errors import ReviewError, RuleError
 from lookback.core.explaining.evidence import Activation, ListHistory
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LIST_CHANGED
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
+from lookback.core.rules.filling import fill_role
 from lookback.core.rules.roles import WARMING, read_quarantined
-from lookback.core.rules.rulebook import LIST_CHANGED, LogRow, RuleChange, fill_role
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WITH_HISTORY, WITHOUT_HISTORY, Entry
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.values.limits import WIDEST_LIMITS

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lookback.core.values.cache import RecentCache
-from lookback.core.values.lists import CIDR, FOREVER, ListRows, Lists
+from lookback.core.values.listchanges import CIDR, FOREVER, ListRows
+from lookback.core.values.lists import Lists
 from lookback.core.values.texts import cut_end
 from lookback.spark.checkpoints.listfiles import ListFiles, pack_rows, unpack_rows
 from lookback.spark.lists import TABLE

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.core.rules.rulebook import LIST_CHANGED
+from lookback.core.rules.commands import LIST_CHANGED
 from lookback.core.values.lists import Lists
 from lookback.spark.checkpoints.checkpoint import LISTS, RULES, Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import LookbackError
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import SHADOW, find_roles
 from lookback.core.rules.versions import EVALUATED, WITH_STATE, Piece

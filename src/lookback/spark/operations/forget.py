@@ -40,7 +40,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ExpressionError, LookbackError, SetupError
 from lookback.core.expressions.compiling import Expression, compile_expression
-from lookback.core.rules.compiled import compile_rule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc

@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
+from lookback.core.operations.figures import Figures, WarmUp
 from lookback.core.operations.health import (
-    RECENT,
-    Figures,
-    WarmUp,
     check_health,
     describe_health,
     describe_leader,
@@ -19,6 +17,7 @@ from lookback.core.operations.health import (
     make_misfit,
     needs_leader,
 )
+from lookback.core.operations.thresholds import RECENT
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
 from lookback.core.rules.versions import EVALUATED, WARM, Piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declarations
 
 if TYPE_CHECKING:

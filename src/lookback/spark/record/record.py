@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.engine.schedule import Schedule, Seed, restore_changes
-from lookback.core.rules.rulebook import LogRow, RuleChange, order_changes
+from lookback.core.rules.changes import RuleChange, order_changes
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declarations
 from lookback.spark.batches.dispatch import select_rule_changes
 from lookback.spark.record.evaluations import Term

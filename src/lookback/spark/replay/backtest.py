@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.rules.compiled import compile_rule
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.variants import make_variants
 from lookback.core.streams.blocks import TRIED, unpack_failures
 from lookback.core.streams.declaration import Stream

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine import warming
 from lookback.core.engine.schedule import WaitingChange
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import RuleChange
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import DAY_US

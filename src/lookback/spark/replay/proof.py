@@ -19,10 +19,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.engine.schedule import WaitingChange
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.account import Account
-from lookback.core.rules.compiled import CompiledRule, compile_rule
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulebook import LogRow, RuleChange
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.streams.alerts import ACTION_STRENGTHS, REMOVED
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
+from lookback.core.rules.commands import LIST_CHANGED
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import LIST_CHANGED, LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.blocks import COMMIT

@@ -28,14 +28,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from lookback.core.engine.evaluation import Batch, Evaluator, Output
+from lookback.core.engine.batch import Batch
+from lookback.core.engine.evaluation import Evaluator
+from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
 from lookback.core.engine.warming import WindowHistory
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.account import Account, Taken
+from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
-from lookback.core.rules.rulebook import RuleBook, RuleChange
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, LateEvent, compute_alert_id
 from lookback.core.streams.arrival import merge_marks

@@ -10,8 +10,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from lookback.core.engine.schedule import WaitingChange
+from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.commands import LIST_CHANGED, LISTS
 from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.rulebook import LIST_CHANGED, LISTS, RuleChange
 from lookback.core.rules.variants import Variant
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.arrival import arrival_number

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
 from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
-from lookback.core.rules.rulebook import LogRow
+from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declared
 from lookback.spark.checkpoints.checkpoint import EVENTS
 from lookback.spark.record.evaluations import Term

@@ -1,0 +1,119 @@
+"""LIKE patterns: what they match, in linear time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from lookback.core.expressions.kernels import KernelResult
+from lookback.core.expressions.nodes import Node, make_strict
+from lookback.core.expressions.operators import RefusedOperator
+from lookback.core.expressions.signatures import require_type
+from lookback.core.values.columns import Values
+from lookback.core.values.types import BOOLEAN, STRING
+
+# The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
+# text.
+MAX_LIKE_PART_CHARACTERS = 100
+
+
+def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
+    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time. Raises Refused."""
+    if not isinstance(pattern.literal, str):
+        raise RefusedOperator(
+            "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"
+        )
+    sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
+    if escape != "\\":
+        sql += f" escape {quote_text(escape)}"
+    matches = compile_like(pattern.literal, escape)
+    kernel: Callable[[str], bool] = (lambda text: not matches(text)) if negated else matches
+    text = require_type("like", value, STRING)
+
+    def run(values: Values) -> KernelResult:
+        return KernelResult(np.fromiter(map(kernel, values.tolist()), dtype=bool, count=len(values)))
+
+    return make_strict(BOOLEAN, sql, [text], run, 4)
+
+
+def quote_text(text: str) -> str:
+    """Writes a text as a string literal."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
+    """Splits a pattern at `%`; None in a piece matches any character. Raises Refused."""
+    pieces: list[list[str | None]] = [[]]
+    position = 0
+    while position < len(pattern):
+        character = pattern[position]
+        position += 1
+        if character == escape:
+            following = pattern[position : position + 1]
+            if following not in ("%", "_", escape) or not following:
+                raise RefusedOperator(
+                    f"the pattern {pattern!r} has {escape!r} before something other than %, _ or {escape!r}; double it"
+                )
+            pieces[-1].append(following)
+            position += 1
+        elif character == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append(None if character == "_" else character)
+    return pieces
+
+
+def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
+    """Returns the test of a LIKE pattern. Raises Refused.
+
+    Each part between `%` is matched at the first place where it fits, so the test never backtracks.
+    """
+    pieces = _split_pattern(pattern, escape)
+    parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
+    if all(None not in piece for piece in pieces):
+        return _compile_plain_like(["".join(c or "" for c in piece) for piece in pieces])
+    if len(parts) == 1:
+        return lambda text: parts[0].fullmatch(text) is not None
+    if any(None in piece and len(piece) > MAX_LIKE_PART_CHARACTERS for piece in pieces[1:-1]):
+        raise RefusedOperator(
+            f"the pattern has a part of more than {MAX_LIKE_PART_CHARACTERS} characters with '_' between two '%'; make "
+            "it shorter"
+        )
+    head, *middle, tail = parts
+    tail_length = len(pieces[-1])
+
+    def matches(text: str) -> bool:
+        match = head.match(text)
+        for part in middle:
+            if match is None:
+                return False
+            match = part.search(text, match.end())
+        end = len(text) - tail_length
+        return match is not None and end >= match.end() and tail.match(text, end) is not None
+
+    return matches
+
+
+def _compile_plain_like(pieces: list[str]) -> Callable[[str], bool]:
+    """Returns the test of a pattern without `_`."""
+    head, tail = pieces[0], pieces[-1]
+    if len(pieces) == 1:
+        return head.__eq__
+    if len(pieces) == 2:
+        least = len(head) + len(tail)
+        return lambda text: text.startswith(head) and text.endswith(tail) and len(text) >= least
+
+    def matches(text: str) -> bool:
+        if not text.startswith(head):
+            return False
+        end = len(head)
+        for piece in pieces[1:-1]:
+            start = text.find(piece, end)
+            if start < 0:
+                return False
+            end = start + len(piece)
+        return text.endswith(tail) and len(text) - len(tail) >= end
+
+    return matches
