@@ -18,7 +18,7 @@ from lookback.core.rules import forms, kinds
 from lookback.core.rules.forms import INHERITED, Measure
 from lookback.core.rules.kinds import WAIT, Kind, Reading, choice, expression, key, list_keys, read_form, settle
 from lookback.core.rules.parameters import Parameters
-from lookback.core.rules.problems import limit_problems, make_problem, quote_value
+from lookback.core.rules.problems import describe_unknown_key, limit_problems, make_problem, quote_value
 from lookback.core.values.limits import DEFAULT_LIMITS, MAX_NESTING, WIDEST_LIMITS, Limits, is_too_deep, name_limit
 from lookback.core.values.reading import Refused
 from lookback.core.values.texts import join_words
@@ -269,7 +269,7 @@ def _explain_key(kind: str | None, name: Any) -> str | None:
     if name in _ROW_KEYS:
         return f"{name} is kept beside the document, in the rule's row; leave it out here"
     # A misspelt `window` makes a rule look like an event rule, so all keys are suggested.
-    return kinds.describe_unknown_key(name, _KEYS) if kind == EVENT else None
+    return describe_unknown_key(name, _KEYS) if kind == EVENT else None
 
 
 def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Problem]]:
