@@ -24,7 +24,7 @@ from sqlglot import exp
 import lookback
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_expression
-from lookback.core.expressions.functions import change_to_lower, change_to_upper
+from lookback.core.expressions.letters import change_to_lower, change_to_upper
 from lookback.core.expressions.syntax import LookbackSql, parse
 from lookback.core.values.columns import Column, arrow_type, from_arrow
 from lookback.core.values.types import parse_type
@@ -175,6 +175,8 @@ l in (1, 9223372036854775807) | i in (1, 9223372036854775808) | day1 in (day2, '
 i between 1 and 5 | i not between j and 10 | d182 between 0 and 1000 | t between 'a' and 'b' | ts1 between ts2 and '2024-01-01' | i between null and 5 | 1 / i between 0 and 1 and b
 t like 'a%' | t like '%' | t like '' | t like '_' | t like '%b%' | t like 'a\\_c' | t like 'a\\%c' | t like 'a!%c' escape '!' | t like '%a%a%' | t not like '%a' | t like '_日%' | t like '%語' | t like 'x%y' | t like '__'
 t like 'a\\\\\\\\c' | t like 'a_c' | t like '%aa%aa' | t like '%aa%aaa' | t like '%ß%' | t like '😀_' | t not like '%!_%' escape '!'
+t ilike 'A%' | t ilike '%B%' | t not ilike '%SS' | t ilike '_日%' | t ilike 'A\\_C' | t ilike 'A!%C' escape '!' | t ilike '%Ä%' | upper(t) ilike 'a%'
+t like any ('a%', '%b') | t ilike any ('A%', '_') | not (t like any ('a%', '%b')) | t like all ('%a%', '%b%') | t ilike all ('%A%', '%B%') | t like any ('a')
 case when b then i when c then l end | case when i > 1 then 'x' else t end | case i when 1 then 'one' when j then 'two' else 'three' end | case when b then 1 else 1.5 end | case when 1 / i > 0 then b else c end
 case when b then 1 / i else 0 end | case when b then d52 when c then i end | case when i = 0 then null else 1 / i end | case when b then null end | case when b then x else d182 end
 if(b, i, l) | if(b, 1 / i, 2) | if(i = 0, 0, 10 / i) | if(b, d182, d186) | if(b, 1, null) | if(b, day1, ts1) | if(1 / i = 1, 1, 2) | if(b, d380, d3838) | if(b, f, i) | if(b, f, x) | if(b, y, s)
@@ -305,6 +307,8 @@ class Generator:
             lambda: f"({self._any(less)} is {self._pick('', 'not ')}null)",
             lambda: f"(({c(less)}) is {self._pick('true', 'false', 'not true', 'not false')})",
             lambda: f"({self._text(less)} like {self._pick(repr('a%'), repr('%b%'), repr('_'), repr('%a_'))})",
+            lambda: f"({self._text(less)} ilike {self._pick(repr('A%'), repr('%Äß'), repr('_'), repr('%a_'))})",
+            lambda: f"({self._text(less)} {self._pick('like', 'ilike')} {self._pick('any', 'all')} ('A%', '%ß', '_'))",
             lambda: f"{self._pick('contains', 'startswith', 'endswith')}({self._text(less)}, {self._text(less)})",
             lambda: f"coalesce({c(less)}, {c(less)})",
             lambda: f"array_contains({self._pick('ai, i', 'at, t', 'ad, d182', 'ax, x')})",
@@ -602,7 +606,7 @@ def test_lower_and_upper_of_every_character_equal_spark(spark: SparkSession) -> 
 _OPERATORS = ["=", "<>", "<", ">=", "<=>", "+", "-", "*", "/", "%", "||", "and", "or", "div"]
 _SUFFIXES = [
     "is null", "is not null", "is true", "is not false", "in (1, d)", "not in (2)", "between {} and {}", "not between {} and {}",
-    "like 'x'", "not like 'y'", "like 'x' escape '!'", "is distinct from {}", "is not distinct from {}",
+    "like 'x'", "not like 'y'", "like 'x' escape '!'", "ilike 'x'", "not ilike 'y'", "like any ('x', 'y')", "is distinct from {}", "is not distinct from {}",
 ]  # fmt: skip
 
 
@@ -640,8 +644,8 @@ def test_the_parser_groups_operators_as_spark_does(spark: SparkSession) -> None:
             plan = str(parser.parseExpression(text).toString())
         except Exception:  # noqa: BLE001 - Spark refuses it
             return "refused"
-        # `x is not null` has a node of its own.
-        return plan.replace("isnotnull(", "NOT isnull(")
+        # `x is not null` has a node of its own, and sqlglot writes `any` in capitals.
+        return plan.replace("isnotnull(", "NOT isnull(").replace("ANY(", "any(")
 
     chance, accepted = random.Random(7), 0
     for text in dict.fromkeys(_chain(chance) for _ in range(3_000)):

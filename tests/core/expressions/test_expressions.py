@@ -15,7 +15,8 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
 from lookback.core.expressions.compiling import Expression, compile_expression, find_comparisons, find_items, recompile
 from lookback.core.expressions.forms import FORMS
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS, change_to_lower, change_to_upper
+from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.letters import change_to_lower, change_to_upper
 from lookback.core.expressions.like import compile_like
 from lookback.core.expressions.refusals import REMEDIES
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
@@ -555,7 +556,9 @@ def test_all_problems_are_found_at_once() -> None:
         ("current_timestamp()", "current_timestamp() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
         ("at < current_date", "current_date() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
         ("text rlike 'a+'", "rlike is not allowed; a pattern could take very long; use like, startswith(), endswith() or contains()"),
-        ("text ilike 'a'", "ilike is not allowed; use lower() and like"),
+        ("text ilike upper(text)", "the pattern of 'ilike' must be a literal text; use contains(), startswith() or endswith()"),
+        ("text not like any ('a', 'b')", "\"text NOT LIKE ANY ('a', 'b')\" is easily misread; where none of the patterns matches, write not (x like any (...))"),
+        ("text ilike all ()", "'text ILIKE ALL ()': ilike all takes patterns in parentheses, such as ('a%', 'b%')"),
         ("lwoer(text)", "function lwoer() is not allowed; did you mean lower()?"),
         ("numbers[0]", "[ ] is not allowed; use element_at(), which counts from 1"),
         ("10L", "10L: numbers take no suffix here; write cast(10 as bigint)"),
@@ -762,7 +765,7 @@ def test_small_letters_and_capitals_do_not_depend_on_the_version_of_python() -> 
 # What is written in place of each function that a message names a remedy for.
 REMEDIED = {
     "rlike": "contains(text, 'a')", "regexp": "startswith(text, 'a')", "regexp_like": "text like '%a'",
-    "ilike": "lower(text) like 'a'", "decimal": "cast(i as decimal(9,2))", "pow": "i * i", "power": "i * i",
+    "ilike": "text ilike 'a'", "decimal": "cast(i as decimal(9,2))", "pow": "i * i", "power": "i * i",
     "cardinality": "size(numbers)", "array_size": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
     "decode": "case when i = 1 then 'a' end", "iff": "if(ok, i, j)",
 }  # fmt: skip

@@ -219,15 +219,40 @@ class Binder:
 
     def _bind_escaped_like(self, tree: exp.Expr) -> Node:
         escape = tree.expression
-        if not isinstance(tree.this, exp.Like) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
+        if (
+            not isinstance(tree.this, (exp.Like, exp.ILike))
+            or not isinstance(escape, exp.Literal)
+            or len(escape.name) != 1
+        ):
             raise RefusedOperator(f"{quote_node(tree)}: escape takes one character in quotes after a like")
         return self._bind_like(tree.this, escape.name)
 
     def _bind_like(self, tree: exp.Expr, escape: str = "\\") -> Node:
         if set(tree.args) - {"this", "expression", "negate"}:
             raise RefusedOperator(explain_refusal(tree))
-        value, pattern = self.bind_all([tree.this, tree.expression])
-        return make_like(value, pattern, escape, bool(tree.args.get("negate")))
+        negated, ignores_case = bool(tree.args.get("negate")), isinstance(tree, exp.ILike)
+        patterns = [tree.expression]
+        if isinstance(tree.expression, (exp.Any, exp.All)):
+            patterns = self._list_patterns(tree)
+        value, *nodes = self.bind_all([tree.this, *patterns])
+        likes = [make_like(value, node, escape, negated, ignores_case=ignores_case) for node in nodes]
+        word = "and" if isinstance(tree.expression, exp.All) else "or"
+        return likes[0] if len(likes) == 1 else make_logic(word, likes)
+
+    def _list_patterns(self, tree: exp.Expr) -> list[exp.Expr]:
+        """Lists the patterns of `like any` and `like all`. Raises RefusedOperator."""
+        listed, word = tree.expression.this, f"{tree.key} {tree.expression.key}"
+        patterns = listed.expressions if isinstance(listed, exp.Tuple) else [unwrap(listed)]
+        if not patterns or isinstance(listed, exp.Subquery):
+            raise RefusedOperator(f"{quote_node(tree)}: {word} takes patterns in parentheses, such as ('a%', 'b%')")
+        if tree.args.get("negate"):
+            # In SQL, `not like any` holds where a single pattern does not match.
+            remedy = f"where none of the patterns matches, write not (x {tree.key} any (...))"
+            raise RefusedOperator(f"{quote_node(tree)} is easily misread; {remedy}")
+        if len(patterns) > self._alternatives:
+            what = f"{word} has {len(patterns):,} patterns, more than {self._alternatives:,}"
+            raise RefusedOperator(name_limit(f"{what}; split it with or", "alternatives"))
+        return patterns
 
     # Conditional values, casts, calls
 
@@ -416,6 +441,7 @@ _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.In: (Binder._bind_in, "this expressions"),
     exp.Between: (Binder._bind_between, "this low high"),
     exp.Like: (Binder._bind_like, "this expression negate"),
+    exp.ILike: (Binder._bind_like, "this expression negate"),
     exp.Escape: (Binder._bind_escaped_like, "this expression"),
     exp.Case: (Binder._bind_case, "this ifs default"),
     exp.Cast: (Binder._bind_cast, "this to"),

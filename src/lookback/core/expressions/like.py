@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lookback.core.expressions.kernels import KernelResult
+from lookback.core.expressions.letters import change_to_lower
 from lookback.core.expressions.nodes import Node, make_strict
 from lookback.core.expressions.operators import RefusedOperator
 from lookback.core.expressions.signatures import require_type
@@ -19,18 +20,33 @@ from lookback.core.values.types import BOOLEAN, STRING
 MAX_LIKE_PART_CHARACTERS = 100
 
 
-def make_like(value: Node, pattern: Node, escape: str, negated: bool) -> Node:
-    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time. Raises Refused."""
+def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores_case: bool = False) -> Node:
+    """Makes value [not] like pattern: `%` is any text, `_` any character. Takes linear time.
+
+    Args:
+        value: The text.
+        pattern: The pattern, a literal.
+        escape: The character before a `%` or `_` that stands for itself.
+        negated: Whether it is `not like`.
+        ignores_case: Whether it is `ilike`: text and pattern are compared in small letters, as Spark does.
+
+    Raises:
+        RefusedOperator: The pattern is no literal, or is not a valid one.
+    """
+    word = "ilike" if ignores_case else "like"
     if not isinstance(pattern.literal, str):
         raise RefusedOperator(
-            "the pattern of 'like' must be a literal text; use contains(), startswith() or endswith()"
+            f"the pattern of {word!r} must be a literal text; use contains(), startswith() or endswith()"
         )
-    sql = f"{value.within(4)} {'not ' if negated else ''}like {pattern.sql}"
+    sql = f"{value.within(4)} {'not ' if negated else ''}{word} {pattern.sql}"
     if escape != "\\":
         sql += f" escape {quote_text(escape)}"
-    matches = compile_like(pattern.literal, escape)
-    kernel: Callable[[str], bool] = (lambda text: not matches(text)) if negated else matches
-    text = require_type("like", value, STRING)
+    matches = compile_like(change_to_lower(pattern.literal) if ignores_case else pattern.literal, escape)
+
+    def kernel(text: str) -> bool:
+        return matches(change_to_lower(text) if ignores_case else text) != negated
+
+    text = require_type(word, value, STRING)
 
     def run(values: Values) -> KernelResult:
         return KernelResult(np.fromiter(map(kernel, values.tolist()), dtype=bool, count=len(values)))

@@ -31,7 +31,7 @@ MAX_LEVELS = DEFAULT_LIMITS.expression_levels
 _FRAMES = 8_000
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
-PREDICATES = (exp.In, exp.Between, exp.Like, exp.Escape, exp.Is, exp.NullSafeNEQ)
+PREDICATES = (exp.In, exp.Between, exp.Like, exp.ILike, exp.Escape, exp.Is, exp.NullSafeNEQ)
 ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 _LOOSE = (*COMPARISONS, *PREDICATES, exp.Not, exp.And, exp.Or)
 _TIGHT = (*COMPARISONS, *PREDICATES, *ARITHMETIC)
@@ -418,7 +418,7 @@ def _drop_added_parens(node: exp.Expr) -> exp.Expr:
 def _is_grouped_alike(node: exp.Expr, child: exp.Expr) -> bool:
     """Returns whether Spark, too, reads a loose operator without parentheses as the operand of a tight one."""
     if isinstance(node, exp.Escape):
-        return isinstance(child, exp.Like)
+        return isinstance(child, (exp.Like, exp.ILike))
     # `a = b is null` is `(a = b) is null`. But Spark cannot apply `is` to `is not distinct from`, which is read as
     # `<=>`.
     is_compared = isinstance(child, COMPARISONS) and not isinstance(child, exp.NullSafeEQ)
