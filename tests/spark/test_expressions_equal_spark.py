@@ -656,6 +656,9 @@ def test_the_parser_groups_operators_as_spark_does(spark: SparkSession) -> None:
         # Binding refuses `a is (true + b)`.
         if not all(isinstance(each.expression, (exp.Null, exp.Boolean)) for each in tree.find_all(exp.Is)):
             continue
+        # And `any (...) + 1`, which is no list of patterns.
+        if not all(isinstance(each.parent, (exp.Like, exp.ILike)) for each in tree.find_all(exp.Any)):
+            continue
         accepted += 1
         assert read(text) != "refused", text
         assert read(text) == read(_with_all_parentheses(tree)), text
