@@ -657,7 +657,7 @@ def test_the_parser_groups_operators_as_spark_does(spark: SparkSession) -> None:
         if not all(isinstance(each.expression, (exp.Null, exp.Boolean)) for each in tree.find_all(exp.Is)):
             continue
         # And `any (...) + 1`, which is no list of patterns.
-        if not all(isinstance(each.parent, (exp.Like, exp.ILike)) for each in tree.find_all(exp.Any)):
+        if not all(isinstance(each.this, exp.Tuple) for each in tree.find_all(exp.Any)):
             continue
         accepted += 1
         assert read(text) != "refused", text
