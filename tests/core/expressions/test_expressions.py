@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import pickle
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -636,6 +638,46 @@ def test_length_and_depth_have_limits() -> None:
 def test_a_long_chain_of_conditions_is_not_deep() -> None:
     text = " or ".join(f"i = {number}" for number in range(900))
     assert evaluated(text, i=[899, 900]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("address", "holds"),
+    [
+        ("10.1.2.3", True), ("::ffff:10.1.2.3", True), ("::FFFF:A01:203", True), ("11.0.0.0", False),
+        ("10.255.255.255", True), ("2001:db8::1", True), ("2001:db9::", False), ("192.0.2.7", True), ("192.0.2.8", False),
+        ("10.1.2", None), ("10.1.2.3 ", None), ("010.1.2.3", None), ("", None), ("host", None), (None, None),
+    ],
+)  # fmt: skip
+def test_an_address_is_in_a_range_of_either_version(address: str | None, holds: bool | None) -> None:
+    text = "cidr_match(text, '10.0.0.0/8', '2001:db8::/32', '192.0.2.7')"
+    assert evaluated(text, text=[address]) == [holds]
+
+
+def test_ranges_of_addresses_agree_with_the_standard_library() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        version, bits = chance.choice([(4, 32), (6, 128)])
+        base, length = chance.getrandbits(bits), chance.randrange(bits + 1)
+        network = ipaddress.ip_network((base, length), strict=False)
+        # Half of them near the range's edges.
+        edges = [int(network[0]), int(network[-1]), int(network[0]) - 1, int(network[-1]) + 1]
+        numbers = [number for number in [*edges, chance.getrandbits(bits)] if 0 <= number < 2**bits]
+        address_of = ipaddress.IPv4Address if version == 4 else ipaddress.IPv6Address
+        addresses = [address_of(number) for number in numbers]
+        found = evaluated(f"cidr_match(text, '{network}')", text=[str(each) for each in addresses])
+        assert found == [each in network for each in addresses], network
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("cidr_match(text, text)", "cidr_match() takes ranges as literal texts, such as '10.0.0.0/8', got 'text'; for many ranges, or those that change, keep a list and ask in_list()"),
+        ("cidr_match(text, '10.0.*')", "cidr_match(): '10.0.*' is not an address or a range of addresses; write 10.0.0.0/16"),
+        ("cidr_match(text, null)", "cidr_match() takes ranges as literal texts, such as '10.0.0.0/8', got 'null'; for many ranges, or those that change, keep a list and ask in_list()"),
+    ],
+)  # fmt: skip
+def test_a_wrong_range_is_refused_with_a_remedy(text: str, remedy: str) -> None:
+    assert refusals(text) == [remedy]
 
 
 @pytest.mark.parametrize("name", sorted([*FUNCTIONS, *FORMS]))

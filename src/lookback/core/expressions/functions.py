@@ -44,6 +44,7 @@ from lookback.core.expressions.signatures import (
     type_array_contains,
     type_array_size,
     type_case_change,
+    type_cidr_match,
     type_concat,
     type_date_trunc,
     type_element_at,
@@ -51,6 +52,7 @@ from lookback.core.expressions.signatures import (
     type_sign,
     type_whole_number,
 )
+from lookback.core.values.addresses import ADDRESS_BITS, read_address, read_network
 from lookback.core.values.columns import Values, is_nan, make_objects
 from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, INT, STRING, TIMESTAMP, DataType
@@ -156,6 +158,19 @@ def _map_tests(function: Callable[..., bool]) -> CallKernel:
         return KernelResult(np.fromiter((function(*row) for row in rows), dtype=bool, count=len(values[0])))
 
     return kernel
+
+
+def _cidr_match(call: Call, values: Sequence[Values]) -> KernelResult:
+    networks = [read_network(str(argument.literal)) for argument in call.arguments[1:]]
+    # By version, the first number of each range and the bits that tell its addresses apart.
+    ranges = [(each[0], each[1], ADDRESS_BITS[each[0]] - each[2]) for each in networks if each is not None]
+    addresses = [read_address(text) for text in values[0].tolist()]
+    matches = (
+        any(version in address and address[version] >> bits == first >> bits for version, first, bits in ranges)
+        for address in addresses
+    )
+    unknown = np.fromiter((not address for address in addresses), dtype=bool, count=len(addresses))
+    return KernelResult(np.fromiter(matches, dtype=bool, count=len(addresses)), None, mask_or_none(unknown))
 
 
 def _length(call: Call, values: Sequence[Values]) -> KernelResult:
@@ -266,6 +281,7 @@ FUNCTIONS: dict[str, Function] = {
     "startswith": Function(_TWO_STRINGS, _map_tests(str.startswith)),
     "endswith": Function(_TWO_STRINGS, _map_tests(str.endswith)),
     "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
+    "cidr_match": Function(type_cidr_match, _cidr_match),
     # times
     "hour": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (3600 * SECOND_US) % 24)),
     "minute": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (60 * SECOND_US) % 60)),

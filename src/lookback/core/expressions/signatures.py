@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lookback.core.expressions.casts import SECOND_US
 from lookback.core.expressions.nodes import Node
 from lookback.core.expressions.operators import RefusedOperator, cast_implicitly, require_exact_sign
+from lookback.core.values.addresses import explain_no_range
 from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
 
@@ -147,6 +148,20 @@ def type_sign(name: str, arguments: Arguments) -> Call:
     """Types a call with a number that is cast to double; the result is a double."""
     require_count(name, arguments, 1, 1)
     return Call([cast_implicitly(require_number(name, arguments[0]), DOUBLE)], DOUBLE)
+
+
+def type_cidr_match(name: str, arguments: Arguments) -> Call:
+    """Types a call with an address as a text, and ranges of addresses as literals."""
+    require_count(name, arguments, 2, MAX_ARGUMENTS)
+    for argument in arguments[1:]:
+        if not isinstance(argument.literal, str):
+            raise RefusedOperator(
+                f"{name}() takes ranges as literal texts, such as '10.0.0.0/8', got {argument.sql!r}; for many ranges, or "
+                "those that change, keep a list and ask in_list()"
+            )
+        if problem := explain_no_range(argument.literal):
+            raise RefusedOperator(f"{name}(): {problem}")
+    return Call([require_type(name, arguments[0], STRING), *arguments[1:]], BOOLEAN)
 
 
 def type_whole_number(name: str, arguments: Arguments) -> Call:
