@@ -134,34 +134,57 @@ def test_files_of_a_bucket_are_used_like_those_of_a_folder(server: S3Server) -> 
         write_whole(replace(root, store="nowhere") / "x", b"")
 
 
-def test_a_bucket_has_what_a_folder_has(run: Run, conf: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def made() -> list[list[dict[str, Any]]]:
+    """The alerts that `evaluated` has read: its tables are made once."""
+    return []
+
+
+@pytest.fixture
+def evaluated(run: Run, conf: Path, made: list[list[dict[str, Any]]]) -> str:
+    """A root in the bucket whose events are judged."""
     root = "s3a://bucket/it's a root, 100%"
-    alerts = work(run, conf, root)
+    if not made:
+        made.append(work(run, conf, root))
+    return root
+
+
+def test_a_bucket_has_what_a_folder_has(
+    run: Run, conf: Path, tmp_path: Path, evaluated: str, made: list[list[dict[str, Any]]]
+) -> None:
+    (alerts,) = made
     assert alerts == work(run, conf, str(tmp_path / "folder"))
     assert {row["rule_id"] for row in alerts} == {"much", "ever"}
-    assert json.loads(run(root, "status", "--json"))["events"] == 120
+    assert json.loads(run(evaluated, "status", "--json"))["events"] == 120
     alert = alerts[0]["alert_id"]
-    assert alerts[0]["message"] in run(root, "explain", alert)
-    run(root, "review", alert, "--disposition", "benign")
-    assert len(read_alerts(run, root)) == len(alerts)
-    figures = [
-        json.loads(line) for line in run(root, "backtest", "much", "--out", f"{root}/trial", "--json").splitlines()
-    ]
+    assert alerts[0]["message"] in run(evaluated, "explain", alert)
+    run(evaluated, "review", alert, "--disposition", "benign")
+    assert len(read_alerts(run, evaluated)) == len(alerts)
+    assert os.listdir(Path.cwd()) == []  # noqa: PTH208
+
+
+def test_a_rule_is_tried_and_proved_in_a_bucket(run: Run, evaluated: str) -> None:
+    words = ("backtest", "much", "--out", f"{evaluated}/trial")
+    figures = [json.loads(line) for line in run(evaluated, *words, "--json").splitlines()]
     assert figures[0]["alerts"]
-    assert "not empty" in run(root, "backtest", "much", "--out", f"{root}/trial", code=2)
-    run(root, "prove", "pay")
+    assert "not empty" in run(evaluated, *words, code=2)
+    run(evaluated, "prove", "pay")
     for _ in range(2):
-        run(root, "prove", "pay", "--nightly")
-    assert "no evaluation has begun" not in run(root, "maintain")
-    forgotten = json.loads(run(root, "forget", "pay", "--where", "card = 'c1'", "--yes", "--json"))
-    assert forgotten["waiting"] is True
-    run(root, "evaluate", "pay", "--once")
-    assert json.loads(run(root, "forget", "pay", "--where", "card = 'c1'", "--yes", "--json"))["waiting"] is False
-    run(root, "evaluate", "pay", "--once", "--rebuild")
-    assert [row for row in read_alerts(run, root) if row["key"]["card"] == "c1"] == []
-    run(root, "ingest", "pay", str(conf / "2.csv"), "--new")
-    run(root, "evaluate", "pay", "--once")
-    run(root, "prove", "pay")
+        run(evaluated, "prove", "pay", "--nightly")
+    assert os.listdir(Path.cwd()) == []  # noqa: PTH208
+
+
+def test_a_person_is_forgotten_in_a_bucket(run: Run, conf: Path, evaluated: str) -> None:
+    assert "no evaluation has begun" not in run(evaluated, "maintain")
+    forget = ("forget", "pay", "--where", "card = 'c1'", "--yes", "--json")
+    assert json.loads(run(evaluated, *forget))["waiting"] is True
+    run(evaluated, "evaluate", "pay", "--once")
+    assert json.loads(run(evaluated, *forget))["waiting"] is False
+    run(evaluated, "evaluate", "pay", "--once", "--rebuild")
+    assert [row for row in read_alerts(run, evaluated) if row["key"]["card"] == "c1"] == []
+    run(evaluated, "ingest", "pay", str(conf / "2.csv"), "--new")
+    run(evaluated, "evaluate", "pay", "--once")
+    run(evaluated, "prove", "pay")
     assert os.listdir(Path.cwd()) == []  # noqa: PTH208
 
 
@@ -178,6 +201,29 @@ def test_a_killed_evaluation_goes_on_in_a_bucket(run: Run, conf: Path, tmp_path:
     assert read_alerts(run, root) == read_alerts(run, str(tmp_path / "folder")) != []
     run(root, "prove", "pay")
     assert os.listdir(Path.cwd()) == []  # noqa: PTH208
+
+
+def test_a_store_that_fails_now_and_then_changes_no_alert(
+    server: S3Server, run: Run, conf: Path, tmp_path: Path
+) -> None:
+    failures = [
+        {"kind": "busy", "rate": 0.005},
+        {"kind": "reset", "rate": 0.003},
+        {"kind": "lost", "rate": 0.005, "method": "PUT|POST"},
+    ]
+    root = "s3a://bucket/weather"
+    for place in (root, str(tmp_path / "folder")):
+        run(place, "init")
+        run(place, "lists", "add", "good", "c3", "--reason", "a friend")
+        run(place, "rules", "push", str(conf / "much.yml"))
+        if place == root:
+            server.set_weather(delay=0.005, failures=failures)
+        try:
+            run(place, "ingest", "pay", str(conf / "0.csv"))
+            run(place, "evaluate", "pay", "--once")
+        finally:
+            server.set_weather()
+    assert read_alerts(run, root) == read_alerts(run, str(tmp_path / "folder")) != []
 
 
 def kill_in_a_batch(root: str, conf: Path) -> None:
