@@ -238,6 +238,22 @@ def test_a_key_timeline_shows_a_sequence_step_by_step(document: dict[str, Any], 
         assert text in texts(figure)
 
 
+def test_a_key_timeline_shows_which_events_an_event_rule_takes():
+    explained = explanation({"rule_id": "large", "stream": "tx", "group_by": ["customer"], "when": "amount > 50"})
+
+    figure = plot_key_timeline(explained)
+
+    assert explained.consistent
+    assert png(figure)
+    for text in ("large: customer c", "the rule's conditions hold", "they do not", "raised the alert"):
+        assert text in texts(figure)
+    (axes,) = figure.axes
+    # By row, the points of the events, and the diamond of the alert.
+    drawn = [len(line.get_xdata()) for line in axes.lines]
+    fits = explained.timeline["fits"]
+    assert drawn == [fits.sum(), (~fits).sum(), 1]
+
+
 def test_near_misses_of_a_sequence_are_hollow_in_the_row_of_the_step_that_they_fit():
     explained = explanation(SEQUENCE)
     frame = explained.timeline

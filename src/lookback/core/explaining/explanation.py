@@ -295,7 +295,7 @@ def _explain_event(evidence: Evidence, alert: Mapping[str, Any], since: int) -> 
             "is_alert": listed == at,
         }
     )
-    return KindEvidence(timeline=timeline, reproduced=bool(traced))
+    return KindEvidence(timeline=timeline, reproduced=bool(traced) and list(alert["evidence"]) == [event_id])
 
 
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
