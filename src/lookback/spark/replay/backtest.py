@@ -29,11 +29,13 @@ from lookback.core.values.windows import PER_EVENT
 from lookback.places import open_place
 from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import open_own_session
+from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.comparison import RunComparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import LabelCounts, TrialCounts, count_trials, find_last_rows, read_range_labels
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
+from lookback.spark.replay.plan import ReplayPlan
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
 from lookback.spark.tables.lakehouse import keep
 

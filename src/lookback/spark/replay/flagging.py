@@ -19,9 +19,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events, write_key
+from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ShardAnswers, judge
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course, Trial, make_plan
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.following.warmups import Request
 from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import HistoryPlace, ReplayPlan, judge
+from lookback.spark.replay.plan import HistoryPlace, ReplayPlan
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.sqltexts import to_timestamp

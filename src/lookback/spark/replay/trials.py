@@ -26,7 +26,7 @@ from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.log import DECLARED, read_rows
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ReplayPlan, Tried
+from lookback.spark.replay.plan import ReplayPlan, Tried
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
