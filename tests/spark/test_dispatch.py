@@ -27,7 +27,8 @@ from lookback.core.values import keys
 from lookback.spark.batches import dispatch
 from lookback.spark.batches.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
 from lookback.spark.batches.shard import ALERTS, Shard
-from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.plan import Plan
 from lookback.spark.replay import tasks
 from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.plan import ReplayPlan

@@ -29,7 +29,8 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
-from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.plan import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,9 +24,10 @@ from lookback.core.rules.roles import SHADOW, find_roles
 from lookback.core.rules.versions import EVALUATED, WITH_STATE, Piece
 from lookback.core.values.texts import summarize_error
 from lookback.spark.batches.dispatch import select_rule_changes
-from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting
 from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.checkpoints.sparklogs import RULES
 from lookback.spark.platform.faults import succeeds
 
 if TYPE_CHECKING:

@@ -27,14 +27,9 @@ from lookback.spark.batches.dispatch import BLOCKS, build_event_blocks, build_ru
 from lookback.spark.batches.processor import ShardProcessor
 from lookback.spark.batches.shard import UncoveredError
 from lookback.spark.batches.sink import BatchReport, Sink
-from lookback.spark.checkpoints.checkpoint import (
-    EVENTS,
-    RULES,
-    Checkpoint,
-    Plan,
-    checkpoint_folder,
-    snapshot_declaration,
-)
+from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
+from lookback.spark.checkpoints.plan import Plan, snapshot_declaration
+from lookback.spark.checkpoints.sparklogs import EVENTS, RULES
 from lookback.spark.following.listwatch import ListsWatch
 from lookback.spark.following.quarantine import Quarantines
 from lookback.spark.following.rulewatch import RulesWatch

@@ -17,7 +17,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declared
-from lookback.spark.checkpoints.checkpoint import EVENTS
+from lookback.spark.checkpoints.sparklogs import EVENTS
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
 from lookback.spark.stream.declared import read_release
