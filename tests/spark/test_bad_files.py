@@ -19,10 +19,11 @@ import pytest
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.fields import REASON
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.files import ingest, ingest_continuously
 from lookback.spark.ingest.report import IngestReport
 from lookback.spark.ingest.round import IngestRound
-from lookback.spark.ingest.sources import Files, Source
+from lookback.spark.ingest.sources import Source
 from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation

@@ -28,6 +28,7 @@ from lookback.core.values.times import parse_time
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
 from lookback.spark.tables.lakehouse import keep
@@ -154,7 +155,7 @@ def import_labels(
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
-    checked, offered = source.select_files(tables.spark, _make_file_stream(stream, columns)).read_kept()
+    checked, offered = Files(tables.spark, source, _make_file_stream(stream, columns)).read_kept()
     judged = keep(_add_outcomes(tables, stream, _select_columns(checked, columns), now))
     try:
         counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
@@ -185,7 +186,7 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
     """Finds the columns of the files. `given` has column names by option. Raises SetupError if a column is missing."""
-    existing = source.select_files(tables.spark, stream).list_columns()
+    existing = Files(tables.spark, source, stream).list_columns()
     defaults = {"--event-id": (_EVENT_ID, stream.event_id), "--positive": (_POSITIVE,), "--at": (_AT,)}
     found: dict[str, str | None] = {}
     for option, names in defaults.items():

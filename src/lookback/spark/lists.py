@@ -28,6 +28,7 @@ from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.types import STRING, TIMESTAMP
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
 from lookback.spark.tables.conflicts import change_table
@@ -198,10 +199,10 @@ def import_values(
     kind = _choose_kind(tables, name, kind)
     bare = _make_file_stream(_VALUE, [])
     source = Source.find(tables.spark, bare, str(path), format, options)
-    existing = source.select_files(tables.spark, bare).list_columns()
+    existing = Files(tables.spark, source, bare).list_columns()
     column = _choose_column(source, existing, value)
     taken = [each for each in (_EXPIRES, _REASON) if each in existing and each != column.lower()]
-    checked, _ = source.select_files(tables.spark, _make_file_stream(column, taken)).read_kept()
+    checked, _ = Files(tables.spark, source, _make_file_stream(column, taken)).read_kept()
     text = F.col(quote_identifier(column)).cast("string")
     expires = F.col(_EXPIRES) if _EXPIRES in taken else F.lit(None).cast("timestamp")
     given = F.lit(None).cast("timestamp") if until is None else F.lit(until)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import count_noun
 from lookback.spark.ingest.fields import reads_kafka
+from lookback.spark.ingest.filelog import find_changed_files, read_planned_files
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import name_options_key
 from lookback.spark.ingest.round import IngestRound
-from lookback.spark.ingest.sources import Files, Source, find_changed_files, normalize_slashes, read_planned_files
+from lookback.spark.ingest.sources import Source, normalize_slashes
 from lookback.spark.platform.session import is_connect, use_files_of
 from lookback.spark.tables.locks import lock_ingest
 
@@ -56,7 +58,7 @@ def ingest(
     with lock_ingest(tables, stream):
         tables.require(stream)
         ingest_round = IngestRound(tables, stream, progress)
-        return ingest_round.add_versions(ingest_round.take(source.select_files(tables.spark, stream)))
+        return ingest_round.add_versions(ingest_round.take(Files(tables.spark, source, stream)))
 
 
 def retry_rejected(

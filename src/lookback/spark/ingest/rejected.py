@@ -29,8 +29,9 @@ from lookback.spark.ingest.fields import (
     quote_value,
     reads_kafka,
 )
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
-from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Files, Source
+from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Source
 from lookback.spark.tables.conflicts import change_table
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.ingest.sources import Files
+    from lookback.spark.ingest.filerows import Files
     from lookback.spark.tables.lakehouse import Tables
 
 
