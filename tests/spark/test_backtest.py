@@ -30,8 +30,8 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.variants import make_variants
 from lookback.core.streams.declaration import Stream
 from lookback.spark.figures import RuleFigures
-from lookback.spark.replay import backtest as backtests
 from lookback.spark.replay import answers, history, tasks
+from lookback.spark.replay import backtest as backtests
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.replay.flagging import _pair_by_span
 from lookback.spark.rules import RulesTable

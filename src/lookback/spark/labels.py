@@ -125,9 +125,17 @@ class _FileColumns(NamedTuple):
 
 
 def import_labels(
-    tables: Tables, stream: Stream, path: str | Path, *, event_id: str | None = None, positive: str | None = None,
-    at: str | None = None, format: str | None = None, options: Mapping[str, str] | None = None, author: str | None = None,
-) -> LabelReport:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    path: str | Path,
+    *,
+    event_id: str | None = None,
+    positive: str | None = None,
+    at: str | None = None,
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    author: str | None = None,
+) -> LabelReport:
     """Appends labels of a stream's events from the files at `path` to the table `labels`, in one commit.
 
     Importing the same file again stores nothing. The files may also have the columns `label` and `source`.
@@ -179,9 +187,14 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
     """Makes rows of the table `labels`. Labels without a time get the time `now`, in microseconds."""
     file_name = F.regexp_extract(FILE, "[^/]*$", 0)
     return new.select(
-        F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
-        F.coalesce(_SOURCE, file_name).alias(_SOURCE), F.lit(author).alias("author"),
-    )  # fmt: skip
+        F.lit(stream.name).alias("stream"),
+        _EVENT_ID,
+        _POSITIVE,
+        _LABEL,
+        F.coalesce(_AT, to_timestamp(now)).alias(_AT),
+        F.coalesce(_SOURCE, file_name).alias(_SOURCE),
+        F.lit(author).alias("author"),
+    )
 
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:

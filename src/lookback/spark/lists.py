@@ -126,9 +126,15 @@ def read_list(tables: Tables, name: str) -> DataFrame:
 
 
 def add_values(
-    tables: Tables, name: str, values: Sequence[str], *, until: dt.datetime | None = None, reason: str | None = None,
-    kind: str | None = None, author: str | None = None,
-) -> ListReport:  # fmt: skip
+    tables: Tables,
+    name: str,
+    values: Sequence[str],
+    *,
+    until: dt.datetime | None = None,
+    reason: str | None = None,
+    kind: str | None = None,
+    author: str | None = None,
+) -> ListReport:
     """Adds values to a list, and creates the list if needed. A value that is already on it gets the new expiry.
 
     Args:
@@ -170,10 +176,18 @@ def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
 
 
 def import_values(
-    tables: Tables, name: str, path: str | Path, *, value: str | None = None, until: dt.datetime | None = None,
-    reason: str | None = None, kind: str | None = None, format: str | None = None,
-    options: Mapping[str, str] | None = None, author: str | None = None,
-) -> ListReport:  # fmt: skip
+    tables: Tables,
+    name: str,
+    path: str | Path,
+    *,
+    value: str | None = None,
+    until: dt.datetime | None = None,
+    reason: str | None = None,
+    kind: str | None = None,
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    author: str | None = None,
+) -> ListReport:
     """Adds the values in the files at `path` to a list, in one commit, as `add_values` does.
 
     The files may also have the columns `expires_at` and `reason`; `until` and `reason` apply to rows without them. If
@@ -211,10 +225,16 @@ def import_values(
     if kind == CIDR:
         wrong = F.coalesce(wrong, F.udf(_explain_no_range, "string", useArrow=False)(text))
     rows = checked.select(
-        text.alias(_VALUE), F.coalesce(expires, given).alias(_EXPIRES),
-        F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON), F.lit(kind).cast("string").alias(_KIND),
-        F.coalesce(REASON, wrong).alias(REASON), RAW, FILE, BLOCK, ROW,
-    )  # fmt: skip
+        text.alias(_VALUE),
+        F.coalesce(expires, given).alias(_EXPIRES),
+        F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON),
+        F.lit(kind).cast("string").alias(_KIND),
+        F.coalesce(REASON, wrong).alias(REASON),
+        RAW,
+        FILE,
+        BLOCK,
+        ROW,
+    )
     try:
         return _put(tables, name, keep(rows), [FILE, BLOCK, ROW], author, started)
     finally:
@@ -244,9 +264,16 @@ def _put(
             judged.unpersist()
             offered.unpersist()
     return ListReport(
-        name, sum(counts.values()), new, changed, counts.get(_DUPLICATE, 0), counts.get(_REJECTED, 0), own + new,
-        time.monotonic() - started, rejections,
-    )  # fmt: skip
+        list=name,
+        offered=sum(counts.values()),
+        added=new,
+        changed=changed,
+        duplicates=counts.get(_DUPLICATE, 0),
+        rejected=counts.get(_REJECTED, 0),
+        values=own + new,
+        seconds=time.monotonic() - started,
+        rejections=rejections,
+    )
 
 
 def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[str]) -> DataFrame:
@@ -281,9 +308,12 @@ def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
     now = F.lit(dt.datetime.now(dt.timezone.utc))
     who = F.lit(author)
     changes: dict[str, str | Column] = {
-        _EXPIRES: F.col(f"s.{_EXPIRES}"), _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
-        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"), "author": who, "added_at": now,
-    }  # fmt: skip
+        _EXPIRES: F.col(f"s.{_EXPIRES}"),
+        _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
+        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"),
+        "author": who,
+        "added_at": now,
+    }
     inserted: dict[str, str | Column] = {
         "list": F.lit(name),
         **{each: F.col(f"s.{each}") for each in _COLUMNS},

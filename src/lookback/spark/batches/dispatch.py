@@ -40,9 +40,13 @@ if TYPE_CHECKING:
 EVENTS, RULE = "events", "rule"
 # Texts in rows of the rules table are cut to one character more than is valid.
 _MAX_CHARACTERS = {
-    "rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000, "author": 1_000,
+    "rule_id": 201,
+    "status": 51,
+    "document": LIMITS["document_bytes"].most + 1,
+    "evidence": 100_000,
+    "author": 1_000,
     "approved_by": 1_000,
-}  # fmt: skip
+}
 # The rows that the stateful operator takes and returns: few and large.
 BLOCKS = StructType(
     [

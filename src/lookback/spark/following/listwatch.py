@@ -44,9 +44,13 @@ class ListsWatch:
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint,
+        self,
+        tables: Tables,
+        stream: Stream,
+        streams: Mapping[str, Stream],
+        checkpoint: Checkpoint,
         is_rebuilding: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._tables, self._stream, self._checkpoint, self._is_rebuilding = tables, stream, checkpoint, is_rebuilding
         self._rules = RulesTable(tables, streams)
         self._files = ListFiles.of(checkpoint)

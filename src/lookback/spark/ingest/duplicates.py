@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lookback.spark.ingest.batch import BatchFigures
     from lookback.spark.tables.lakehouse import Tables
 
-# Marks the events of a batch that may be duplicates of others in it, see `Duplicates.drop_certain`.
+# Marks the events of a batch that may be duplicates of other events in it, see `Duplicates.drop_certain`.
 DOUBTFUL = "__doubtful"
 
 
@@ -93,9 +93,11 @@ class Duplicates:
             return new, []
         columns, window = new.columns, self.stream.dedupe_window
         row = F.struct(
-            F.unix_micros(self.stream.event_time).alias("__time"), POSITION, F.struct(*fields).alias("__content"),
+            F.unix_micros(self.stream.event_time).alias("__time"),
+            POSITION,
+            F.struct(*fields).alias("__content"),
             F.struct(*columns).alias("__whole"),
-        )  # fmt: skip
+        )
         lists = (
             new.join(contested, id_, "left_semi").groupBy(id_).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
         )

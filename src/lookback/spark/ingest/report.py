@@ -1,4 +1,4 @@
-"""What an ingest did: the rows that it read, ingested, found to be duplicates and rejected."""
+"""Reports the rows that an ingest read, ingested, found to be duplicates and rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the files of a source are, in which format, and how the text of one row is written and read."""
+"""Finds the files of a source and their format, and writes and reads the text of one row."""
 
 from __future__ import annotations
 

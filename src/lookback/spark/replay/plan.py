@@ -1,4 +1,4 @@
-"""What a replay judges: rules, their changes, and what it keeps besides alerts."""
+"""The plan of a replay: the rules to judge, their changes, and the results to keep besides alerts."""
 
 from __future__ import annotations
 

@@ -115,9 +115,11 @@ class Rebuild:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         return {
-            "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
+            "schedule": self.schedule.to_dict(),
+            "written": dict(self.written),
+            "restore": self.restore,
             "deleted": dict(self.deleted),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:
