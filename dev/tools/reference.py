@@ -27,6 +27,7 @@ PUBLIC = (
     "lookback.spark.platform.session",
     "lookback.spark.tables.lakehouse",
     "lookback.spark.ingest.files",
+    "lookback.spark.ingest.report",
     "lookback.spark.rules",
     "lookback.spark.stream.pipeline",
     "lookback.spark.replay.backtest",

@@ -122,8 +122,9 @@ def test_no_array_is_read_as_pickled_objects_and_no_shell_is_started() -> None:
 
 # Each makes SQL of names that it quotes, of what our parser has understood, or of what conf/ says, which is code.
 MAKES_SQL = {
-    "addresses.py", "catalog.py", "dispatch.py", "evidence.py", "fields.py", "forget.py", "files.py", "frames.py", "history.py", "kafka.py", "lakehouse.py",
-    "maintenance.py", "metrics.py", "reading.py", "redaction.py", "rejected.py", "sources.py", "status.py", "trials.py",
+    "addresses.py", "catalog.py", "dispatch.py", "duplicates.py", "evidence.py", "fields.py", "filelog.py", "forget.py",
+    "frames.py", "history.py", "kafka.py", "lakehouse.py", "maintenance.py", "metrics.py", "reading.py", "redaction.py",
+    "rejected.py", "sources.py", "status.py", "trials.py",
 }  # fmt: skip
 
 

@@ -30,8 +30,8 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.variants import make_variants
 from lookback.core.streams.declaration import Stream
 from lookback.spark.figures import RuleFigures
+from lookback.spark.replay import answers, history, tasks
 from lookback.spark.replay import backtest as backtests
-from lookback.spark.replay import history, tasks
 from lookback.spark.replay.backtest import Backtest, Candidate, Range, backtest
 from lookback.spark.replay.flagging import _pair_by_span
 from lookback.spark.rules import RulesTable
@@ -165,13 +165,13 @@ def test_c10_2_a_backtest_frees_its_blocks_and_needs_no_kept_rows(
         return set(context.getPersistentRDDs())
 
     before, bounds = find_kept(), list[str]()
-    setting, keep_on_disk = "spark.sql.execution.arrow.maxBytesPerBatch", tasks._keep_on_disk
+    setting, keep_on_disk = "spark.sql.execution.arrow.maxBytesPerBatch", answers._keep_on_disk
 
     def keep(blocks: Any) -> bool:
         bounds.append(blocks.sparkSession.conf.get(setting))
         return keep_on_disk(blocks)
 
-    monkeypatch.setattr(tasks, "_keep_on_disk", keep)
+    monkeypatch.setattr(answers, "_keep_on_disk", keep)
     with backtest(ready, STREAM, candidates) as result:
         assert alerts_of(result) == expected
         assert find_kept() > before

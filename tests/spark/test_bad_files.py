@@ -18,10 +18,12 @@ import pytest
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.ingest import files as module
 from lookback.spark.ingest.fields import REASON
-from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously
-from lookback.spark.ingest.sources import Files, Source
+from lookback.spark.ingest.filerows import Files
+from lookback.spark.ingest.files import ingest, ingest_continuously
+from lookback.spark.ingest.report import IngestReport
+from lookback.spark.ingest.round import IngestRound
+from lookback.spark.ingest.sources import Source
 from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation
@@ -281,7 +283,7 @@ def test_continuous_ingest_goes_on_without_files_that_are_torn_or_gone(
     written(folder / "torn.parquet", half((folder / "a.parquet").read_bytes()))
     with monkeypatch.context() as patch:
         # As if it were killed: the batch is planned and not done.
-        patch.setattr(module.IngestRound, "take", lambda *_: 1 / 0)
+        patch.setattr(IngestRound, "take", lambda *_: 1 / 0)
         with pytest.raises(Exception, match="division by zero"):
             run()
     (folder / "gone.parquet").unlink()

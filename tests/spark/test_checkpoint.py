@@ -15,14 +15,10 @@ import pytest
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
-from lookback.spark.checkpoints.checkpoint import (
-    EVENTS,
-    RULES,
-    Checkpoint,
-    Plan,
-    UnknownFormatError,
-    snapshot_declaration,
-)
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.plan import Plan, snapshot_declaration
+from lookback.spark.checkpoints.repair import repair
+from lookback.spark.checkpoints.sparklogs import EVENTS, RULES, UnknownFormatError
 from lookback.spark.stream.pipeline import Evaluation
 from lookback.spark.tables.lakehouse import Tables
 from payins import STREAM
@@ -59,7 +55,7 @@ def names(checkpoint: Checkpoint) -> set[str]:
 
 def test_c8_a_whole_checkpoint_is_left_as_it_is_and_tells_where_it_goes_on(checkpoint: Checkpoint) -> None:
     before = names(checkpoint)
-    assert checkpoint.repair(STREAM, lambda mark: True) == []
+    assert repair(checkpoint, STREAM, lambda mark: True) == []
     checkpoint.require_fit(STREAM, 2)
     assert names(checkpoint) == before
     assert checkpoint.read_last_judged() == 4
@@ -79,9 +75,9 @@ def test_c8_a_torn_plan_of_a_batch_that_wrote_nothing_is_removed(checkpoint: Che
     file = checkpoint.folder / "offsets" / "2"
     file.write_text(text)
     done = [f"removed the torn file {file}: the batch had written nothing and is planned again"]
-    assert checkpoint.repair(STREAM, lambda mark: mark != "q:2") == done
+    assert repair(checkpoint, STREAM, lambda mark: mark != "q:2") == done
     assert {"offsets/2", "offsets/.2.crc"}.isdisjoint(names(checkpoint))
-    assert checkpoint.repair(STREAM, lambda mark: True) == []
+    assert repair(checkpoint, STREAM, lambda mark: True) == []
 
 
 def with_ids(text: str) -> str:
@@ -115,7 +111,7 @@ def test_c8_a_log_of_an_unknown_form_is_not_torn_and_nothing_is_deleted(
     with pytest.raises(
         UnknownFormatError, match=rf"^{file} {what}, a format that this release does not know: .*Nothing was repaired"
     ):
-        checkpoint.repair(STREAM, lambda mark: False)
+        repair(checkpoint, STREAM, lambda mark: False)
     assert {path: path.stat().st_mtime_ns for path in checkpoint.folder.rglob("*")} == before
 
 
@@ -132,7 +128,7 @@ def test_c8_a_torn_plan_of_a_batch_that_has_written_is_refused(checkpoint: Check
     file = checkpoint.folder / "offsets" / "2"
     file.write_text("")
     with pytest.raises(SetupError, match=rf"^{file} is torn .*: lookback evaluate payins --rebuild$"):
-        checkpoint.repair(STREAM, lambda mark: True)
+        repair(checkpoint, STREAM, lambda mark: True)
     assert file.exists()
 
 
@@ -140,7 +136,7 @@ def test_c8_a_torn_mark_of_a_batch_that_has_ended_is_removed_so_that_it_is_run_a
     (checkpoint.folder / "offsets" / "2").unlink()
     file = checkpoint.folder / "commits" / "1"
     file.write_text("v1\n{")
-    assert checkpoint.repair(STREAM, lambda mark: True) == [
+    assert repair(checkpoint, STREAM, lambda mark: True) == [
         f"removed the torn file {file}: the batch runs again, but is written only once"
     ]
     assert {"commits/1", "commits/.1.crc"}.isdisjoint(names(checkpoint))
@@ -155,11 +151,11 @@ def test_c8_state_of_a_batch_that_was_not_finished_is_removed_for_a_torn_file_wo
     kept = {"1.changelog", "2.changelog", "2.zip", ".2.changelog.crc", "10.sst"}
     for name in {*kept, "3.changelog", ".3.changelog.crc", "10.zip"}:
         (part / name).write_text("")
-    assert checkpoint.repair(STREAM, lambda mark: True) == [
+    assert repair(checkpoint, STREAM, lambda mark: True) == [
         "removed 2 state files of an unfinished batch, which runs again"
     ]
     assert {file.name for file in part.iterdir()} == kept
-    assert checkpoint.repair(STREAM, lambda mark: True) == []
+    assert repair(checkpoint, STREAM, lambda mark: True) == []
 
 
 @pytest.mark.parametrize(
@@ -176,15 +172,15 @@ def test_c8_what_cannot_be_mended_is_refused_with_the_file_and_the_remedy(
     file.unlink() if text is None else file.write_text(text)
     what = "is missing" if text is None else "is torn or damaged"
     with pytest.raises(SetupError, match=rf"^{file} {what}.* lookback evaluate payins --rebuild$"):
-        checkpoint.repair(STREAM, lambda mark: False)
+        repair(checkpoint, STREAM, lambda mark: False)
 
 
 def test_c8_a_first_start_that_was_cut_short_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "new")
-    assert checkpoint.repair(STREAM, lambda mark: False) == []
+    assert repair(checkpoint, STREAM, lambda mark: False) == []
     checkpoint.folder.mkdir()
     (checkpoint.folder / "metadata").write_text("")
-    assert len(checkpoint.repair(STREAM, lambda mark: False)) == 1
+    assert len(repair(checkpoint, STREAM, lambda mark: False)) == 1
     assert not (checkpoint.folder / "metadata").exists()
 
 

@@ -22,6 +22,7 @@ from lookback.core.streams.declarations import Declarations, Declared
 from lookback.spark.batches.dispatch import INSERTED, BlockBuilder, Dispatch
 from lookback.spark.batches.shard import ALERTS, LATE, LOG, Shard
 from lookback.spark.replay import tasks
+from lookback.spark.replay.plan import ReplayPlan
 from payins import MORE_RULES, RULES, STREAM, TIME, make_events
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def judge_as_stream() -> dict[str, list[bytes]]:
 
 
 def judge_as_replay(declarations: Declarations) -> dict[str, list[bytes]]:
-    plan = tasks.ReplayPlan(COMPILED, CHANGES, [], {STREAM.name: STREAM}, erases=True, declarations=declarations)
+    plan = ReplayPlan(COMPILED, CHANGES, [], {STREAM.name: STREAM}, erases=True, declarations=declarations)
     dispatch = tasks._SpanDispatch(BlockBuilder(declarations, LABELS), COVERAGE, (5, 12), erases=True)
     rows = [row for block in dispatch([make_chunk(EVENTS)]) for row in block.to_pylist()]
     rows.sort(key=lambda row: (row["shard"], row["span"]))

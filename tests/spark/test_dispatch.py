@@ -27,8 +27,11 @@ from lookback.core.values import keys
 from lookback.spark.batches import dispatch
 from lookback.spark.batches.dispatch import DELETED, INSERTED, KIND, Dispatch, select_changes
 from lookback.spark.batches.shard import ALERTS, Shard
-from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.plan import Plan
 from lookback.spark.replay import tasks
+from lookback.spark.replay.answers import ShardAnswers
+from lookback.spark.replay.plan import ReplayPlan
 from payins import STREAM, STREAMS, rule
 
 if TYPE_CHECKING:
@@ -193,7 +196,7 @@ ACCOUNT = Account.of([compile_rule(BURST, STREAM)], [])
 
 def answer_in_replay() -> list[dict[str, Any]]:
     """What the shards of a replay answer about the same events."""
-    plan = tasks.ReplayPlan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True, account=ACCOUNT)
+    plan = ReplayPlan([compile_rule(BURST, STREAM)], BURSTS, [], STREAMS, erases=True, account=ACCOUNT)
     blocks = tasks._SpanDispatch.of(STREAM, plan, SHARDS, [1])([cash_after_another()])
     return [row for batch in tasks._ShardJudge(STREAM, SHARDS, plan)(blocks) for row in batch.to_pylist()]
 
@@ -208,7 +211,7 @@ def count_missing() -> dict[tuple[str, int], int]:
     """The events that a replay does not judge though a version wants them."""
     answers = answer_in_replay()
     facts: Any = SimpleNamespace(list_payloads=lambda kind: [row["payload"] for row in answers if row["kind"] == kind])
-    return dict(tasks.ShardAnswers.find_missing(facts, ACCOUNT))
+    return dict(ShardAnswers.find_missing(facts, ACCOUNT))
 
 
 @pytest.mark.parametrize("judge", [judge_in_stream, judge_in_replay])

@@ -16,6 +16,7 @@ import yaml
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.spark.ingest.fields import REASON
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.sources import Source
 from lookback.stream_draft import draft_stream
 
@@ -29,7 +30,7 @@ AT = "2026-01-31T12:00:00.123456Z"
 
 
 def read(spark: SparkSession, file: Path, stream: Stream) -> list[dict[str, Any]]:
-    rows, _ = Source.find(spark, stream, None, None, None).select_files(spark, stream).read_kept()
+    rows, _ = Files(spark, Source.find(spark, stream, None, None, None), stream).read_kept()
     found = [
         {
             name: value.astimezone(dt.timezone.utc) if isinstance(value, dt.datetime) else value
@@ -82,9 +83,7 @@ def test_every_type_of_a_parquet_file_that_pandas_and_arrow_write(spark: SparkSe
     # Without the draft's expression the reason has it.
     fields = {"id": "string", "at": "timestamp"}
     stream = Stream.from_dict({"stream": "s", "event_id": "id", "event_time": "at", "fields": fields})
-    found = (
-        Source.find(spark, stream, str(tmp_path / "new.parquet"), None, None).select_files(spark, stream).read_kept()[0]
-    )
+    found = Files(spark, Source.find(spark, stream, str(tmp_path / "new.parquet"), None, None), stream).read_kept()[0]
     (reason,) = [each[REASON] for each in found.collect()]
     assert (
         'it counts nanoseconds from 1970, by columns: {at: "timestamp_micros(cast(at as bigint) div 1000)"}' in reason
@@ -111,7 +110,7 @@ def test_a_name_that_is_not_utf_8_costs_its_file_alone(spark: SparkSession, tmp_
     with open(unreadable, "wb") as file:  # noqa: PTH123
         file.write(b"id,at\nb,2026-01-31T12:00:00Z\n")
     stream = Stream.from_dict(yaml.safe_load(draft_stream(tmp_path / "a.csv")))
-    rows, count = Source.find(spark, stream, str(tmp_path), "csv", None).select_files(spark, stream).read_kept()
+    rows, count = Files(spark, Source.find(spark, stream, str(tmp_path), "csv", None), stream).read_kept()
     reasons = [row[REASON] for row in rows.collect()]
     assert count == 2
     assert None in reasons
@@ -126,4 +125,4 @@ def test_a_header_with_a_name_twice_is_told_by_ingest(spark: SparkSession, tmp_p
     fields = {"id": "string", "at": "timestamp"}
     stream = Stream.from_dict({"stream": "s", "event_id": "id", "event_time": "at", "fields": fields})
     with pytest.raises(SetupError, match="its header names 'n' more than once; give each column its own name"):
-        Source.find(spark, stream, str(file), None, None).select_files(spark, stream).read_kept()
+        Files(spark, Source.find(spark, stream, str(file), None, None), stream).read_kept()

@@ -17,7 +17,8 @@ from lookback.cli import main
 from lookback.core.errors import EventError
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
-from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
+from lookback.spark.ingest.files import ingest, retry_rejected
+from lookback.spark.ingest.report import IngestReport
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.cli import main
 from lookback.core.errors import ExpressionError, SetupError
 from lookback.spark.operations import forget as forgetting
+from lookback.spark.operations.dependents import Dependents
 from lookback.spark.operations.forget import ForgetReport, forget
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.lakehouse import Tables
@@ -213,7 +214,7 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     # Only the events are left; and, killed just after they went, what the evaluation wrote before it judged that commit.
     left = 1
     written = lived.read("alerts").where("event_id = 'e5'").withColumn("event_id", F.lit("e1")).collect()
-    dependents = forgetting._Request._find_dependents
+    dependents = Dependents.find
     schema = lived.read("alerts").schema
 
     def killed_after_the_events(self: Any) -> Any:
@@ -221,10 +222,10 @@ def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
             raise Killed
         return dependents(self)
 
-    monkeypatch.setattr(forgetting._Request, "_find_dependents", killed_after_the_events)
+    monkeypatch.setattr(Dependents, "find", killed_after_the_events)
     with pytest.raises(Killed):
         forget(lived, STREAM, CUSTOMER)
-    monkeypatch.setattr(forgetting._Request, "_find_dependents", dependents)
+    monkeypatch.setattr(Dependents, "find", dependents)
     monkeypatch.setattr(forgetting, "change_table", real)
     lived.append(lived.spark.createDataFrame(written, schema), "alerts")
     report = forget(lived, STREAM, CUSTOMER)

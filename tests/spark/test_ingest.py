@@ -25,9 +25,10 @@ from lookback.config import load_streams
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.source_keys import READER_OPTIONS
-from lookback.spark.ingest import fields
-from lookback.spark.ingest import files as module
-from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously, read_possible_duplicates
+from lookback.spark.ingest import commits, fields
+from lookback.spark.ingest.duplicates import read_possible_duplicates
+from lookback.spark.ingest.files import ingest, ingest_continuously
+from lookback.spark.ingest.report import IngestReport
 from lookback.stream_draft import draft_stream
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_c3_1_a_commit_has_one_stamp_later_than_all_before_even_if_the_clock_ste
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     clock = iter(range(2_000_000_000_000_000, 0, -1_000_000))
-    monkeypatch.setattr(module, "_now", lambda: next(clock))
+    monkeypatch.setattr(commits, "read_clock", lambda: next(clock))
 
     for run in range(2):
         take(tables, stream(), json_lines(tmp_path / f"{run}.jsonl", events(*range(6), first=10 * run)))
@@ -473,13 +474,13 @@ def test_the_samples_that_are_shipped_are_ingested_whole(
 def test_rows_of_a_commit_are_cut_across_partitions():
     base = 1 << 33
 
-    assert list(module._cut_commits({0: 3, 1: 6, 2: 0, 3: 1}, 4)) == [
+    assert list(commits._cut_commits({0: 3, 1: 6, 2: 0, 3: 1}, 4)) == [
         [range(3), range(base, base + 1)],
         [range(base + 1, base + 5)],
         [range(base + 5, base + 6), range(3 * base, 3 * base + 1)],
     ]
-    assert list(module._cut_commits({0: 4}, 4)) == [[range(4)]]
-    assert list(module._cut_commits({}, 4)) == []
+    assert list(commits._cut_commits({0: 4}, 4)) == [[range(4)]]
+    assert list(commits._cut_commits({}, 4)) == []
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from broker import PASSWORD, USER
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
+from lookback.spark.ingest.files import ingest, retry_rejected
 from lookback.spark.ingest.kafka import Topic
+from lookback.spark.ingest.report import IngestReport
 from lookback.spark.ingest.topics import TopicIngest
 
 if TYPE_CHECKING:

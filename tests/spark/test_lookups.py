@@ -13,8 +13,9 @@ import yaml
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
-from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously, retry_rejected
+from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.lookups import Lookups
+from lookback.spark.ingest.report import IngestReport
 from lookback.spark.ingest.topics import TopicIngest
 from lookback.spark.operations.forget import forget
 from lookback.spark.replay.proof import prove

@@ -17,6 +17,7 @@ import pytest
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import read_events
 from lookback.spark.ingest.fields import REASON
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.sources import Source
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def harness(rows: Any) -> list[list[Any]]:
 
 
 def ingested(spark: SparkSession, file: Path) -> list[list[Any]]:
-    rows = Source.find(spark, STREAM, str(file), None, None).select_files(spark, STREAM).read_together()
+    rows = Files(spark, Source.find(spark, STREAM, str(file), None, None), STREAM).read_together()
     assert rows.where(f"{REASON} is not null").count() == 0
     return [list(map(show, row)) for row in rows.orderBy("id").select(*list(FIELDS)[2:]).collect()]
 

@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.declaration import Stream
-from lookback.spark.ingest.files import IngestReport, ingest, retry_rejected
+from lookback.spark.ingest.files import ingest, retry_rejected
+from lookback.spark.ingest.report import IngestReport
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import lookback
 from lookback.core.errors import SetupError
-from lookback.spark.checkpoints.checkpoint import EVENTS, Checkpoint
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.sparklogs import EVENTS
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.history import find_first_readable
 from payins import STREAM, STREAMS, append, make_events, publish, replayed_alerts, rule, stored_alerts, window

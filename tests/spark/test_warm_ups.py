@@ -15,9 +15,9 @@ import pytest
 
 from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.versions import Piece
-from lookback.spark.checkpoints import checkpoint as checkpoints
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting, merge_waiting, name_part
+from lookback.spark.checkpoints.plan import Plan
 from lookback.spark.following import warmups
 from lookback.spark.following.warmups import Request, WarmUps
 from lookback.spark.replay.tasks import give_way
@@ -65,7 +65,7 @@ class Historian:
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     monkeypatch.setattr(warmups, "_PAUSE_SECONDS", 0.0)
     made = Checkpoint(tmp_path / "checkpoint")
-    made.write_plan(checkpoints.Plan(2, Coverage(), {}, {}, ""))
+    made.write_plan(Plan(2, Coverage(), {}, {}, ""))
     return made
 
 

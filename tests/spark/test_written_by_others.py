@@ -13,7 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.types import parse_type
-from lookback.spark.checkpoints.checkpoint import EVENTS, Checkpoint
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.sparklogs import EVENTS
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, REFUSED, set_up
 from lookback.spark.operations.forget import forget
 from lookback.spark.operations.maintenance import maintain

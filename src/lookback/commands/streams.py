@@ -32,7 +32,7 @@ from lookback.views.terminal import describe_change, format_json, print_document
 
 if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport
-    from lookback.spark.ingest.files import IngestReport
+    from lookback.spark.ingest.report import IngestReport
 
 
 def add_commands(commands: Commands) -> None:

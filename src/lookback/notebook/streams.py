@@ -20,7 +20,7 @@ from lookback.parameters import check_mode
 from lookback.places import find_local_path
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.fields import reads_kafka
-from lookback.spark.ingest.files import IngestReport, ingest, ingest_continuously, retry_rejected
+from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
 from lookback.spark.operations.status import read_stream_figures, with_account
 from lookback.views import pictures
@@ -30,6 +30,7 @@ from lookback.views.live import read_commit_times, watch
 if TYPE_CHECKING:
     from lookback.desk.streams import StreamDesk
     from lookback.spark.batches.sink import BatchReport
+    from lookback.spark.ingest.report import IngestReport
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 

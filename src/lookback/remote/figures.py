@@ -85,13 +85,23 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
     rejected, reason = questions.count_rejected()
     failing, refused = questions.read_failures()
     return Figures(
-        tables.stream, now,
+        stream=tables.stream,
+        now=now,
         rules=sum(1 for _, status in rules if status in EVALUATED),
         quarantined=[rule_id for rule_id, status in rules if status == "quarantined"],
-        committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
-        newest=waiting.newest, samples=samples.recent, last_sample=samples.last_at, failing=failing, refused=refused,
-        rejected=rejected, reason=reason, ingested=_count_ingested(tables, execute, now) if rejected else 0,
-    )  # fmt: skip
+        committed=waiting.committed,
+        judged=judged,
+        waiting=waiting.waiting,
+        lag=waiting.seconds(now),
+        newest=waiting.newest,
+        samples=samples.recent,
+        last_sample=samples.last_at,
+        failing=failing,
+        refused=refused,
+        rejected=rejected,
+        reason=reason,
+        ingested=_count_ingested(tables, execute, now) if rejected else 0,
+    )
 
 
 def _read_statuses(stream: str, rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -120,11 +130,13 @@ def _read_history(tables: StreamTables, execute: Execute, limit: int) -> list[Co
     rows = execute(Query(f"DESCRIBE HISTORY {tables.quote(tables.stream)} LIMIT {limit}", {}))
     return [
         Commit(
-            int(row["version"] or 0), _parse_time(str(row["timestamp"])), row["operation"] or "",
-            json.loads(row["operationMetrics"] or "{}") or {},
+            version=int(row["version"] or 0),
+            at=_parse_time(str(row["timestamp"])),
+            operation=row["operation"] or "",
+            figures=json.loads(row["operationMetrics"] or "{}") or {},
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _count_ingested(tables: StreamTables, execute: Execute, now: dt.datetime) -> int:
@@ -140,10 +152,16 @@ def describe_stream(tables: StreamTables, execute: Execute, now: dt.datetime) ->
     figures = read_figures(tables, execute, now)
     findings = check_health(figures)
     return {
-        "stream": figures.stream, "commits": figures.committed, "judged": figures.judged, "lag_commits": figures.waiting,
-        "lag_seconds": round(figures.lag, 3), "rules": figures.rules, "healthy": is_healthy(findings),
-        "health": describe_health(figures, findings), "findings": [asdict(finding) for finding in findings],
-    }  # fmt: skip
+        "stream": figures.stream,
+        "commits": figures.committed,
+        "judged": figures.judged,
+        "lag_commits": figures.waiting,
+        "lag_seconds": round(figures.lag, 3),
+        "rules": figures.rules,
+        "healthy": is_healthy(findings),
+        "health": describe_health(figures, findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 def prepare_queries(
@@ -162,9 +180,14 @@ def prepare_queries(
         with explain_errors(workspace.host, f"a query on SQL warehouse {warehouse_id}"):
             # The wait is shorter than the timeout of a request.
             answer = api.execute_statement(
-                query.text, warehouse_id, parameters=values, wait_timeout="5s", format=Format.JSON_ARRAY,
-                disposition=Disposition.INLINE, on_wait_timeout=ExecuteStatementRequestOnWaitTimeout.CONTINUE,
-            )  # fmt: skip
+                query.text,
+                warehouse_id,
+                parameters=values,
+                wait_timeout="5s",
+                format=Format.JSON_ARRAY,
+                disposition=Disposition.INLINE,
+                on_wait_timeout=ExecuteStatementRequestOnWaitTimeout.CONTINUE,
+            )
             while _get_state(answer) in (StatementState.PENDING, StatementState.RUNNING):
                 assert answer.statement_id is not None
                 if time.monotonic() >= until:

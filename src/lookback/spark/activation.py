@@ -48,9 +48,14 @@ class Approval:
 
 
 def activate(
-    rules: RulesTable, rule_id: str, gate: Gate, *, approver: str = "", comment: str = "",
+    rules: RulesTable,
+    rule_id: str,
+    gate: Gate,
+    *,
+    approver: str = "",
+    comment: str = "",
     progress: Callable[[str], None] | None = None,
-) -> Approval:  # fmt: skip
+) -> Approval:
     """Checks a rule's candidate against the gate, and publishes it as active if it meets all conditions.
 
     The candidate is the last draft, else the version in shadow, else the paused, active or quarantined one.
@@ -161,9 +166,7 @@ def _try(
     if within is None:
         return None, None
     candidate = Candidate(dict(row.document or {}), row.version)
-    with backtest(
-        tables, stream, [candidate], within, rows=False, streams=rules.streams, progress=progress
-    ) as result:  # fmt: skip
+    with backtest(tables, stream, [candidate], within, rows=False, streams=rules.streams, progress=progress) as result:
         (figures,) = result.figures
         return figures.alerts_per_day, figures.precision
 

@@ -59,9 +59,13 @@ class ChallengerComparison:
 
 
 def compare_versions(
-    tables: Tables, streams: Mapping[str, Stream], rule_id: str, *, as_of: dt.datetime | None = None,
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    rule_id: str,
+    *,
+    as_of: dt.datetime | None = None,
     has_gate: bool = False,
-) -> ChallengerComparison:  # fmt: skip
+) -> ChallengerComparison:
     """Compares the version of a rule in shadow with the active one, by key and event or start of window.
 
     Only alerts of the last evaluation whose last verdict is raised count, not suppressed or retracted ones.

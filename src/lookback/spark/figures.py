@@ -32,9 +32,21 @@ _DAY_US = 86_400_000_000
 _TOGETHER = ""
 _WITH_NULLS = {"ignoreNullFields": "false"}
 _FIGURES = (
-    "rule_id", "alerts", "alerts_per_day", "keys", "flagged", "labelled", "unlabelled", "positives", "all_positives",
-    "precision", "recall", "value_precision", "value_recall", "seconds_to_alert",
-)  # fmt: skip
+    "rule_id",
+    "alerts",
+    "alerts_per_day",
+    "keys",
+    "flagged",
+    "labelled",
+    "unlabelled",
+    "positives",
+    "all_positives",
+    "precision",
+    "recall",
+    "value_precision",
+    "value_recall",
+    "seconds_to_alert",
+)
 _CASES = ("cases", "case_precision", "case_recall")
 
 
@@ -69,9 +81,14 @@ class RuleFigures:
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, period: Period | None = None, rules: Sequence[str] | None = None,
-        *, streams: Mapping[str, Stream] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Tables,
+        stream: Stream,
+        period: Period | None = None,
+        rules: Sequence[str] | None = None,
+        *,
+        streams: Mapping[str, Stream] | None = None,
+    ) -> None:
         self._streams = {**(streams or {}), stream.name: stream}
         self._tables, self._stream = tables.holding(*self._streams.values()), stream
         self._period = period or Period()
@@ -163,11 +180,13 @@ class RuleFigures:
         idle = find_redundant(self.rules, sets)
         rows = [
             (
-                rule_id, sum(each.positives for each in sets if each.rules == {rule_id}),
-                sum(each.events for each in sets if rule_id in each.rules), rule_id in idle,
+                rule_id,
+                sum(each.positives for each in sets if each.rules == {rule_id}),
+                sum(each.events for each in sets if rule_id in each.rules),
+                rule_id in idle,
             )
             for rule_id in self.rules
-        ]  # fmt: skip
+        ]
         return self._tables.spark.createDataFrame(rows, "a string, alone bigint, flagged bigint, adds_nothing boolean")
 
     def _find_rules(self) -> list[str]:
@@ -183,9 +202,11 @@ class RuleFigures:
         stream = self._stream
         value = F.col(stream.value).cast("double") if stream.value else F.lit(None).cast("double")
         rows = self._tables.read_events(stream.name).select(
-            F.col(stream.event_id).cast("string").alias("event_id"), F.col(stream.event_time).alias("event_time"),
-            value.alias("value"), F.struct(*stream.fields).alias("event"),
-        )  # fmt: skip
+            F.col(stream.event_id).cast("string").alias("event_id"),
+            F.col(stream.event_time).alias("event_time"),
+            value.alias("value"),
+            F.struct(*stream.fields).alias("event"),
+        )
         rows = rows.where(self._period.holds("event_time")).dropDuplicates(["event_id"])
         rows = rows.withColumn("day", _find_day("event_time"))
         labels = read_labels(self._tables, stream, as_of, streams=self._streams).select("event_id", "positive")
@@ -212,17 +233,20 @@ class RuleFigures:
         rows = flagged.unionByName(flagged.withColumn("rule_id", F.lit(_TOGETHER)).distinct())
         is_known, is_positive = F.col("positive").isNotNull(), F.col("positive")
         found = rows.groupBy("rule_id", day).agg(
-            F.count("*").alias("flagged"), F.count_if(is_known).alias("labelled"), F.count_if(is_positive).alias("positives"),
+            F.count("*").alias("flagged"),
+            F.count_if(is_known).alias("labelled"),
+            F.count_if(is_positive).alias("positives"),
             F.sum(F.when(is_known, F.col("value"))).alias("labelled_value"),
             F.sum(F.when(is_positive, F.col("value"))).alias("positive_value"),
-        )  # fmt: skip
+        )
         alerts = self._alerts.where(self._period.holds("event_time")).withColumn("day", _find_day("event_time"))
         alerts = alerts.unionByName(alerts.withColumn("rule_id", F.lit(_TOGETHER)))
         waited = (F.unix_micros("first_decided_at") - F.unix_micros("event_time")) / 1_000_000
         raised = alerts.groupBy("rule_id", day).agg(
-            F.count("*").alias("alerts"), F.percentile(waited, 0.5).alias("seconds_to_alert"),
+            F.count("*").alias("alerts"),
+            F.percentile(waited, 0.5).alias("seconds_to_alert"),
             F.count_distinct(F.to_json(F.array_sort(F.map_entries("key")))).alias("keys"),
-        )  # fmt: skip
+        )
         everything = self._events.groupBy(day).agg(
             F.count_if(is_positive).alias("all_positives"),
             F.sum(F.when(is_positive, F.col("value"))).alias("all_positive_value"),
@@ -235,9 +259,11 @@ class RuleFigures:
             rows = _join_by(rows, other, names)
         rows = rows.fillna(0, ["alerts", "keys", "flagged", "labelled", "positives", "all_positives"])
         ratios = {
-            "precision": ("positives", "labelled"), "recall": ("positives", "all_positives"),
-            "value_precision": ("positive_value", "labelled_value"), "value_recall": ("positive_value", "all_positive_value"),
-        }  # fmt: skip
+            "precision": ("positives", "labelled"),
+            "recall": ("positives", "all_positives"),
+            "value_precision": ("positive_value", "labelled_value"),
+            "value_recall": ("positive_value", "all_positive_value"),
+        }
         if self._stream.value:
             # SQL's sum over no rows is NULL; the sum over no flagged events is 0.
             rows = rows.withColumn("positive_value", F.coalesce("positive_value", F.lit(0.0)))

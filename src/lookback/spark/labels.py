@@ -28,6 +28,7 @@ from lookback.core.values.times import parse_time
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
 from lookback.spark.tables.lakehouse import keep
@@ -124,9 +125,17 @@ class _FileColumns(NamedTuple):
 
 
 def import_labels(
-    tables: Tables, stream: Stream, path: str | Path, *, event_id: str | None = None, positive: str | None = None,
-    at: str | None = None, format: str | None = None, options: Mapping[str, str] | None = None, author: str | None = None,
-) -> LabelReport:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    path: str | Path,
+    *,
+    event_id: str | None = None,
+    positive: str | None = None,
+    at: str | None = None,
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    author: str | None = None,
+) -> LabelReport:
     """Appends labels of a stream's events from the files at `path` to the table `labels`, in one commit.
 
     Importing the same file again stores nothing. The files may also have the columns `label` and `source`.
@@ -154,7 +163,7 @@ def import_labels(
     bare = _make_file_stream(stream, _FileColumns(_EVENT_ID, _POSITIVE, None, None, None))
     source = Source.find(tables.spark, bare, str(path), format, options)
     columns = _find_columns(tables, source, stream, {"--event-id": event_id, "--positive": positive, "--at": at})
-    checked, offered = source.select_files(tables.spark, _make_file_stream(stream, columns)).read_kept()
+    checked, offered = Files(tables.spark, source, _make_file_stream(stream, columns)).read_kept()
     judged = keep(_add_outcomes(tables, stream, _select_columns(checked, columns), now))
     try:
         counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
@@ -178,14 +187,19 @@ def _make_rows(new: DataFrame, stream: Stream, author: str, now: int) -> DataFra
     """Makes rows of the table `labels`. Labels without a time get the time `now`, in microseconds."""
     file_name = F.regexp_extract(FILE, "[^/]*$", 0)
     return new.select(
-        F.lit(stream.name).alias("stream"), _EVENT_ID, _POSITIVE, _LABEL, F.coalesce(_AT, to_timestamp(now)).alias(_AT),
-        F.coalesce(_SOURCE, file_name).alias(_SOURCE), F.lit(author).alias("author"),
-    )  # fmt: skip
+        F.lit(stream.name).alias("stream"),
+        _EVENT_ID,
+        _POSITIVE,
+        _LABEL,
+        F.coalesce(_AT, to_timestamp(now)).alias(_AT),
+        F.coalesce(_SOURCE, file_name).alias(_SOURCE),
+        F.lit(author).alias("author"),
+    )
 
 
 def _find_columns(tables: Tables, source: Source, stream: Stream, given: Mapping[str, str | None]) -> _FileColumns:
     """Finds the columns of the files. `given` has column names by option. Raises SetupError if a column is missing."""
-    existing = source.select_files(tables.spark, stream).list_columns()
+    existing = Files(tables.spark, source, stream).list_columns()
     defaults = {"--event-id": (_EVENT_ID, stream.event_id), "--positive": (_POSITIVE,), "--at": (_AT,)}
     found: dict[str, str | None] = {}
     for option, names in defaults.items():

@@ -28,6 +28,7 @@ from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.types import STRING, TIMESTAMP
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import Rejection, count_rejections
 from lookback.spark.ingest.sources import Source
 from lookback.spark.tables.conflicts import change_table
@@ -125,9 +126,15 @@ def read_list(tables: Tables, name: str) -> DataFrame:
 
 
 def add_values(
-    tables: Tables, name: str, values: Sequence[str], *, until: dt.datetime | None = None, reason: str | None = None,
-    kind: str | None = None, author: str | None = None,
-) -> ListReport:  # fmt: skip
+    tables: Tables,
+    name: str,
+    values: Sequence[str],
+    *,
+    until: dt.datetime | None = None,
+    reason: str | None = None,
+    kind: str | None = None,
+    author: str | None = None,
+) -> ListReport:
     """Adds values to a list, and creates the list if needed. A value that is already on it gets the new expiry.
 
     Args:
@@ -169,10 +176,18 @@ def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
 
 
 def import_values(
-    tables: Tables, name: str, path: str | Path, *, value: str | None = None, until: dt.datetime | None = None,
-    reason: str | None = None, kind: str | None = None, format: str | None = None,
-    options: Mapping[str, str] | None = None, author: str | None = None,
-) -> ListReport:  # fmt: skip
+    tables: Tables,
+    name: str,
+    path: str | Path,
+    *,
+    value: str | None = None,
+    until: dt.datetime | None = None,
+    reason: str | None = None,
+    kind: str | None = None,
+    format: str | None = None,
+    options: Mapping[str, str] | None = None,
+    author: str | None = None,
+) -> ListReport:
     """Adds the values in the files at `path` to a list, in one commit, as `add_values` does.
 
     The files may also have the columns `expires_at` and `reason`; `until` and `reason` apply to rows without them. If
@@ -198,10 +213,10 @@ def import_values(
     kind = _choose_kind(tables, name, kind)
     bare = _make_file_stream(_VALUE, [])
     source = Source.find(tables.spark, bare, str(path), format, options)
-    existing = source.select_files(tables.spark, bare).list_columns()
+    existing = Files(tables.spark, source, bare).list_columns()
     column = _choose_column(source, existing, value)
     taken = [each for each in (_EXPIRES, _REASON) if each in existing and each != column.lower()]
-    checked, _ = source.select_files(tables.spark, _make_file_stream(column, taken)).read_kept()
+    checked, _ = Files(tables.spark, source, _make_file_stream(column, taken)).read_kept()
     text = F.col(quote_identifier(column)).cast("string")
     expires = F.col(_EXPIRES) if _EXPIRES in taken else F.lit(None).cast("timestamp")
     given = F.lit(None).cast("timestamp") if until is None else F.lit(until)
@@ -210,10 +225,16 @@ def import_values(
     if kind == CIDR:
         wrong = F.coalesce(wrong, F.udf(_explain_no_range, "string", useArrow=False)(text))
     rows = checked.select(
-        text.alias(_VALUE), F.coalesce(expires, given).alias(_EXPIRES),
-        F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON), F.lit(kind).cast("string").alias(_KIND),
-        F.coalesce(REASON, wrong).alias(REASON), RAW, FILE, BLOCK, ROW,
-    )  # fmt: skip
+        text.alias(_VALUE),
+        F.coalesce(expires, given).alias(_EXPIRES),
+        F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON),
+        F.lit(kind).cast("string").alias(_KIND),
+        F.coalesce(REASON, wrong).alias(REASON),
+        RAW,
+        FILE,
+        BLOCK,
+        ROW,
+    )
     try:
         return _put(tables, name, keep(rows), [FILE, BLOCK, ROW], author, started)
     finally:
@@ -243,9 +264,16 @@ def _put(
             judged.unpersist()
             offered.unpersist()
     return ListReport(
-        name, sum(counts.values()), new, changed, counts.get(_DUPLICATE, 0), counts.get(_REJECTED, 0), own + new,
-        time.monotonic() - started, rejections,
-    )  # fmt: skip
+        list=name,
+        offered=sum(counts.values()),
+        added=new,
+        changed=changed,
+        duplicates=counts.get(_DUPLICATE, 0),
+        rejected=counts.get(_REJECTED, 0),
+        values=own + new,
+        seconds=time.monotonic() - started,
+        rejections=rejections,
+    )
 
 
 def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[str]) -> DataFrame:
@@ -280,9 +308,12 @@ def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
     now = F.lit(dt.datetime.now(dt.timezone.utc))
     who = F.lit(author)
     changes: dict[str, str | Column] = {
-        _EXPIRES: F.col(f"s.{_EXPIRES}"), _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
-        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"), "author": who, "added_at": now,
-    }  # fmt: skip
+        _EXPIRES: F.col(f"s.{_EXPIRES}"),
+        _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
+        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"),
+        "author": who,
+        "added_at": now,
+    }
     inserted: dict[str, str | Column] = {
         "list": F.lit(name),
         **{each: F.col(f"s.{each}") for each in _COLUMNS},

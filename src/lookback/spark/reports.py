@@ -55,9 +55,13 @@ class RuleReport:
 
 
 def report_rules(
-    rules: RulesTable, files: Sequence[str], gate: Gate, within: Range | None = None, *,
+    rules: RulesTable,
+    files: Sequence[str],
+    gate: Gate,
+    within: Range | None = None,
+    *,
     progress: Callable[[str], None] | None = None,
-) -> list[RuleReport]:  # fmt: skip
+) -> list[RuleReport]:
     """Checks the rules in files, runs their tests, and backtests the valid ones on the events of their streams.
 
     An unreadable file or an invalid rule fails alone.
@@ -121,17 +125,26 @@ class _Tried:
 
 
 def _try_rules(
-    rules: RulesTable, stream: str, compiled: Mapping[int, CompiledRule], within: Range,
+    rules: RulesTable,
+    stream: str,
+    compiled: Mapping[int, CompiledRule],
+    within: Range,
     progress: Callable[[str], None] | None,
-) -> dict[int, _Tried]:  # fmt: skip
+) -> dict[int, _Tried]:
     """Backtests rules of one stream in one pass, or one by one if a rule makes that pass fail."""
     candidates = [
         Candidate(dict(rule.spec.document), rules.next_version(rule.spec.rule_id)) for rule in compiled.values()
     ]
     try:
         with backtest(
-            rules.tables, rules.streams[stream], candidates, within, rows=False, streams=rules.streams, progress=progress
-        ) as result:  # fmt: skip
+            rules.tables,
+            rules.streams[stream],
+            candidates,
+            within,
+            rows=False,
+            streams=rules.streams,
+            progress=progress,
+        ) as result:
             known = result.first_time is not None and result.last_time is not None
             days = ((result.last_time or 0) - (result.first_time or 0)) / MICROSECONDS["day"] if known else 0.0
             return {at: _Tried(each, days) for at, each in zip(compiled, result.figures, strict=True)}

@@ -25,10 +25,29 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 __all__ = [
-    "Decision", "Explainer", "OlderAlerts", "RecordedReviews", "Review", "SeenAlert", "count_older", "decisions", "explain",
-    "explain_event", "list_alerts", "note_on_older", "note_on_snoozed", "open_queue", "queue_begins", "read_alerts_like", "read_last_row", "read_reviews_of", "record_review",
-    "record_reviews", "show_snoozes", "withdraw_reviews",
-]  # fmt: skip
+    "Decision",
+    "Explainer",
+    "OlderAlerts",
+    "RecordedReviews",
+    "Review",
+    "SeenAlert",
+    "count_older",
+    "decisions",
+    "explain",
+    "explain_event",
+    "list_alerts",
+    "note_on_older",
+    "note_on_snoozed",
+    "open_queue",
+    "queue_begins",
+    "read_alerts_like",
+    "read_last_row",
+    "read_reviews_of",
+    "record_review",
+    "record_reviews",
+    "show_snoozes",
+    "withdraw_reviews",
+]
 
 
 def __getattr__(name: str) -> Any:

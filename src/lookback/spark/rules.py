@@ -332,9 +332,13 @@ class RulesTable:
         return row, dict(row.document)
 
     def _publish(
-        self, rule_id: str, make_row: Callable[[list[Row]], tuple[str, str]], author: str, comment: str,
+        self,
+        rule_id: str,
+        make_row: Callable[[list[Row]], tuple[str, str]],
+        author: str,
+        comment: str,
         approve: Callable[[list[Row]], _Approval] | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Publishes the version after the last one.
 
         `make_row` gets all rows of the rule and returns the new status and document; `approve` returns the approval.
@@ -381,11 +385,12 @@ class RulesTable:
             return rows
         found = self.tables.ask("refused_versions", refusal=REFUSAL).collect()
         refused = {(row["rule_id"], row["version"]) for row in found}
-        return [
-            Row(**{**row.asDict(), "status": "draft"})
-            if (row["rule_id"], row["version"]) in refused and is_objectionable(row) else row
-            for row in rows
-        ]  # fmt: skip
+
+        def show(row: Row) -> Row:
+            is_refused = (row["rule_id"], row["version"]) in refused and is_objectionable(row)
+            return Row(**{**row.asDict(), "status": "draft"}) if is_refused else row
+
+        return [show(row) for row in rows]
 
     def _insert(self, rows: list[Row], new: _NewRow) -> bool:
         """Appends a version if the rule still has these rows. Returns False if another process has written since.

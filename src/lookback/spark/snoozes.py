@@ -78,9 +78,16 @@ def read_end(text: str) -> dt.datetime:
 
 
 def snooze(
-    tables: Tables, streams: Mapping[str, Stream], subject: str, key: Mapping[str, str] | None = None, *,
-    until: dt.datetime, reason: str, since: dt.datetime | None = None, author: str | None = None,
-) -> Snooze:  # fmt: skip
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    subject: str,
+    key: Mapping[str, str] | None = None,
+    *,
+    until: dt.datetime,
+    reason: str,
+    since: dt.datetime | None = None,
+    author: str | None = None,
+) -> Snooze:
     """Appends and returns a snooze.
 
     Args:
@@ -171,9 +178,15 @@ def list_snoozes(tables: Tables, since: dt.datetime) -> list[dict[str, Any]]:
 def _make_row(each: Snooze, now: dt.datetime, alerts: int) -> dict[str, Any]:
     state = PENDING if now < each.since else ACTIVE if now < each.until else EXPIRED
     return {
-        "rule_id": each.rule_id, "key": each.key, "from": each.since, "until": each.until, "reason": each.reason,
-        "author": each.author, "state": state, "alerts": alerts if state == ACTIVE else 0,
-    }  # fmt: skip
+        "rule_id": each.rule_id,
+        "key": each.key,
+        "from": each.since,
+        "until": each.until,
+        "reason": each.reason,
+        "author": each.author,
+        "state": state,
+        "alerts": alerts if state == ACTIVE else 0,
+    }
 
 
 def _write_key(column: str | Column) -> Column:

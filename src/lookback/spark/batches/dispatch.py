@@ -29,7 +29,8 @@ from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
-from lookback.spark.checkpoints.checkpoint import Checkpoint, Plan
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.plan import Plan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,9 +40,13 @@ if TYPE_CHECKING:
 EVENTS, RULE = "events", "rule"
 # Texts in rows of the rules table are cut to one character more than is valid.
 _MAX_CHARACTERS = {
-    "rule_id": 201, "status": 51, "document": LIMITS["document_bytes"].most + 1, "evidence": 100_000, "author": 1_000,
+    "rule_id": 201,
+    "status": 51,
+    "document": LIMITS["document_bytes"].most + 1,
+    "evidence": 100_000,
+    "author": 1_000,
     "approved_by": 1_000,
-}  # fmt: skip
+}
 # The rows that the stateful operator takes and returns: few and large.
 BLOCKS = StructType(
     [

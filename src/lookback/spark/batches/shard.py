@@ -83,9 +83,17 @@ class Shard:
     """
 
     def __init__(
-        self, declarations: Declarations, streams: dict[str, Stream], labels: Sequence[str], query: Place, label: str,
-        handle: StatefulProcessorHandle, pages: MapState, schedule: Schedule | None = None, histories: Histories | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        declarations: Declarations,
+        streams: dict[str, Stream],
+        labels: Sequence[str],
+        query: Place,
+        label: str,
+        handle: StatefulProcessorHandle,
+        pages: MapState,
+        schedule: Schedule | None = None,
+        histories: Histories | None = None,
+    ) -> None:
         self._schedule, self._declarations = schedule, declarations
         self._stream, self._streams, self._query, self._label = declarations.last, streams, str(query), label
         lists = ListFiles.of(Checkpoint(query))

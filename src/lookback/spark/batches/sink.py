@@ -34,10 +34,16 @@ if TYPE_CHECKING:
 _TIME = pa.timestamp("us", tz="UTC")
 _LOG_SCHEMA = pa.schema(
     [
-        ("stream", pa.string()), ("rule_id", pa.string()), ("version", pa.int64()), ("action", pa.string()),
-        ("message", pa.string()), ("arrival", pa.int64()), ("rules_commit", pa.int64()), ("decision", pa.string()),
+        ("stream", pa.string()),
+        ("rule_id", pa.string()),
+        ("version", pa.int64()),
+        ("action", pa.string()),
+        ("message", pa.string()),
+        ("arrival", pa.int64()),
+        ("rules_commit", pa.int64()),
+        ("decision", pa.string()),
     ]
-)  # fmt: skip
+)
 _LOG = logging.getLogger("lookback")
 # The tables that a batch writes.
 OUTPUTS = ("rule_log", "late_events", "alerts")
@@ -99,12 +105,19 @@ class BatchReport:
 
     def __str__(self) -> str:
         counts = {
-            "events": self.events, "alerts": sum(self.alerts.values()), "late": self.late, "discarded": self.discarded,
-            "failed": sum(counts.failed for counts in self.by_rule.values()), "rules": self.rules,
-            "state_rows": self.state_rows, "judged": self.arrival,
+            "events": self.events,
+            "alerts": sum(self.alerts.values()),
+            "late": self.late,
+            "discarded": self.discarded,
+            "failed": sum(counts.failed for counts in self.by_rule.values()),
+            "rules": self.rules,
+            "state_rows": self.state_rows,
+            "judged": self.arrival,
             "watermark": None if self.watermark is None else to_text(to_utc(self.watermark)),
-            "run_ms": round(self.run_ms), "evaluate_ms": round(self.evaluate_ms), "write_ms": round(self.write_ms),
-        }  # fmt: skip
+            "run_ms": round(self.run_ms),
+            "evaluate_ms": round(self.evaluate_ms),
+            "write_ms": round(self.write_ms),
+        }
         return f"batch={self.batch_id} " + " ".join(f"{name}={value}" for name, value in counts.items())
 
 
@@ -158,9 +171,10 @@ class Sink:
     def _append(self, outputs: Mapping[str, pa.Table], mark: str) -> None:
         """Appends to several tables side by side, because a commit mostly waits for the storage."""
         missing = {
-            name: rows for name, rows in outputs.items()
+            name: rows
+            for name, rows in outputs.items()
             if rows.num_rows and not (self.check and is_written(self.tables, name, mark))
-        }  # fmt: skip
+        }
         with ThreadPoolExecutor(max(1, len(missing)), "lookback-append") as threads:
             for done in [threads.submit(self.tables.append_arrow, rows, name, mark) for name, rows in missing.items()]:
                 done.result()
@@ -253,11 +267,15 @@ def _make_log(answers: pa.Table, failures: Sequence[Failure], stream: str, batch
     )
     rows += [
         {
-            "stream": stream, "rule_id": failure.rule_id, "version": failure.version, "action": "failed",
-            "message": describe_failure(failure), "arrival": failure.first_arrival[0],
+            "stream": stream,
+            "rule_id": failure.rule_id,
+            "version": failure.version,
+            "action": "failed",
+            "message": describe_failure(failure),
+            "arrival": failure.first_arrival[0],
         }
         for failure in failures
-    ]  # fmt: skip
+    ]
     log = pa.Table.from_pylist(rows, schema=_LOG_SCHEMA)
     log = log.append_column("position", pa.array(range(log.num_rows), pa.int64()))
     return log.append_column("batch_id", pa.array([batch_id] * log.num_rows, pa.int64()))
@@ -292,9 +310,16 @@ def _count_by_rule(
 
 
 def _make_report(
-    answers: pa.Table, batch_id: int, alerts: pa.Table, late: pa.Table, log: pa.Table, failures: Sequence[Failure],
-    run_ms: float, finished: dt.datetime, write_ms: float,
-) -> BatchReport:  # fmt: skip
+    answers: pa.Table,
+    batch_id: int,
+    alerts: pa.Table,
+    late: pa.Table,
+    log: pa.Table,
+    failures: Sequence[Failure],
+    run_ms: float,
+    finished: dt.datetime,
+    write_ms: float,
+) -> BatchReport:
     reports = [json.loads(payload) for payload in _list_payloads(answers, REPORT)]
     verdicts = _count_verdicts(alerts)
     log_rows = tuple(log.to_pylist())

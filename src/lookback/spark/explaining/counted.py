@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
@@ -103,26 +103,41 @@ def _find_of_version(
 
 def _has_names_of(rule: CompiledRule) -> Column:
     """Returns the condition that a row of `alerts` has exactly the key fields and the measures of a rule."""
-    measures = {each.name for each in rule.measures}
-    names = {"key": set(rule.group_by), "measures": measures}
-    none = F.array().cast("array<string>")
-    return reduce(and_, (
-        F.array_sort(F.coalesce(F.map_keys(column), none)) == F.array(*map(F.lit, sorted(listed))).cast("array<string>")
-        for column, listed in names.items()
-    ))  # fmt: skip
+
+    def has_names(column: str, names: Iterable[str]) -> Column:
+        expected = F.array(*map(F.lit, sorted(set(names)))).cast("array<string>")
+        return F.array_sort(F.coalesce(F.map_keys(column), F.array().cast("array<string>"))) == expected
+
+    return has_names("key", rule.group_by) & has_names("measures", [each.name for each in rule.measures])
 
 
 def _find_by_key(
-    tables: Tables, rule: CompiledRule, alerts: DataFrame, history: RuleHistory, version: int, arrival: int, stream: Stream
-) -> DataFrame:  # fmt: skip
+    tables: Tables,
+    rule: CompiledRule,
+    alerts: DataFrame,
+    history: RuleHistory,
+    version: int,
+    arrival: int,
+    stream: Stream,
+) -> DataFrame:
     rule_id, names = rule.spec.rule_id, rule.group_by
     feed = read_feed(tables, stream.name)
     version_row = {"rule_id": rule_id, "rule_version": version, "arrival": arrival}
     lanes, make = prepare_evidence(tables, feed, rule, version_row, history)
     columns = (
-        "alert_id", "revision", "verdict", "rule_version", "event_id", "event_time", "window_start", "window_end",
-        "measures", "evidence", "arrival", "key",
-    )  # fmt: skip
+        "alert_id",
+        "revision",
+        "verdict",
+        "rule_version",
+        "event_id",
+        "event_time",
+        "window_start",
+        "window_end",
+        "measures",
+        "evidence",
+        "arrival",
+        "key",
+    )
     rows = alerts.select(*columns).withColumn("is_target", F.lit(True))
     # The versions whose alerts reset the key's windows, each with whether it waits for an absence.
     resetting: dict[int, bool] = {}

@@ -75,9 +75,14 @@ def prepare_evidence(
 
 
 def _read_resets(
-    tables: Tables, stream: Stream, rule: CompiledRule, alert: Mapping[str, Any], history: RuleHistory, lanes: Lanes,
+    tables: Tables,
+    stream: Stream,
+    rule: CompiledRule,
+    alert: Mapping[str, Any],
+    history: RuleHistory,
+    lanes: Lanes,
     earliest: int,
-) -> list[Reset]:  # fmt: skip
+) -> list[Reset]:
     """Reads the alerts of the rule and key, up to this alert's commit, that reset the key's windows.
 
     Versions of a sequence share their state, even if only one of them has `reset_on_alert`. Resets from before
@@ -133,9 +138,14 @@ def _write_has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | N
 
 
 def select_changes(
-    tables: Tables, feed: DataFrame, stream: Stream, condition: str = "true", more: Sequence[str] = (), /,
-    **values: object
-) -> DataFrame:  # fmt: skip
+    tables: Tables,
+    feed: DataFrame,
+    stream: Stream,
+    condition: str = "true",
+    more: Sequence[str] = (),
+    /,
+    **values: object,
+) -> DataFrame:
     """Selects the inserted and deleted rows of a change feed as `Evidence.read` takes them.
 
     Args:

@@ -154,9 +154,14 @@ def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
 
 
 def explain_event(
-    tables: Tables, streams: Mapping[str, Stream], rule_id: str, event_id: str, *,
-    version: int | None = None, days: float | None = None,
-) -> EventExplanation:  # fmt: skip
+    tables: Tables,
+    streams: Mapping[str, Stream],
+    rule_id: str,
+    event_id: str,
+    *,
+    version: int | None = None,
+    days: float | None = None,
+) -> EventExplanation:
     """Explains how a rule judged an event: whether it saw it, its windows, the parts of its condition, other events.
 
     A lookback rule is shown as of the event's arrival, any other rule as of the last commit.
@@ -191,9 +196,14 @@ def explain_event(
     elif isinstance(rule.window, TiledWindow):
         start = rule.window.last_start(time) - rule.window.size
     row = {
-        "rule_id": rule_id, "rule_version": standing.version, "key": key, "arrival": commit, "event_time": to_utc(time),
-        "window_start": to_utc(start), "window_end": to_utc(time),
-    }  # fmt: skip
+        "rule_id": rule_id,
+        "rule_version": standing.version,
+        "key": key,
+        "arrival": commit,
+        "event_time": to_utc(time),
+        "window_start": to_utc(start),
+        "window_end": to_utc(time),
+    }
     since, earliest = picture_span(rule, history.declarations.widest, row, days)
     evidence = read_evidence(tables, stream, rule, row, earliest, history)
     at = evidence.find_position(event_id, time, place.arrival)

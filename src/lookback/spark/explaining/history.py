@@ -80,9 +80,12 @@ class RuleHistory:
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream] | None = None,
+        self,
+        tables: Tables,
+        stream: Stream,
+        streams: Mapping[str, Stream] | None = None,
         decided_at: dt.datetime | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Reads the history.
 
         Args:
@@ -422,8 +425,9 @@ class Lanes:
         """Lists all versions in force, which a new declaration of the stream may change."""
         return [
             self._make_change(cut, rule_id, each.lane, each.version, is_same=True)
-            for rule_id, roles in sorted(self._roles.items()) for each in roles
-        ]  # fmt: skip
+            for rule_id, roles in sorted(self._roles.items())
+            for each in roles
+        ]
 
     def _change_roles(self, row: LogRow, rule_id: str, status: str) -> None:
         version, change = int(row.version or 0), self._history.find_obeyed(row)

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 _MAX_CHANGES = 10_000
 _SCHEMA = pa.schema(
     [
-        ("change", pa.string()), ("commit", pa.int64()), ("list", pa.string()), ("value", pa.string()),
-        ("expires_at", pa.int64()), ("kind", pa.string()),
+        ("change", pa.string()),
+        ("commit", pa.int64()),
+        ("list", pa.string()),
+        ("value", pa.string()),
+        ("expires_at", pa.int64()),
+        ("kind", pa.string()),
     ]
-)  # fmt: skip
+)
 _ROW = ["list", "value", "expires_at", "kind"]
 # The commit number of rows that are older than the first readable commit.
 _NEVER = -1
@@ -245,9 +249,11 @@ def _split_by_commit(table: pa.Table, commits: Iterable[int]) -> dict[int, dict[
     by_commit: dict[int, dict[str, ListRows]] = {commit: {} for commit in sorted(commits)}
     kinds = pc.fill_null(pc.equal(table["kind"], CIDR), fill_value=False)
     rows = ListRows(
-        table["value"].to_numpy(), pc.fill_null(table["expires_at"], FOREVER).to_numpy(), kinds.to_numpy(),
-        table["rows"].to_numpy(),
-    )  # fmt: skip
+        values=table["value"].to_numpy(),
+        until=pc.fill_null(table["expires_at"], FOREVER).to_numpy(),
+        is_cidr=kinds.to_numpy(),
+        rows=table["rows"].to_numpy(),
+    )
     numbers, names = table["commit"].to_numpy(), table["list"].combine_chunks().dictionary_encode()
     codes = names.indices.to_numpy()
     order = np.lexsort((codes, numbers))

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.core.rules.commands import LIST_CHANGED
 from lookback.core.values.lists import Lists
-from lookback.spark.checkpoints.checkpoint import LISTS, RULES, Checkpoint
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.listfiles import ListFiles
+from lookback.spark.checkpoints.sparklogs import LISTS, RULES
 from lookback.spark.following.listfeed import ListFeed, describe_changes
 from lookback.spark.lists import TABLE
 from lookback.spark.platform.faults import succeeds
@@ -43,9 +44,13 @@ class ListsWatch:
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint,
+        self,
+        tables: Tables,
+        stream: Stream,
+        streams: Mapping[str, Stream],
+        checkpoint: Checkpoint,
         is_rebuilding: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._tables, self._stream, self._checkpoint, self._is_rebuilding = tables, stream, checkpoint, is_rebuilding
         self._rules = RulesTable(tables, streams)
         self._files = ListFiles.of(checkpoint)

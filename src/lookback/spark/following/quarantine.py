@@ -39,9 +39,14 @@ class Quarantines:
     """
 
     def __init__(
-        self, tables: Tables, stream: Stream, streams: Mapping[str, Stream], checkpoint: Checkpoint, *,
+        self,
+        tables: Tables,
+        stream: Stream,
+        streams: Mapping[str, Stream],
+        checkpoint: Checkpoint,
+        *,
         has_gate: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._rules, self._stream = RulesTable(tables, streams, has_gate), stream
         self._checkpoint, self._file = checkpoint, checkpoint.folder / FILE
         self._lock = threading.Lock()

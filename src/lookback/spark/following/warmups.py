@@ -24,9 +24,10 @@ from lookback.core.rules.roles import SHADOW, find_roles
 from lookback.core.rules.versions import EVALUATED, WITH_STATE, Piece
 from lookback.core.values.texts import summarize_error
 from lookback.spark.batches.dispatch import select_rule_changes
-from lookback.spark.checkpoints.checkpoint import RULES, Checkpoint
+from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.histories import Histories, Waiting
 from lookback.spark.checkpoints.parcels import Parcels
+from lookback.spark.checkpoints.sparklogs import RULES
 from lookback.spark.platform.faults import succeeds
 
 if TYPE_CHECKING:
@@ -250,9 +251,16 @@ class WarmUps:
                 if plan is None:
                     raise LookupError("the checkpoint has no plan")
                 request = Request(
-                    rule, waiting.begun, plan.shards, histories.parcels, waiting.name, waiting.earliest, waiting.pieces,
-                    waiting.settled, is_beside,
-                )  # fmt: skip
+                    rule=rule,
+                    through=waiting.begun,
+                    shards=plan.shards,
+                    parcels=histories.parcels,
+                    name=waiting.name,
+                    earliest=waiting.earliest,
+                    pieces=waiting.pieces,
+                    settled=waiting.settled,
+                    is_beside=is_beside,
+                )
                 pieces = self.historian(self.tables, self.stream, request)
                 histories.note_pieces(waiting.name, pieces)
             job.pieces = pieces
@@ -263,15 +271,26 @@ class WarmUps:
             job.next_attempt = time.monotonic() + _PAUSE_SECONDS
             _LOG.warning(
                 "stream=%s could not build the history of version %s of rule %s (attempt %s of %s): %s",
-                self.stream.name, waiting.version, waiting.rule_id, job.attempts, _MAX_ATTEMPTS, summarize_error(error),
-            )  # fmt: skip
+                self.stream.name,
+                waiting.version,
+                waiting.rule_id,
+                job.attempts,
+                _MAX_ATTEMPTS,
+                summarize_error(error),
+            )
 
     def _publish(self, waiting: Waiting, job: _Job, number: int) -> None:
         assert job.pieces is not None
-        self._append(Piece(
-            waiting.rule_id, waiting.version, waiting.begun, number, job.pieces, waiting.name,
-            self.checkpoint.ensure_query_id(),
-        ))  # fmt: skip
+        piece = Piece(
+            rule_id=waiting.rule_id,
+            version=waiting.version,
+            through=waiting.begun,
+            piece=number,
+            pieces=job.pieces,
+            parcel=waiting.name,
+            query=self.checkpoint.ensure_query_id(),
+        )
+        self._append(piece)
         job.published = number
 
     def _publish_cold(self, waiting: Waiting, job: _Job) -> None:

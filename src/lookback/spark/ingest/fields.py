@@ -390,3 +390,11 @@ def _write_try(node: Any) -> _TryForm | None:
     if (isinstance(node, exp.Cast) and name == "CAST") or name in _RAISING:
         return _TryForm(f"try_{text}", [node.this.sql("spark")])
     return None
+
+
+def drop_raw(rows: DataFrame, stream: Stream) -> DataFrame:
+    """Drops RAW and READ_AS of checked rows without a REASON, unless a look-up may still reject them."""
+    if stream.lookups:
+        return rows
+    rejected = F.col(REASON).isNotNull()
+    return rows.withColumns({name: F.when(rejected, F.col(name)) for name in (RAW, READ_AS)})

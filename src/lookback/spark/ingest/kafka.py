@@ -28,9 +28,10 @@ from lookback.spark.ingest.fields import (
     ROW,
     UNIT,
     cast_rows,
+    drop_raw,
     list_source_columns,
 )
-from lookback.spark.ingest.sources import JSON_FORMATS, Source, drop_raw
+from lookback.spark.ingest.sources import JSON_FORMATS, Source
 from lookback.spark.platform.jars import fetch_kafka_jars
 from lookback.spark.platform.secrets import Secrets, find_plain_secrets
 from lookback.spark.platform.session import on_databricks

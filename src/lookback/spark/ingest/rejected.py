@@ -29,8 +29,9 @@ from lookback.spark.ingest.fields import (
     quote_value,
     reads_kafka,
 )
+from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.kafka import add_record_columns, drop_record_parts, is_record, name_source
-from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Files, Source
+from lookback.spark.ingest.sources import FORMATS, JSON_FORMATS, KEEP_CORRUPT, Source
 from lookback.spark.tables.conflicts import change_table
 
 if TYPE_CHECKING:
@@ -97,12 +98,13 @@ def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> Dat
     reading = json.dumps({"format": "parquet", "columns": columns, "fields": True}, ensure_ascii=False)
     raw = F.make_valid_utf8(F.to_json(F.struct(*fields), {"ignoreNullFields": "false", **JSON_FORMATS}))
     reason = F.concat(
-        F.lit(f"{id_}: "), quote_value(F.col(id_)),
+        F.lit(f"{id_}: "),
+        quote_value(F.col(id_)),
         F.lit(
             " is the id of an existing event, and this row differs from it: give the row its own id, or delete that "
             "event"
         ),
-    )  # fmt: skip
+    )
     place = [FILE, BLOCK, ROW, RAW]
     keys = conflicts.select(*[F.col(name).alias(f"{name}_key") for name in place])
     is_conflict = reduce(and_, [F.col(name).eqNullSafe(F.col(f"{name}_key")) for name in place])

@@ -13,9 +13,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from lookback.core.errors import LookbackError, SetupError
-from lookback.spark.ingest.files import IngestReport, IngestRound, require_ingest
+from lookback.spark.ingest.files import require_ingest
 from lookback.spark.ingest.kafka import Topic
 from lookback.spark.ingest.kafka_faults import BEGIN_ANEW, BrokersAway, explain_kafka_failure
+from lookback.spark.ingest.report import IngestReport
+from lookback.spark.ingest.round import IngestRound
 from lookback.spark.platform.session import use_files_of
 from lookback.spark.tables.locks import lock_ingest
 

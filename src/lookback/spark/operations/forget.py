@@ -30,25 +30,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import ExpressionError, LookbackError, SetupError
+from lookback.core.errors import ExpressionError, SetupError
 from lookback.core.expressions.compiling import Expression, compile_expression
-from lookback.core.rules.compiling import compile_rule
-from lookback.core.rules.document import read_document
 from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
 from lookback.spark.checkpoints.checkpoint import Checkpoint
-from lookback.spark.explaining.counted import list_named_events
-from lookback.spark.ingest.fields import RAW, REASON
-from lookback.spark.ingest.rejected import RejectedRows
+from lookback.spark.operations.dependents import KNOWN_BY, Dependents
 from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
 from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.tables.conflicts import SPARK_ERRORS, change_table
@@ -61,19 +56,6 @@ if TYPE_CHECKING:
     from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
-# The columns that identify the rows to delete. Reviews come first, since they are found through their alerts.
-_KNOWN_BY = {
-    "reviews": ("alert_id",),
-    "alerts": ("alert_id",),
-    "labels": ("stream", "event_id"),
-    "snoozes": ("rule_id", "key"),
-    "lists": ("list", "value"),
-    "late_events": ("stream", "event_id"),
-    "rule_log": ("stream", "action", "message"),
-    "rejected_events": ("stream", "raw"),
-}
-# The actions of log rows that name an event or a key. A replay does not depend on them.
-_NAMING = ("failed", "revisions_limited", "session_closed")
 REMOVING = ("DELETE", "MERGE", "UPDATE")
 # The maximum number of commits of a table's history to search for earlier deletions.
 MAX_COMMITS = 10_000
@@ -190,7 +172,7 @@ def forget(
             minutes.
     """
     condition, tables = forget_condition(stream, where), tables.holding(stream)
-    for name in (stream.name, *_KNOWN_BY):
+    for name in (stream.name, *KNOWN_BY):
         if not tables.exists(name):
             raise SetupError(f"table {tables.identifier(name)} does not exist; `lookback init` creates missing tables")
     request = _Request(tables, stream, condition)
@@ -270,24 +252,26 @@ class _Request:
         present, deleted = events.where(self._holds).select(*columns), self._find_deleted_before()
         # Local checkpoints, because the rows from which they are computed will be deleted.
         gone = (present if deleted is None else present.union(deleted.select(*columns))).localCheckpoint()
-        self._ids = gone.select(self._id).distinct().localCheckpoint()
+        ids = gone.select(self._id).distinct().localCheckpoint()
         staying = events.where(~F.coalesce(self._holds, F.lit(False)))
-        self._own = find_own_values(gone, staying, self._stream).localCheckpoint()
-        self._keys = {**self._find_dependents(), "rejected_events": self._find_rejected()}
+        own = find_own_values(gone, staying, self._stream).localCheckpoint()
+        self._dependents = Dependents(self._tables, self._stream, self._fields, self._holds, ids, own)
+        rejected, self.unreadable = self._dependents.find_rejected()
+        self._keys = {**self._dependents.find(), "rejected_events": rejected}
         self._rows = {name: self._select_matching(name, keys).count() for name, keys in self._keys.items()}
         if not self._stream.is_of_alerts:
             self._rows[self._stream.name] = present.count()
-        return {name: self._rows[name] for name in (self._stream.name, *_KNOWN_BY)}
+        return {name: self._rows[name] for name in (self._stream.name, *KNOWN_BY)}
 
     def find_redactions(self) -> Redactions:
         """Finds the values that remaining rows must not contain."""
-        values = [OwnValue(*row) for row in self._own.collect()]
+        values = [OwnValue(*row) for row in self._dependents.own.collect()]
         return Redactions(self._tables, select_texts(values, self._stream, self._fields))
 
     def delete(self) -> tuple[dict[str, int], int | None]:
         """Deletes the counted rows. Returns their number by table, and the commit that deleted events, if any."""
         name = self._stream.name
-        rows = {each: self._rows[each] for each in (name, *_KNOWN_BY)}
+        rows = {each: self._rows[each] for each in (name, *KNOWN_BY)}
         for dependent, keys in self._keys.items():
             if rows[dependent]:
                 self._delete_matching(dependent, keys)
@@ -306,8 +290,8 @@ class _Request:
         # These include events that arrived after the count. Rows written about them in the meantime are deleted too.
         deleted = self._read_deleted(before + 1, removal.commit).localCheckpoint()
         rows[name] = deleted.count()
-        self._ids = self._ids.union(deleted.select(self._id)).distinct().localCheckpoint()
-        for dependent, keys in self._find_dependents().items():
+        ids = self._dependents.ids.union(deleted.select(self._id)).distinct().localCheckpoint()
+        for dependent, keys in replace(self._dependents, ids=ids).find().items():
             if more := self._select_matching(dependent, keys).count():
                 self._delete_matching(dependent, keys)
                 rows[dependent] += more
@@ -358,110 +342,6 @@ class _Request:
         feed = self._tables.read_changes(self._stream.name, first, last)
         return feed.where((F.col("_change_type") == "delete") & self._holds)
 
-    def _find_dependents(self) -> dict[str, DataFrame]:
-        """Finds the rows to delete with the events, by table, as frames with the columns of _KNOWN_BY."""
-        alerts = self._find_alerts()
-        events = self._ids.select(F.lit(self._stream.name).alias("stream"), "event_id")
-        return {
-            "reviews": alerts,
-            "alerts": alerts,
-            "labels": events,
-            "snoozes": self._find_snoozes(),
-            "lists": self._find_listed(),
-            "late_events": events,
-            "rule_log": self._find_log_rows(),
-        }
-
-    def _read_own(self, name: str) -> DataFrame:
-        return self._tables.read(name).where(F.col("stream") == F.lit(self._stream.name))
-
-    def _find_alerts(self) -> DataFrame:
-        alerts = self._read_own("alerts")
-        named = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id"))
-        by_event = named.join(self._ids, "event_id", "left_semi")
-        found = by_event.select("alert_id").union(self._select_by_key(alerts, F.col("alert_id")))
-        if self._stream.is_of_alerts:
-            events = self._tables.read_events(self._stream.name).where(self._holds)
-            found = found.union(events.select("alert_id"))
-        return found.distinct().localCheckpoint()
-
-    def _find_snoozes(self) -> DataFrame:
-        """Finds the snoozes with a matching key, of this stream's rules or of all rules."""
-        rules = self._tables.read("rules").where(F.get_json_object("document", "$.stream") == F.lit(self._stream.name))
-        snoozes = self._tables.read("snoozes")
-        own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
-        own = own.unionByName(snoozes.where("rule_id IS NULL"))
-        return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
-
-    def _find_listed(self) -> DataFrame:
-        """Finds list values that satisfy the condition or that only the events had, if a rule looks them up."""
-        rows, known_by = self._tables.read("lists"), F.struct("list", "value")
-        found = rows.limit(0).select(known_by.alias("__known_by"))
-        for field_, names in self._find_lists().items():
-            listed = rows.where(F.col("list").isin(*names))
-            if self._fields == [field_]:
-                found = found.union(self._select_satisfying(listed, {field_: F.col("value")}, known_by))
-            own = self._own.where(F.col("field") == F.lit(field_)).select(F.col("text").alias("value"))
-            matching = listed.join(F.broadcast(own), "value", "left_semi")
-            found = found.union(matching.select(known_by.alias("__known_by")))
-        return found.select("__known_by.*").distinct().localCheckpoint()
-
-    def _find_lists(self) -> dict[str, set[str]]:
-        """Finds, by field, the lists in which any version of a rule of this stream looks up that field alone."""
-        own = F.get_json_object("document", "$.stream") == F.lit(self._stream.name)
-        documents = self._tables.read("rules").where(own).select("document").distinct().collect()
-        names: dict[str, set[str]] = {}
-        for (document,) in documents:
-            # A row written by hand may be invalid.
-            with suppress(LookbackError):
-                rule = compile_rule(read_document(document), self._stream)
-                judged = () if rule.when is None else rule.when.memberships
-                for each in (*rule.memberships, *judged):
-                    if len(each.text.named) == 1:
-                        names.setdefault(next(iter(each.text.named)), set()).add(each.list_name)
-        return names
-
-    def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
-        """Selects `known_by` of the rows whose key satisfies the condition or has a value that only the events had.
-
-        A key satisfies the condition only if it has every field that the condition reads.
-        """
-        has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self._fields])
-        texts = {name: F.col("key")[F.lit(name)] for name in self._fields}
-        found = self._select_satisfying(rows.where(has_fields), texts, known_by)
-        parts = rows.select(known_by.alias("__known_by"), F.explode("key").alias("field", "text"))
-        return found.union(parts.join(F.broadcast(self._own), ["field", "text"], "left_semi").select("__known_by"))
-
-    def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
-        """Selects `known_by` of the rows that satisfy the condition; its fields are cast from `texts`."""
-        types = self._stream.fields
-        fields = [text.try_cast(str(types[name])).alias(name) for name, text in texts.items()]
-        return rows.select(known_by.alias("__known_by"), *fields).where(self._holds).select("__known_by")
-
-    def _find_log_rows(self) -> DataFrame:
-        log = self._read_own("rule_log").where(F.col("action").isin(*_NAMING))
-        patterns = ("(?s)the first is (.*)$", "(?s)^event (.*) enters the windows of ")
-        found = (F.nullif(F.regexp_extract("message", pattern, 1), F.lit("")) for pattern in patterns)
-        named = F.coalesce(*found)
-        by_event = log.withColumn("event_id", named).join(self._ids, "event_id", "left_semi")
-        # The message has the key as JSON: {"customer": "17", "shop": null}.
-        text = F.regexp_extract("message", r"^the session of (\{.*\}) that began ", 1)
-        keyed = log.where("action = 'session_closed'").withColumn("key", F.from_json(text, "map<string,string>"))
-        by_key = self._select_by_key(keyed, F.col("message")).withColumnRenamed("__known_by", "message")
-        stream = F.lit(self._stream.name).alias("stream")
-        closed = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
-        return by_event.select(stream, "action", "message").union(closed).distinct().localCheckpoint()
-
-    def _find_rejected(self) -> DataFrame:
-        """Finds the rejected rows that satisfy the condition when read with the stream's current declaration."""
-        own = self._read_own("rejected_events")
-        self.unreadable = own.where("raw is null").count()
-        keys = own.limit(0).select("stream", "raw")
-        for judged in RejectedRows(self._tables, self._stream).check_kept({}):
-            self.unreadable += judged.where(F.col(REASON) == "malformed line").count()
-            keys = keys.union(judged.where(self._holds).select(F.lit(self._stream.name), RAW))
-        return keys.distinct().localCheckpoint()
-
     def _select_matching(self, name: str, keys: DataFrame) -> DataFrame:
         return self._tables.read(name).alias("t").join(keys.alias("k"), _match_rows(name), "left_semi")
 
@@ -469,7 +349,7 @@ class _Request:
         """Deletes the rows that match `keys`. The table's history shows the join, not the condition."""
         view = f"lookback_forget_{name}"
         keys.createOrReplaceTempView(view)
-        same = " AND ".join(f"{_write_column('t', each)} <=> {_write_column('k', each)}" for each in _KNOWN_BY[name])
+        same = " AND ".join(f"{_write_column('t', each)} <=> {_write_column('k', each)}" for each in KNOWN_BY[name])
         merge = f"MERGE INTO {self._tables.identifier(name)} AS t USING {view} AS k ON {same} WHEN MATCHED THEN DELETE"
         try:
             change_table(self._tables, name, lambda: self._tables.spark.sql(merge))
@@ -484,7 +364,7 @@ class _Request:
 
 
 def _match_rows(name: str) -> Column:
-    pairs = [(F.expr(_write_column("t", each)), F.expr(_write_column("k", each))) for each in _KNOWN_BY[name]]
+    pairs = [(F.expr(_write_column("t", each)), F.expr(_write_column("k", each))) for each in KNOWN_BY[name]]
     return reduce(and_, [mine.eqNullSafe(theirs) for mine, theirs in pairs])
 
 

@@ -179,9 +179,11 @@ class Redactions:
                 continue
             type_ = StructType([PRODUCT_TABLES[name][each] for each in columns])
             redact = F.udf(redactor.redact_row, StructType(type_.fields), useArrow=False)
-            texts = self._tables.read(name).groupBy(F.expr(_write_row("", columns)).alias("old")).agg(
-                F.count("*").alias("rows"), *(F.first(each).alias(each) for each in columns)
-            )  # fmt: skip
+            texts = (
+                self._tables.read(name)
+                .groupBy(F.expr(_write_row("", columns)).alias("old"))
+                .agg(F.count("*").alias("rows"), *(F.first(each).alias(each) for each in columns))
+            )
             before: Column = F.struct(*columns)
             pairs = texts.select("old", "rows", before.alias("before"), redact(*columns).alias("new"))
             changed = (

@@ -84,9 +84,11 @@ def event_account(
     """
     last, tables = -1 if through is None else through, tables.holding(stream)
     events = tables.read_changes(stream.name, since).selectExpr(
-        f"CAST({quote_name(stream.event_id)} AS STRING) AS event_id", "_commit_version AS arrival",
-        "unix_micros(ingested_at) AS stamp", "_change_type",
-    )  # fmt: skip
+        f"CAST({quote_name(stream.event_id)} AS STRING) AS event_id",
+        "_commit_version AS arrival",
+        "unix_micros(ingested_at) AS stamp",
+        "_change_type",
+    )
     given = {"judged": last, "stamped": stamped, "since": since, "stream": stream.name}
     rows = tables.ask("event_outcomes", {"events": events}, **given).collect()
     counts = {name: sum(row["counted"] for row in rows if row["action"] == name) for name in _ACTIONS}
@@ -230,15 +232,25 @@ def read_stream_figures(
     failing, refused = questions.read_failures()
     ingested = _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count() if rejected else 0
     figures = Figures(
-        stream.name, now,
+        stream=stream.name,
+        now=now,
         rules=sum(1 for row in own if row.status in EVALUATED),
         quarantined=[row.rule_id for row in own if row.status == "quarantined"],
-        committed=waiting.committed, judged=judged, waiting=waiting.waiting, lag=waiting.seconds(now),
-        newest=waiting.newest, samples=samples.recent, last_sample=samples.last_at,
-        failing=failing, refused=refused, rejected=rejected, reason=reason, ingested=ingested,
+        committed=waiting.committed,
+        judged=judged,
+        waiting=waiting.waiting,
+        lag=waiting.seconds(now),
+        newest=waiting.newest,
+        samples=samples.recent,
+        last_sample=samples.last_at,
+        failing=failing,
+        refused=refused,
+        rejected=rejected,
+        reason=reason,
+        ingested=ingested,
         warming=read_warm_ups(tables, stream),
         other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
-    )  # fmt: skip
+    )
     if needs_leader(check_health(figures)):
         return replace(figures, leader=_find_leader(tables, stream, figures))
     return figures

@@ -29,11 +29,13 @@ from lookback.core.values.windows import PER_EVENT
 from lookback.places import open_place
 from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import open_own_session
+from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.comparison import RunComparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import LabelCounts, TrialCounts, count_trials, find_last_rows, read_range_labels
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
+from lookback.spark.replay.plan import ReplayPlan
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
 from lookback.spark.tables.lakehouse import keep
 
@@ -214,12 +216,19 @@ class Backtest:
 
 
 def backtest(
-    tables: Tables, stream: Stream, candidates: Sequence[Candidate], within: Range | None = None, *,
-    vary: Mapping[str, Sequence[object]] | None = None, rows: bool = True,
-    against: Candidate | None = None, as_of: dt.datetime | None = None, lists_now: bool = False,
+    tables: Tables,
+    stream: Stream,
+    candidates: Sequence[Candidate],
+    within: Range | None = None,
+    *,
+    vary: Mapping[str, Sequence[object]] | None = None,
+    rows: bool = True,
+    against: Candidate | None = None,
+    as_of: dt.datetime | None = None,
+    lists_now: bool = False,
     streams: Mapping[str, Stream] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Backtest:  # fmt: skip
+) -> Backtest:
     """Judges all events of a stream in one pass, as if the candidates had been in force before the first commit.
 
     Args:
@@ -254,9 +263,8 @@ def backtest(
     names = frozenset[str]().union(*(trial.rule.lists for trial in trials))
     course = Course.read(tables, stream, history, names, lists_now=lists_now)
     places = {trial.place: at for at, trial in enumerate(trials) if trial.place is not None}
-    plan = make_plan(
-        dict(enumerate(trials)), stream, course, since_commit, flagging={at: place for place, at in places.items()},
-    )  # fmt: skip
+    flagging = {at: place for place, at in places.items()}
+    plan = make_plan(dict(enumerate(trials)), stream, course, since_commit, flagging=flagging)
     with ExitStack() as kept:
         # If a step fails or is cancelled, this frees the rows that Spark has kept so far.
         answers = judge(history.read_lasting(tables), stream, plan, history.events, history.spans, progress)
@@ -278,11 +286,16 @@ def backtest(
         if history.stamps:
             alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
         result = Backtest(
-            figures, history.events, (history.first, history.last), history.deletes, first_time, last_time,
-            _list_errors(answers, plan),
+            figures=figures,
+            events=history.events,
+            commits=(history.first, history.last),
+            deletes=history.deletes,
+            first_time=first_time,
+            last_time=last_time,
+            errors=_list_errors(answers, plan),
             warnings=[*filter(None, [history.warning]), *course.warnings, *_describe_discarded(answers)],
             _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
-        )  # fmt: skip
+        )
         if against is not None:
             result.against = figures.pop()
             result._standing = _keep(find_standing(last, events, answers.read_flagged(), places, labels), kept)
@@ -355,9 +368,14 @@ def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None)
 
 
 def _make_trials(
-    candidates: Sequence[Candidate], vary: Mapping[str, Sequence[object]], stream: Stream, within: Range, *, rows: bool,
+    candidates: Sequence[Candidate],
+    vary: Mapping[str, Sequence[object]],
+    stream: Stream,
+    within: Range,
+    *,
+    rows: bool,
     first: Sequence[Trial] = (),
-) -> list[Trial]:  # fmt: skip
+) -> list[Trial]:
     """Makes a trial of each variant of each candidate, numbered after the trials in `first`.
 
     Raises:

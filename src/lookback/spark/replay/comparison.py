@@ -115,9 +115,11 @@ def find_changes(standing: DataFrame, number: int, against: int) -> DataFrame:
     old = F.col(TRIED) == against
     pair = standing.where(F.col(TRIED).isin(number, against)).groupBy(*_SUBJECT)
     merged = pair.agg(
-        F.bool_or(old).alias("_old"), F.bool_or(~old).alias("_new"), F.max("event_time").alias("event_time"),
+        F.bool_or(old).alias("_old"),
+        F.bool_or(~old).alias("_new"),
+        F.max("event_time").alias("event_time"),
         F.max_by("positive", old).alias("positive"),
-    )  # fmt: skip
+    )
     change = F.when(~F.col("_old"), "gained").when(~F.col("_new"), "lost").otherwise("kept").alias("change")
     return merged.select(change, *_SUBJECT, "event_time", "positive")
 

@@ -46,9 +46,13 @@ class LabelCounts:
 
 
 def read_range_labels(
-    tables: Tables, stream: Stream, history: History, within: tuple[int | None, int | None, int | None],
-    as_of: dt.datetime | None, streams: Mapping[str, Stream] | None = None,
-) -> DataFrame | None:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    history: History,
+    within: tuple[int | None, int | None, int | None],
+    as_of: dt.datetime | None,
+    streams: Mapping[str, Stream] | None = None,
+) -> DataFrame | None:
     """Reads the labels of a range's events as of a time.
 
     Args:
@@ -81,9 +85,13 @@ def read_range_labels(
 
 
 def count_trials(
-    trials: int, last: DataFrame, events: DataFrame, flagged: DataFrame, places: Mapping[FlagPlace, int],
+    trials: int,
+    last: DataFrame,
+    events: DataFrame,
+    flagged: DataFrame,
+    places: Mapping[FlagPlace, int],
     labels: DataFrame | None,
-) -> LabelCounts:  # fmt: skip
+) -> LabelCounts:
     """Counts the alerts and events of the trials.
 
     Args:

@@ -19,9 +19,10 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events, write_key
+from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ShardAnswers, judge
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course, Trial, make_plan
 
 if TYPE_CHECKING:
@@ -41,9 +42,15 @@ def find_named_events(last: DataFrame) -> DataFrame:
 
 
 def find_events_behind(
-    tables: Tables, stream: Stream, history: History, trials: Sequence[Trial], last: DataFrame,
-    course: Course, since_commit: int | None, progress: Callable[[str], None] | None,
-) -> tuple[DataFrame, ShardAnswers | None]:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    history: History,
+    trials: Sequence[Trial],
+    last: DataFrame,
+    course: Course,
+    since_commit: int | None,
+    progress: Callable[[str], None] | None,
+) -> tuple[DataFrame, ShardAnswers | None]:
     """Finds all events behind the standing alerts in `last` (see `find_last_rows`).
 
     For course and since_commit, see `make_plan`.
@@ -58,9 +65,14 @@ def find_events_behind(
     if not sequences and not places:
         return find_named_events(last), None
     plan = make_plan(
-        {at: trials[at] for at in sorted([*sequences, *places])}, stream, course, since_commit,
-        flagging=places, paused=places, max_evidence=sys.maxsize,
-    )  # fmt: skip
+        {at: trials[at] for at in sorted([*sequences, *places])},
+        stream,
+        course,
+        since_commit,
+        flagging=places,
+        paused=places,
+        max_evidence=sys.maxsize,
+    )
     groupings: dict[tuple[str, ...], list[int]] = {}
     for at in [*shared, *sequences]:
         groupings.setdefault(trials[at].rule.group_by, []).append(at)

@@ -22,7 +22,8 @@ from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.following.warmups import Request
 from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import HistoryPlace, ReplayPlan, judge
+from lookback.spark.replay.plan import HistoryPlace, ReplayPlan
+from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course
 from lookback.spark.stream.rebuild import find_highest_before
 from lookback.spark.tables.sqltexts import to_timestamp
@@ -124,11 +125,16 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
     # The version was accepted under the current limits, so earlier and lower limits must not reject it.
     widened = replace(stream, limits=WIDEST_LIMITS)
     return ReplayPlan(
-        [request.rule], first, waiting, {stream.name: widened}, erases=True,
-        declarations=course.declarations.with_limits(widened), lists=course.lists,
+        rules=[request.rule],
+        first=first,
+        waiting=waiting,
+        streams={stream.name: widened},
+        erases=True,
+        declarations=course.declarations.with_limits(widened),
+        lists=course.lists,
         high=find_highest_before(tables, stream, history.first) if history.first else None,
         history=HistoryPlace(request.parcels, request.name, request.is_beside),
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -81,9 +81,17 @@ class History:
         warning = f"{begins}: events come in the order of ingested_at, arrival is NULL, and deleted events are missing"
         stamps = [row[_STAMP] for row in counts]
         return cls(
-            stream, 1, len(stamps), events, 0, _find_spans(enumerate((row["events"] for row in counts), 1), len(stamps)),
-            min(row["first"] for row in counts), max(row["last"] for row in counts), warning, stamps,
-        )  # fmt: skip
+            stream=stream,
+            first=1,
+            last=len(stamps),
+            events=events,
+            deletes=0,
+            spans=_find_spans(enumerate((row["events"] for row in counts), 1), len(stamps)),
+            first_time=min(row["first"] for row in counts),
+            last_time=max(row["last"] for row in counts),
+            warning=warning,
+            stamps=stamps,
+        )
 
     @classmethod
     def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
@@ -93,11 +101,15 @@ class History:
         last = last if until is None else max(first, min(last, until))
         counts = _count_changes(tables, stream, first, last)
         return cls(
-            stream, first, last, sum(row.events for row in counts), sum(row.deleted > 0 for row in counts),
-            _find_spans(((row.commit, row.events) for row in counts), last),
-            min((row.first for row in counts if row.first is not None), default=None),
-            max((row.last for row in counts if row.last is not None), default=None),
-        )  # fmt: skip
+            stream=stream,
+            first=first,
+            last=last,
+            events=sum(row.events for row in counts),
+            deletes=sum(row.deleted > 0 for row in counts),
+            spans=_find_spans(((row.commit, row.events) for row in counts), last),
+            first_time=min((row.first for row in counts if row.first is not None), default=None),
+            last_time=max((row.last for row in counts if row.last is not None), default=None),
+        )
 
     def read_changes(self, tables: Tables) -> DataFrame:
         """Reads the inserted and deleted rows."""

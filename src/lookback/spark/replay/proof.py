@@ -35,10 +35,12 @@ from lookback.spark.platform.faults import explain_unreadable
 from lookback.spark.platform.session import open_own_session
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
+from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.history import History
+from lookback.spark.replay.plan import ReplayPlan
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
-from lookback.spark.replay.tasks import ReplayPlan, ShardAnswers, judge
+from lookback.spark.replay.tasks import judge
 from lookback.spark.stream.rebuild import find_deletions, find_last_arrival
 from lookback.spark.tables.conflicts import SPARK_ERRORS
 

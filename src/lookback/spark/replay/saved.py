@@ -78,9 +78,14 @@ class SavedState:
         pages.write.parquet(str(self.folder / _PAGES))
         fits = _describe_fit(declarations, self.through, begun_at)
         document = {
-            "through": self.through, "shards": self.shards, "fits": fits, "reach": self.reach,
-            "warmed": sorted(self.warmed), "changed": self.changed, "decided_at": self.decided_at,
-        }  # fmt: skip
+            "through": self.through,
+            "shards": self.shards,
+            "fits": fits,
+            "reach": self.reach,
+            "warmed": sorted(self.warmed),
+            "changed": self.changed,
+            "decided_at": self.decided_at,
+        }
         write_whole(self.folder / _DOCUMENT, json.dumps(document).encode())
         for other in self.folder.parent.glob("[0-9]*"):
             if other != self.folder:

@@ -11,40 +11,32 @@ import os
 import sys
 import threading
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
-from lookback.core.engine.schedule import WaitingChange, Warmed, judge_batch, open_warmed
+from lookback.core.engine.schedule import judge_batch, open_warmed
 from lookback.core.engine.warming import WindowHistory
 from lookback.core.judging.segment import merge_failures
-from lookback.core.rules.account import Account, Taken
-from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.coverage import Coverage, find_coverage
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
-from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, LateEvent, compute_alert_id
+from lookback.core.streams.alerts import Alert, AlertOrder, LateEvent, compute_alert_id
 from lookback.core.streams.arrival import merge_marks
 from lookback.core.streams.blocks import (
     COMMIT,
-    TRIED,
     OwnCount,
     pack_alerts,
     pack_failures,
@@ -52,14 +44,10 @@ from lookback.core.streams.blocks import (
     pack_late,
     require_own,
     unpack_events,
-    unpack_failures,
-    unpack_table,
 )
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
-from lookback.core.streams.flagged import FlagPlace
-from lookback.core.values.lists import ListSource
 from lookback.core.values.times import parse_time
 from lookback.spark.batches.dispatch import (
     DELETED,
@@ -73,15 +61,12 @@ from lookback.spark.batches.dispatch import (
 )
 from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.checkpoints.histories import name_part
-from lookback.spark.checkpoints.parcels import Parcels
-from lookback.spark.following.listfeed import ReplayedLists
-from lookback.spark.platform.faults import find_setup_error
-from lookback.spark.platform.session import count_cores, is_connect
-from lookback.spark.tables.schemas import ALERTS as ALERTS_COLUMNS
-from lookback.spark.tables.schemas import LATE_EVENTS
+from lookback.spark.platform.session import count_cores
+from lookback.spark.replay.answers import ACCOUNT, FLAGGED, LABEL_BYTES, STATE, ShardAnswers
+from lookback.spark.replay.plan import HistoryPlace, ReplayPlan, Tried
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame
 
     from lookback.spark.replay.saved import SavedState
 
@@ -92,13 +77,7 @@ _SHARD_EVENTS = 12_000_000
 _MAX_SHARDS = 400
 # The maximum number of alerts or late events in one row of the answers.
 _ROWS_IN_BLOCK = 10_000
-# The size of an Arrow batch between Spark and a task. Its rows are blocks, so a limit on their number is not enough.
-_BATCH_BYTES = str(64 << 20)
-_BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 _SPAN = "span"
-_ANSWERS = StructType(
-    [StructField("kind", StringType(), nullable=False), StructField("payload", BinaryType(), nullable=False)]
-)
 _SPAN_BLOCKS = StructType(
     [
         StructField("shard", StringType(), nullable=False),
@@ -110,183 +89,10 @@ _ARROW_BLOCKS = pa.schema(
     [pa.field("shard", pa.string(), False), pa.field(_SPAN, pa.int32(), False), pa.field("payload", pa.binary(), False)]
 )
 _ARROW_ANSWERS = pa.schema([pa.field("kind", pa.string(), False), pa.field("payload", pa.binary(), False)])
-_ALERTS_ROWS = StructType([each for each in ALERTS_COLUMNS if each.name != "decided_at"])
-_TRIED_ROWS = StructType([*_ALERTS_ROWS, StructField(TRIED, IntegerType())])
-_FLAGGED_ROWS = StructType(
-    [
-        StructField("group", IntegerType()),
-        *(each for each in ALERTS_COLUMNS if each.name in ("key", "event_id", "event_time", "arrival")),
-        StructField("bits", ArrayType(LongType())),
-    ]
-)
-# The kind of answers with flagged events.
-FLAGGED = "flagged"
-# The kind of answers with counts of events, see `ReplayPlan.account`.
-ACCOUNT = "account"
-# The kind of answers with a page of the final state, after the label of its shard.
-STATE = "state"
-_LABEL_BYTES = 32
 # The span of blocks that are pages of a saved state.
 _BEFORE = -1
-_PROGRESS_SECONDS = 2.0
 # On Linux this nice value gives a tenth of the CPU weight of a normal process; see sched(7).
 _LOW_PRIORITY = 10
-
-
-@dataclass(frozen=True)
-class ReplayPlan:
-    """The rules of a replay and their changes.
-
-    Attributes:
-        rules: All rules that may come into force.
-        first: The changes before the first commit.
-        waiting: The changes that take effect after a later commit.
-        streams: All declared streams by name.
-        erases: True counts a deleted event until it is deleted, as in the stream. False never counts it, though it
-            moves the watermark.
-        tried: The candidates of a backtest, by the id under which each is judged. If empty, rules keep their own ids.
-        flagging: See `Evaluator`.
-        max_evidence: See `Evaluator`.
-        keeps_state: Whether the answers include the final state.
-        declarations: The declarations by which the stream was judged; None: the current one.
-        high: The highest event time before the commits that are read, in microseconds; None for none.
-        lists: The lists that rules name, by commit.
-        warmed: The versions that came into force with the history of their windows.
-        history: Where each shard stores the rows that it gathered for the first rule.
-        account: The counts to take of all events and of the events that shards take, to find events that no shard took.
-    """
-
-    rules: Sequence[CompiledRule]
-    first: Sequence[RuleChange]
-    waiting: Sequence[WaitingChange]
-    streams: Mapping[str, Stream]
-    erases: bool = False
-    tried: Mapping[str, Tried] = field(default_factory=dict)
-    flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
-    max_evidence: int = MAX_EVIDENCE_IDS
-    keeps_state: bool = False
-    declarations: Declarations | None = None
-    high: int | None = None
-    lists: ListSource = field(default_factory=ReplayedLists)
-    warmed: Sequence[Warmed] = ()
-    history: HistoryPlace | None = None
-    account: Account | None = None
-
-    @property
-    def gives_way(self) -> bool:
-        """True if the replay runs beside a stream, which has priority."""
-        return self.history is not None and self.history.gives_way
-
-
-class HistoryPlace(NamedTuple):
-    """The parcels of a history and its name there. If `gives_way` is true, the replay leaves a core to the stream."""
-
-    parcels: Parcels
-    name: str
-    gives_way: bool
-
-
-class Tried(NamedTuple):
-    """A candidate of a backtest: its number and its rule's id. Versions and variants of one rule share this id."""
-
-    number: int
-    rule_id: str
-
-
-class ShardAnswers:
-    """The answers of the shards, which Spark keeps on its disks until `close`.
-
-    Attributes:
-        facts: All answers except alerts, flagged events, late events and the state.
-        shards: The number of shards.
-    """
-
-    def __init__(
-        self, blocks: DataFrame, judge: _ShardJudge, shards: int, progress: Callable[[str], None] | None = None
-    ) -> None:
-        self.shards = shards
-        spark = blocks.sparkSession
-        with _show_progress(spark, progress):
-            # To bound the bytes of a batch, Spark measures every row, which takes as long as reading an event. So only
-            # batches of blocks are bounded, which are few.
-            kept = _keep_on_disk(blocks)
-            try:
-                with _bounded_batches(spark):
-                    rows = blocks.mapInArrow(judge, _ANSWERS)
-                    # Serverless compute cannot cache rows, and judges again at each read.
-                    self._rows = rows.persist(StorageLevel.DISK_ONLY) if kept else rows
-                    self.facts = self._collect_facts()
-            finally:
-                if kept:
-                    blocks.unpersist()
-
-    def _collect_facts(self) -> list[Row]:
-        try:
-            return self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
-        except BaseException as error:
-            # After a failure or a cancellation, the caller has no object to close.
-            self.close()
-            if isinstance(error, PySparkException) and (setup := find_setup_error(error)):
-                raise setup from error
-            raise
-
-    def read_alerts(self) -> DataFrame:
-        """Reads the alert rows, with the columns of the table except decided_at."""
-        return self._unpack(ALERTS, _ALERTS_ROWS)
-
-    def read_tried_alerts(self) -> DataFrame:
-        """Reads the alert rows with one more column: the number of the candidate (see `ReplayPlan.tried`)."""
-        return self._unpack(ALERTS, _TRIED_ROWS)
-
-    def read_flagged(self) -> DataFrame:
-        """Reads the events flagged by candidates that write no alerts."""
-        return self._unpack(FLAGGED, _FLAGGED_ROWS)
-
-    def read_late(self) -> DataFrame:
-        """Reads the late_events rows of all shards; several shards may have a row for the same event."""
-        return self._unpack(LATE, LATE_EVENTS)
-
-    def read_state(self) -> DataFrame:
-        """Reads the pages of the final state, with the columns shard and payload."""
-        # The label of the shard is short and padded with zero bytes.
-        rows = self._rows.where(F.col("kind") == STATE)
-        label = F.substring_index(F.col("payload").substr(1, _LABEL_BYTES).cast("string"), "\0", 1)
-        return rows.select(label.alias("shard"), F.substring("payload", _LABEL_BYTES + 1, 2**31 - 1).alias("payload"))
-
-    def list_payloads(self, kind: str) -> list[bytes]:
-        """Lists the facts of a kind."""
-        return [bytes(row["payload"]) for row in self.facts if row["kind"] == kind]
-
-    def find_missing(self, account: Account) -> Counter[tuple[str, int]]:
-        """Counts the events that a version wants and no shard judged, by rule_id and version; skips broken versions."""
-        wanted, taken = Counter[tuple[str, int]](), Counter[Taken]()
-        for counts in map(json.loads, self.list_payloads(ACCOUNT)):
-            for condition, span, count in counts["wanted"]:
-                wanted[condition, span] += count
-            for *each, count in counts["taken"]:
-                taken[tuple(each)] += count
-        failures = (each for payload in self.list_payloads(FAILURES) for each in unpack_failures(payload))
-        broken = {(each.rule_id, each.version) for each in failures if each.reason}
-        return account.find_missing(wanted, {each: count for each, count in taken.items() if each[:2] not in broken})
-
-    def close(self) -> None:
-        """Frees the rows; you cannot read them afterwards."""
-        with suppress(PySparkException):
-            self._rows.unpersist()
-
-    def _unpack(self, kind: str, columns: StructType) -> DataFrame:
-        rows = self._rows.where(F.col("kind") == kind).select("payload")
-        return rows.mapInArrow(_Unpack(tuple(columns.names)), columns)
-
-
-@dataclass(frozen=True)
-class _Unpack:
-    names: tuple[str, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for payload in batch["payload"]:
-                yield from unpack_table(payload.as_py()).select(self.names).to_batches()
 
 
 def count_shards(events: int, cores: int) -> int:
@@ -296,9 +102,15 @@ def count_shards(events: int, cores: int) -> int:
 
 
 def judge(
-    rows: DataFrame, stream: Stream, plan: ReplayPlan, events: int, spans: Sequence[int],
-    progress: Callable[[str], None] | None = None, saved: SavedState | None = None, shards: int | None = None,
-) -> ShardAnswers:  # fmt: skip
+    rows: DataFrame,
+    stream: Stream,
+    plan: ReplayPlan,
+    events: int,
+    spans: Sequence[int],
+    progress: Callable[[str], None] | None = None,
+    saved: SavedState | None = None,
+    shards: int | None = None,
+) -> ShardAnswers:
     """Judges the rows of a change feed. Each event goes in a block to the task of its key, which judges span by span.
 
     Args:
@@ -473,7 +285,7 @@ class _Shard:
     def save(self) -> Iterator[tuple[str, bytes]]:
         """Yields the pages of the state, each as the shard's label, the page's name and its content."""
         self._state.save()
-        label = self._label.encode().ljust(_LABEL_BYTES, b"\0")
+        label = self._label.encode().ljust(LABEL_BYTES, b"\0")
         for name, page in self._pages.items():
             yield STATE, b"".join([label, name.encode(), b"\0", page])
 
@@ -538,65 +350,3 @@ def _rename(rows: Sequence[tuple[AlertOrder, Alert]], tried: Mapping[str, Tried]
         alert.alert_id = compute_alert_id(alert.rule_id, alert.rule_version, alert.key, named)
         numbers.append(number)
     return numbers
-
-
-def _keep_on_disk(blocks: DataFrame) -> bool:
-    """Computes blocks and keeps them on Spark's disks. Returns False if Spark cannot, as on serverless compute."""
-    try:
-        blocks.persist(StorageLevel.DISK_ONLY)
-    except PySparkException:
-        return False
-    try:
-        blocks.count()
-    except BaseException:
-        blocks.unpersist()
-        raise
-    return True
-
-
-@contextmanager
-def _bounded_batches(spark: SparkSession) -> Iterator[None]:
-    """Bounds the bytes of the batches that Spark hands to a task, within the `with` block."""
-    before = spark.conf.get(_BYTES_SETTING, None)
-    with suppress(PySparkException):
-        spark.conf.set(_BYTES_SETTING, _BATCH_BYTES)
-    try:
-        yield
-    finally:
-        with suppress(PySparkException):
-            spark.conf.unset(_BYTES_SETTING) if before is None else spark.conf.set(_BYTES_SETTING, before)
-
-
-@contextmanager
-def _show_progress(spark: SparkSession, show: Callable[[str], None] | None) -> Iterator[None]:
-    """Shows the progress of the jobs in the `with` block every few seconds; Spark Connect does not support this."""
-    if show is None or is_connect(spark):
-        yield
-        return
-    group, done = f"backtest-{uuid.uuid4().hex}", threading.Event()
-    context = spark.sparkContext
-    context.setJobGroup(group, "backtest", interruptOnCancel=True)
-
-    def watch() -> None:
-        tracker, last = context.statusTracker(), ""
-        while not done.wait(_PROGRESS_SECONDS):
-            stages = [
-                stage
-                for job in tracker.getJobIdsForGroup(group)
-                for number in getattr(tracker.getJobInfo(job), "stageIds", ())
-                if (stage := tracker.getStageInfo(number)) is not None
-            ]
-            tasks = sum(stage.numTasks for stage in stages)
-            line = f"{sum(stage.numCompletedTasks for stage in stages)} of {tasks} parts of the events read and judged"
-            if tasks and line != last:
-                show(line)
-                last = line
-
-    thread = threading.Thread(target=watch, name="backtest-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from lookback.spark.lists import TABLE as LISTS_TABLE
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.log import DECLARED, read_rows
 from lookback.spark.replay.history import History
-from lookback.spark.replay.tasks import ReplayPlan, Tried
+from lookback.spark.replay.plan import ReplayPlan, Tried
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -77,9 +77,15 @@ class Course:
 
     @classmethod
     def read(
-        cls, tables: Tables, stream: Stream, history: History, names: Collection[str], *, lists_now: bool = False,
+        cls,
+        tables: Tables,
+        stream: Stream,
+        history: History,
+        names: Collection[str],
+        *,
+        lists_now: bool = False,
         only_logged: bool = False,
-    ) -> Course:  # fmt: skip
+    ) -> Course:
         """Reads the course of a stream's last evaluation from rule_log.
 
         A commit of the table `lists` that was not logged takes effect at its time, but not before an earlier commit.
@@ -173,9 +179,15 @@ def _read_declarations(tables: Tables, stream: Stream, history: History, term: T
 
 
 def make_plan(
-    trials: Mapping[int, Trial], stream: Stream, course: Course, since_commit: int | None = None, *,
-    flagging: Mapping[int, FlagPlace], paused: Collection[int] = (), max_evidence: int = MAX_EVIDENCE_IDS,
-) -> ReplayPlan:  # fmt: skip
+    trials: Mapping[int, Trial],
+    stream: Stream,
+    course: Course,
+    since_commit: int | None = None,
+    *,
+    flagging: Mapping[int, FlagPlace],
+    paused: Collection[int] = (),
+    max_evidence: int = MAX_EVIDENCE_IDS,
+) -> ReplayPlan:
     """Plans a replay with the trials in force from the beginning, and commands taking effect where the stream had them.
 
     Args:
@@ -202,8 +214,13 @@ def make_plan(
     widened = replace(stream, limits=replace(stream.limits, rules=MAX_TRIALS))
     ids = {at: trial.rule.spec.rule_id for at, trial in trials.items()}
     return ReplayPlan(
-        [trial.rule for trial in trials.values()], first, waiting, {stream.name: widened},
-        declarations=course.declarations.with_limits(widened), lists=course.lists,
+        rules=[trial.rule for trial in trials.values()],
+        first=first,
+        waiting=waiting,
+        streams={stream.name: widened},
+        declarations=course.declarations.with_limits(widened),
+        lists=course.lists,
         tried={rule_id: Tried(at, trials[at].rule_id) for at, rule_id in ids.items()},
-        flagging={ids[at]: place for at, place in flagging.items()}, max_evidence=max_evidence,
-    )  # fmt: skip
+        flagging={ids[at]: place for at, place in flagging.items()},
+        max_evidence=max_evidence,
+    )

@@ -27,14 +27,9 @@ from lookback.spark.batches.dispatch import BLOCKS, build_event_blocks, build_ru
 from lookback.spark.batches.processor import ShardProcessor
 from lookback.spark.batches.shard import UncoveredError
 from lookback.spark.batches.sink import BatchReport, Sink
-from lookback.spark.checkpoints.checkpoint import (
-    EVENTS,
-    RULES,
-    Checkpoint,
-    Plan,
-    checkpoint_folder,
-    snapshot_declaration,
-)
+from lookback.spark.checkpoints.checkpoint import Checkpoint, checkpoint_folder
+from lookback.spark.checkpoints.plan import Plan, snapshot_declaration
+from lookback.spark.checkpoints.sparklogs import EVENTS, RULES
 from lookback.spark.following.listwatch import ListsWatch
 from lookback.spark.following.quarantine import Quarantines
 from lookback.spark.following.rulewatch import RulesWatch
@@ -279,9 +274,14 @@ class Evaluation:
         rebuild = self._beginning.rebuild
         declarations = plan_start(self.stream, self.checkpoint, None if rebuild is None else rebuild.schedule)
         plan = Plan(
-            shards, coverage, snapshot_declaration(self.stream), self._beginning.starts, spark.version,
-            gates, declarations.to_rows(),
-        )  # fmt: skip
+            shards=shards,
+            coverage=coverage,
+            declared=snapshot_declaration(self.stream),
+            starts=self._beginning.starts,
+            spark=spark.version,
+            gates=gates,
+            settings=declarations.to_rows(),
+        )
         self.checkpoint.write_plan(plan)
         self._required = None
         self._query = self._start_query(plan, declarations)
@@ -329,9 +329,12 @@ class Evaluation:
             if rebuild is not None:
                 raise SetupError(_NO_REBUILD)
             return RemoteBatches.from_evaluation(
-                self.tables, self.stream, self.streams, self.checkpoint.ensure_query_id(),
+                self.tables,
+                self.stream,
+                self.streams,
+                self.checkpoint.ensure_query_id(),
                 has_gate=self._options.gate is not None,
-            )  # fmt: skip
+            )
         sink: Sink | None = None
         missing = None if rebuild is None else UnwrittenRows(self.tables, self.stream.name, rebuild)
 

@@ -17,7 +17,7 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declared
-from lookback.spark.checkpoints.checkpoint import EVENTS
+from lookback.spark.checkpoints.sparklogs import EVENTS
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
 from lookback.spark.stream.declared import read_release
@@ -115,9 +115,11 @@ class Rebuild:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         return {
-            "schedule": self.schedule.to_dict(), "written": dict(self.written), "restore": self.restore,
+            "schedule": self.schedule.to_dict(),
+            "written": dict(self.written),
+            "restore": self.restore,
             "deleted": dict(self.deleted),
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Rebuild:

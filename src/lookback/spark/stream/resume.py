@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
 from lookback.spark.batches.sink import OUTPUTS, find_last_written, is_written
-from lookback.spark.checkpoints.checkpoint import EVENTS, RULES, Checkpoint, UnknownFormatError
+from lookback.spark.checkpoints.checkpoint import Checkpoint
+from lookback.spark.checkpoints.repair import repair
+from lookback.spark.checkpoints.sparklogs import EVENTS, RULES, UnknownFormatError, require_known_format
 from lookback.spark.platform.session import MAX_SHARDS
 from lookback.spark.stream.rebuild import Rebuild, has_outputs, log_new_beginning
 from lookback.spark.tables.history import find_first_readable, find_other_histories, require_commits
@@ -61,7 +63,7 @@ def begin(
     checkpoint.require_spark(tables.spark.version, stream.name)
     is_known = not (options.accept_unknown and _warn_if_unknown_format(checkpoint))
     if is_known:
-        for line in checkpoint.repair(stream, lambda mark: any(is_written(tables, name, mark) for name in OUTPUTS)):
+        for line in repair(checkpoint, stream, lambda mark: any(is_written(tables, name, mark) for name in OUTPUTS)):
             _LOG.warning(line)
     checkpoint.require_fit(stream, options.shards)
     document, plan = checkpoint.read_rebuild(), checkpoint.read_plan()
@@ -94,7 +96,7 @@ def begin(
 def _warn_if_unknown_format(checkpoint: Checkpoint) -> bool:
     """Logs a warning if the checkpoint has an unknown format. Returns whether it has."""
     try:
-        checkpoint.require_known_format()
+        require_known_format(checkpoint.folder)
     except UnknownFormatError as error:
         _LOG.warning(f"the settings accept a checkpoint of an unknown format, so nothing is checked: {error}")
         return True

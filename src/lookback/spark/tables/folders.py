@@ -37,10 +37,13 @@ _UTC = pa.timestamp("us", "UTC")
 _CHANGE = pa.schema([("_change_type", pa.string()), ("_commit_version", pa.int64()), ("_commit_timestamp", _UTC)])
 _HISTORY = pa.schema(
     [
-        ("version", pa.int64()), ("timestamp", _UTC), ("operation", pa.string()),
-        ("operationMetrics", pa.map_(pa.string(), pa.string())), ("userMetadata", pa.string()),
+        ("version", pa.int64()),
+        ("timestamp", _UTC),
+        ("operation", pa.string()),
+        ("operationMetrics", pa.map_(pa.string(), pa.string())),
+        ("userMetadata", pa.string()),
     ]
-)  # fmt: skip
+)
 
 
 @contextmanager

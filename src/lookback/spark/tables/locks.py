@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def lock_ingest(tables: Tables, stream: Stream) -> Iterator[None]:
     """Locks a stream for the block's ingest. Raises SetupError, with its name, if another ingest is running.
 
-    Only local folders have locks. Elsewhere see `IngestRound._require_alone`.
+    Only local folders have locks. Elsewhere see `EventWriter` in `spark.ingest.commits`.
     """
     root = find_local_path(tables.root)
     with contextlib.ExitStack() as held:

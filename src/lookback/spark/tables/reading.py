@@ -54,10 +54,11 @@ class ReadableTables(AddressedTables):
             return rows
         texts = {name.lower(): name for name, type_ in stream.fields.items() if type_.name == "string"}
         columns = [
-            f"make_valid_utf8({quote_name(each)}) AS {quote_name(texts[each.lower()])}" if each.lower() in texts
+            f"make_valid_utf8({quote_name(each)}) AS {quote_name(texts[each.lower()])}"
+            if each.lower() in texts
             else quote_name(each)
             for each in rows.columns
-        ]  # fmt: skip
+        ]
         if "ingested_at" not in map(str.lower, rows.columns):
             columns.append("CAST(NULL AS TIMESTAMP) AS ingested_at")
         return self.run(f"SELECT {', '.join(columns)} FROM events WHERE {_write_is_event(stream)}", {"events": rows})

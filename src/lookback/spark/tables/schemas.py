@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 _STRING, _LONG, _TIME = StringType(), LongType(), TimestampType()
 # Spark can parse types only in a session.
 _TYPES: dict[str, DataType] = {
-    "string": _STRING, "bigint": _LONG, "int": IntegerType(), "timestamp": _TIME, "boolean": BooleanType(),
-    "texts": MapType(_STRING, _STRING, valueContainsNull=True), "list": ArrayType(_STRING),
-}  # fmt: skip
+    "string": _STRING,
+    "bigint": _LONG,
+    "int": IntegerType(),
+    "timestamp": _TIME,
+    "boolean": BooleanType(),
+    "texts": MapType(_STRING, _STRING, valueContainsNull=True),
+    "list": ArrayType(_STRING),
+}
 
 
 def _make_column(name: str, type_: DataType, comment: str, *, required: bool = False) -> StructField:

@@ -1,0 +1,60 @@
+"""Reads which files a continuous ingest has taken, from its checkpoint, and finds those that changed since."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812
+
+from lookback.spark.ingest.sources import Source, escape_pattern, normalize_slashes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The column of Spark's text reader.
+_LINE = "value"
+
+
+def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
+    """Reads the names of the files in a batch of the query with this checkpoint, even if they have vanished since.
+
+    They come from the checkpoint's own records; none are found if these are not in the format of Spark 3 and 4.
+    """
+    folder = escape_pattern(checkpoint)
+    try:
+        last = _read_log_offset(spark, folder, batch_id)
+        first = _read_log_offset(spark, folder, batch_id - 1) if batch_id else -1
+        entries = spark.read.text(f"{folder}/sources/0").where(F.col(_LINE).startswith("{"))
+        entry = F.from_json(_LINE, "path string, batchId bigint")
+        rows = entries.select(entry.alias("e")).where(f"e.batchId > {first} and e.batchId <= {last}").distinct()
+        return [str(row[0]) for row in rows.select("e.path").collect()]
+    except (AnalysisException, LookupError, TypeError, ValueError):
+        return []
+
+
+def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> list[str]:
+    """Finds the files that changed after the query with this checkpoint read them, which a stream does not notice.
+
+    None are found if the checkpoint's records are not in the format of Spark 3 and 4, as on Databricks.
+    """
+    try:
+        entries = spark.read.text(f"{escape_pattern(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
+        entry = F.from_json(_LINE, "path string, timestamp long").alias("entry")
+        taken = {normalize_slashes(row[0]): row[1] for row in entries.select(entry).select("entry.*").collect()}
+        files = spark.read.format("binaryFile").options(**source.filters).load(source.path)
+        changed = F.unix_millis("_metadata.file_modification_time").alias("changed")
+        rows = files.select("_metadata.file_path", changed).collect() if taken else []
+    except AnalysisException:
+        return []
+    names = [(normalize_slashes(row[0]), row[1]) for row in rows]
+    changed_names = [unquote(name) for name, time in names if time > taken.get(name, time)]
+    return sorted(re.sub("^file:/+", "/", name) for name in changed_names)
+
+
+def _read_log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:
+    lines = spark.read.text(f"{folder}/offsets/{batch_id}", wholetext=True).collect()[0][0]
+    return int(json.loads(lines.strip().splitlines()[-1])["logOffset"])
