@@ -157,6 +157,10 @@ def test_what_belongs_to_a_customer_leaves_every_table_and_the_state(lived: Tabl
     kept = {row[0] for row in values(lived, "alerts", "alert_id")}
     assert {row[0] for row in values(lived, "reviews", "alert_id")} == kept
 
+    # The deletion is judged, though no commit has followed it.
+    evaluate(lived)
+    assert forget(lived, STREAM, CUSTOMER, checkpoint=folder).waiting is False
+
     # The window of e6 holds e2, e5 and e6, and no more e1 and e3.
     append(lived, [event("e6", 4, 5, 1)])
     evaluate(lived)

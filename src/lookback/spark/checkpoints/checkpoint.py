@@ -7,7 +7,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,15 @@ from lookback.core.rules.coverage import Coverage
 from lookback.places import Place, move_tree, open_place, write_whole
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.checkpoints.plan import Plan, find_changes
-from lookback.spark.checkpoints.sparklogs import EVENTS, LISTS, RULES, SOURCES, list_batches, read_offsets
+from lookback.spark.checkpoints.sparklogs import (
+    EVENTS,
+    LISTS,
+    RULES,
+    SOURCES,
+    list_batches,
+    read_offsets,
+    read_positions,
+)
 from lookback.spark.platform.owner import become_owner
 
 if TYPE_CHECKING:
@@ -113,6 +121,24 @@ class Checkpoint:
         batches = list_batches(self.folder / "commits")
         offset = read_offsets(self.folder / "offsets" / str(batches[-1]))[EVENTS] if batches else None
         return None if offset is None else offset - 1
+
+    def has_judged(self, commit: int, count_files: Callable[[int], int]) -> bool:
+        """Returns whether finished batches have read a commit of the events table completely.
+
+        After a DELETE, Spark's log ends within its commit, at the last file, until another commit follows.
+
+        Args:
+            commit: The commit.
+            count_files: Counts the files of a commit that the change feed reads.
+
+        Raises:
+            SetupError: The log of the last batch cannot be read.
+        """
+        batches = list_batches(self.folder / "commits")
+        position = read_positions(self.folder / "offsets" / str(batches[-1]))[EVENTS] if batches else None
+        if position is None or position.commit != commit or not position.files:
+            return position is not None and commit < position.commit
+        return position.files >= count_files(commit)
 
     def find_last_judged(self) -> int | None:
         """Like `read_last_judged`, but returns None if a file cannot be read or has an unknown format."""

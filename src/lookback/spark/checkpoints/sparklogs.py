@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lookback.core.errors import SetupError
 
@@ -32,8 +32,25 @@ def list_batches(folder: Place) -> list[int]:
     return sorted(int(file.name) for file in folder.glob("[0-9]*") if file.name.isdigit())
 
 
+class Position(NamedTuple):
+    """Where a batch has ended in a table.
+
+    Attributes:
+        commit: The first commit that is not known to be read completely.
+        files: How many of its files are read. If these are all, nothing of the commit is left.
+    """
+
+    commit: int
+    files: int
+
+
 def read_offsets(file: Place) -> dict[str, int | None]:
     """Returns the first commit of each source after a batch. Raises SetupError if the file is unreadable."""
+    return {name: None if each is None else each.commit for name, each in read_positions(file).items()}
+
+
+def read_positions(file: Place) -> dict[str, Position | None]:
+    """Returns where a batch has ended in each source. Raises SetupError if the file is unreadable."""
     if unknown := _find_unknown_format(file, "offsets"):
         raise UnknownFormatError(
             f"{file} {unknown}, a format that this release does not know, so the last evaluated commit is unknown"
@@ -42,7 +59,7 @@ def read_offsets(file: Place) -> dict[str, int | None]:
         lines = file.read_text().splitlines()[2:]
         offsets = [None if line == "-" else json.loads(line) for line in lines]
         read = {
-            name: None if each is None else int(each["reservoirVersion"])
+            name: None if each is None else Position(int(each["reservoirVersion"]), int(each.get("index", -1)) + 1)
             for name, each in zip(SOURCES, offsets, strict=True)
         }
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:

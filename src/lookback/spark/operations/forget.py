@@ -29,6 +29,7 @@ change feed.
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -378,8 +379,15 @@ def _is_waiting(tables: Tables, stream: Stream, folder: str | Place, commit: int
     checkpoint = Checkpoint(tables.find_place(folder))
     if not checkpoint.folder.exists():
         return None if has_outputs(tables, stream) else False
-    judged = checkpoint.read_last_judged()
-    return judged is None or judged < commit
+
+    def count_files(commit: int) -> int:
+        (row,) = tables.history(stream.name).where(F.col("version") == commit).collect()
+        figures = {name: int(text) for name, text in (row["operationMetrics"] or {}).items() if text.isdecimal()}
+        # Where whole files are removed, their rows are the changes.
+        whole = figures.get("numAddedFiles", 0) + figures.get("numRemovedFiles", 0)
+        return figures.get("numAddedChangeFiles", 0) or whole or sys.maxsize
+
+    return not checkpoint.has_judged(commit, count_files)
 
 
 def _format_minute(time_: dt.datetime) -> str:
