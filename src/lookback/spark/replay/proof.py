@@ -7,11 +7,8 @@ proof finds and names every row that somebody changed, deleted or inserted.
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -23,10 +20,8 @@ from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
-from lookback.core.rules.roles import read_quarantined
-from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WITH_STATE
-from lookback.core.streams.alerts import ACTION_STRENGTHS, REMOVED
+from lookback.core.streams.alerts import ACTION_STRENGTHS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
@@ -36,12 +31,13 @@ from lookback.spark.platform.session import open_own_session
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
 from lookback.spark.replay.answers import ShardAnswers
+from lookback.spark.replay.excuses import RECORDED, REPLAYED, Excuses, Unreached
 from lookback.spark.replay.history import History
 from lookback.spark.replay.plan import ReplayPlan
 from lookback.spark.replay.reach import LostLists, LostRules, Reach
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.replay.tasks import judge
-from lookback.spark.stream.rebuild import find_deletions, find_last_arrival
+from lookback.spark.stream.rebuild import find_last_arrival
 from lookback.spark.tables.conflicts import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -51,8 +47,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _MAPS = ("key", "measures")
-_ROW_KEY = ("alert_id", "revision", "arrival")
-_RECORDED, _REPLAYED = "recorded", "replayed"
 
 
 @dataclass(frozen=True)
@@ -117,9 +111,16 @@ class Proofs:
 
 
 def prove(
-    tables: Tables, stream: Stream, streams: Mapping[str, Stream], *, first: int | None = None, last: int | None = None,
-    saved: Place | None = None, accept: bool = False, progress: Callable[[str], None] | None = None,
-) -> Proofs:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    streams: Mapping[str, Stream],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    saved: Place | None = None,
+    accept: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Proofs:
     """Replays the events and compares the results of the commits from `first` to `last` with the rows in the tables.
 
     If the first commits of the events, rules or lists can no longer be read, rows that may depend on them do not count
@@ -151,9 +152,15 @@ def prove(
 
 
 def _prove(
-    tables: Tables, stream: Stream, streams: Mapping[str, Stream], first: int | None, last: int | None,
-    saved: Place | None, accept: bool, progress: Callable[[str], None] | None,
-) -> Proofs:  # fmt: skip
+    tables: Tables,
+    stream: Stream,
+    streams: Mapping[str, Stream],
+    first: int | None,
+    last: int | None,
+    saved: Place | None,
+    accept: bool,
+    progress: Callable[[str], None] | None,
+) -> Proofs:
     if saved is not None and first is not None:
         raise SetupError("a nightly proof begins after its saved state: leave out the first commit")
     tables = replace(tables.holding(*streams.values()), spark=open_own_session(tables.spark))
@@ -182,8 +189,8 @@ def _prove(
         plan, account=account, keeps_state=saved is not None, high=None if reach is None else reach.high, lists=lists
     )
     answers = judge(history.read_changes(tables), stream, plan, history.events, history.spans, progress, start.saved)
-    unreached = _Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
-    excuses = _Excuses.find(tables, stream, history, record, unreached)
+    unreached = Unreached(plan.rules, lost, reach, LostLists.find(lists.begins, logged, plan.rules))
+    excuses = Excuses.find(tables, stream, history, record, unreached)
     between = (F.col("arrival") >= start.first) & (F.col("arrival") <= last)
     alerts, earlier = _compare_alerts(tables, stream, answers, start.select_alerts(between), begun_at)
     alerts = excuses.mark_alerts(alerts)
@@ -194,9 +201,14 @@ def _prove(
     rows += [] if rows and rows[-1].rule_id is None else [Proof(None, 0, 0, 0, 0)]
     if saved is not None and (accept or all(row.holds for row in rows)):
         state = SavedState(
-            saved / f"{history.last:020}", history.last, answers.shards, None if reach is None else vars(reach),
-            frozenset(warmed), changed, _find_decided(tables, stream, history.last),
-        )  # fmt: skip
+            folder=saved / f"{history.last:020}",
+            through=history.last,
+            shards=answers.shards,
+            reach=None if reach is None else vars(reach),
+            warmed=frozenset(warmed),
+            changed=changed,
+            decided_at=_find_decided(tables, stream, history.last),
+        )
         state.write(declarations, begun_at, answers.read_state())
     return Proofs(rows, (start.first, last), _list_differences(alerts), unreached.describe(tables, stream), answers)
 
@@ -219,9 +231,15 @@ class _Start:
 
     @classmethod
     def find(
-        cls, tables: Tables, stream: Stream, declarations: Declarations, begun_at: dt.datetime | None,
-        saved: Place | None, first: int | None, last: int,
-    ) -> _Start:  # fmt: skip
+        cls,
+        tables: Tables,
+        stream: Stream,
+        declarations: Declarations,
+        begun_at: dt.datetime | None,
+        saved: Place | None,
+        first: int | None,
+        last: int,
+    ) -> _Start:
         """Finds where a proof begins. For the arguments see `prove` and, for begun_at, `Term`."""
         state = None if saved is None else SavedState.find(saved, declarations, begun_at)
         if state is None:
@@ -246,31 +264,6 @@ class _Start:
             return between, between
         is_before = F.col("arrival") == self.saved.through
         return between | (is_before & (F.unix_micros("decided_at") > self.saved.decided_at)), between | is_before
-
-
-@dataclass(frozen=True)
-class _Unreached:
-    """The rows that cannot be proved because the history of events, rules or lists is gone.
-
-    `rules` has all rules that are judged.
-    """
-
-    rules: Sequence[CompiledRule]
-    lost: LostRules
-    reach: Reach | None
-    lists: LostLists
-
-    def excuse(self, *, late: bool = False) -> Column:
-        """Returns the condition of the alerts that cannot be proved, or with `late` that of late_events."""
-        lost = self.lost.excuse(late=late) | self.lists.excuse(late=late)
-        return lost if self.reach is None else lost | self.reach.excuse(self.rules, late=late)
-
-    def describe(self, tables: Tables, stream: Stream) -> str:
-        """Describes what cannot be proved, in sentences for the user; empty if nothing is gone."""
-        events = [] if self.reach is None else [self.reach.describe(tables.identifier(stream.name), self.rules)]
-        rules = [self.lost.describe(tables.identifier("rules"))] if self.lost.begins else []
-        lists = [self.lists.describe(tables.identifier("lists"))] if self.lists.rules else []
-        return ". ".join([*events, *rules, *lists])
 
 
 def _prove_nothing(tables: Tables, commits: tuple[int, int]) -> Proofs:
@@ -314,9 +307,9 @@ def _compare_late(tables: Tables, stream: Stream, answers: ShardAnswers, between
 
 def _list_differences(alerts: DataFrame) -> DataFrame:
     """Lists the alerts that differ; see `Proofs.differences`."""
-    differs = ~F.col("is_excused") & (F.col(_RECORDED) != F.col(_REPLAYED))
-    more = F.col(_RECORDED) - F.col(_REPLAYED)
-    side = F.when(more > 0, F.lit(_RECORDED)).otherwise(F.lit(_REPLAYED)).alias("side")
+    differs = ~F.col("is_excused") & (F.col(RECORDED) != F.col(REPLAYED))
+    more = F.col(RECORDED) - F.col(REPLAYED)
+    side = F.when(more > 0, F.lit(RECORDED)).otherwise(F.lit(REPLAYED)).alias("side")
     return alerts.where(differs).select(side, F.abs(more).alias("times"), *ALERTS_SCHEMA.names)
 
 
@@ -387,13 +380,6 @@ def _compile_all(changes: Iterable[RuleChange], stream: Stream) -> list[Compiled
     return rules
 
 
-def _find_deleted_events(tables: Tables, stream: Stream, history: History) -> DataFrame:
-    """Finds the ids of all deleted events, including those deleted after the compared commits."""
-    changes = tables.read_changes(stream.name, history.first, tables.version(stream.name))
-    deleted = changes.where(F.col("_change_type") == "delete")
-    return deleted.select(F.col(stream.event_id).cast("string").alias("_deleted_id")).distinct()
-
-
 def _merge_late(late: DataFrame) -> DataFrame:
     """Merges the rows of all shards: keeps the row with the strongest action of each late event."""
     strength = F.lit(0)
@@ -410,91 +396,20 @@ def _compare(recorded: DataFrame, replayed: DataFrame, names: list[str]) -> Data
         columns: list[Column] = [
             F.to_json(F.array_sort(F.map_entries(name))).alias(name) if name in _MAPS else F.col(name) for name in names
         ]
-        return rows.select(*columns, *(F.lit(int(side == each)).alias(each) for each in (_RECORDED, _REPLAYED)))
+        return rows.select(*columns, *(F.lit(int(side == each)).alias(each) for each in (RECORDED, REPLAYED)))
 
-    both = select(recorded, _RECORDED).unionByName(select(replayed, _REPLAYED))
-    return both.groupBy(*names).agg(*(F.sum(each).alias(each) for each in (_RECORDED, _REPLAYED)))
-
-
-def _find_broken(logged: Iterable[LogRow], changes: Iterable[RuleChange]) -> list[str]:
-    """Lists the quarantined versions as `rule_id version`. At which event each shard stopped is unknown."""
-    named = {(row.rule_id, row.version): read_quarantined(row.evidence) for row in changes}
-    rows = [row for row in logged if row.action == "quarantined" and row.version]
-    return [f"{row.rule_id} {named.get((row.rule_id, row.version)) or (row.version or 0) - 1}" for row in rows]
-
-
-@dataclass(frozen=True)
-class _Excuses:
-    """The reasons why a row that only one side has does not count as a difference.
-
-    Attributes:
-        gone: The ids of deleted events.
-        deleted: By table, the last arrival of the rows that retention deleted.
-        broken: The quarantined versions.
-        cut: The commits that were judged in pieces.
-        unreached: Whether a row of `alerts` depends on events, rules or lists whose history is gone.
-        late_unreached: The same for a row of `late_events`.
-    """
-
-    gone: DataFrame
-    deleted: Mapping[str, int]
-    broken: Sequence[str]
-    cut: Sequence[int]
-    unreached: Column
-    late_unreached: Column
-
-    @classmethod
-    def find(cls, tables: Tables, stream: Stream, history: History, record: Record, unreached: _Unreached) -> _Excuses:
-        """Finds the reasons in the tables and in what the stream obeyed."""
-        logged = record.logged
-        cut = {row.arrival for row in logged if row.action == "commit_cut" and row.arrival is not None}
-        return cls(
-            _find_deleted_events(tables, stream, history), find_deletions(logged), _find_broken(logged, record.changes), sorted(cut),
-            unreached.excuse(), unreached.excuse(late=True),
-        )  # fmt: skip
-
-    def select_unjudged(self, missing: Mapping[tuple[str, int], int]) -> dict[str, int]:
-        """Sums up the missing events by rule; `missing` has them by rule_id and version."""
-        found = Counter[str]()
-        for (rule_id, version), number in missing.items():
-            if f"{rule_id} {version}" not in self.broken:
-                found[rule_id] += number
-        return found
-
-    def mark_alerts(self, rows: DataFrame) -> DataFrame:
-        """Marks, as `is_excused`, the alerts whose difference is explained."""
-        is_broken = F.concat_ws(" ", "rule_id", "rule_version").isin(list(self.broken)) if self.broken else F.lit(False)
-        is_redacted = F.contains("message", F.lit(REMOVED)) & (F.col(_RECORDED) > 0)
-        redacted = rows.where(is_redacted).select(*(F.col(each).alias(f"_{each}") for each in _ROW_KEY)).distinct()
-        same = reduce(and_, [F.col(each) == F.col(f"_{each}") for each in _ROW_KEY])
-        rows = rows.join(F.broadcast(redacted), same, "left")
-        others = self.unreached | is_broken | F.col("_alert_id").isNotNull()
-        return self._mark(rows, self.deleted["alerts"], others).drop(*redacted.columns)
-
-    def mark_late(self, rows: DataFrame, begun_after: int | None) -> DataFrame:
-        """Marks, as `is_excused`, the late events whose difference is explained. For begun_after see `Term`."""
-        is_older = F.lit(False)
-        if begun_after is not None:
-            # late_events does not record when a row was written.
-            is_older = (F.col(_RECORDED) > F.col(_REPLAYED)) & (F.col("arrival") <= begun_after)
-        return self._mark(rows, self.deleted["late_events"], self.late_unreached | is_older)
-
-    def _mark(self, rows: DataFrame, deleted_through: int, others: Column) -> DataFrame:
-        marked = rows.join(F.broadcast(self.gone), F.col("event_id") == F.col("_deleted_id"), "left")
-        by_retention = (F.col(_RECORDED) == 0) & (F.col("arrival") <= deleted_through)
-        is_deleted = F.col("_deleted_id").isNotNull()
-        excused = is_deleted | by_retention | F.col("arrival").isin(list(self.cut)) | others
-        return marked.withColumn("is_excused", excused).drop("_deleted_id")
+    both = select(recorded, RECORDED).unionByName(select(replayed, REPLAYED))
+    return both.groupBy(*names).agg(*(F.sum(each).alias(each) for each in (RECORDED, REPLAYED)))
 
 
 def _count(rows: DataFrame, rule_id: Column) -> list[Proof]:
-    alike = F.least(_RECORDED, _REPLAYED)
+    alike = F.least(RECORDED, REPLAYED)
     counts = rows.groupBy(rule_id.alias("rule_id")).agg(
         F.sum(alike).alias("alike"),
         *(
             F.sum(F.when(~F.col("is_excused"), F.col(side) - alike).otherwise(0)).alias(f"only_{side}")
-            for side in (_RECORDED, _REPLAYED)
+            for side in (RECORDED, REPLAYED)
         ),
-        F.sum(F.when(F.col("is_excused"), F.greatest(_RECORDED, _REPLAYED) - alike).otherwise(0)).alias("unprovable"),
+        F.sum(F.when(F.col("is_excused"), F.greatest(RECORDED, REPLAYED) - alike).otherwise(0)).alias("unprovable"),
     )
     return [Proof(**row.asDict()) for row in counts.orderBy("rule_id").collect()]
