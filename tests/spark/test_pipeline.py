@@ -211,27 +211,39 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
         values = f"'{document['rule_id']}', 1, 'active', '{json.dumps(document)}', 'me', '', now()"
         columns = "rule_id, version, status, document, author, comment, changed_at"
         spark.sql(f"INSERT INTO {ready.identifier('rules')} ({columns}) VALUES ({values})")
-        evaluation.wait_until(lambda report: any(row["rule_id"] == document["rule_id"] for row in report.log), 60)
 
+    def await_rule(rule_id: str) -> None:
+        evaluation.wait_until(lambda report: any(row["rule_id"] == rule_id for row in report.log), 60)
+
+    # While it is cleared, no batch follows the one that has ended.
+    goes_on = threading.Event()
+    goes_on.set()
     events = make_events(150, seed=17)
     publish(ready, [RULES[0]])
     folder = checkpoint_folder(ready, STREAM)
-    evaluation = Evaluation(ready, STREAM, STREAMS, folder, every="100 milliseconds").start()
+    evaluation = Evaluation(
+        ready, STREAM, STREAMS, folder, every="100 milliseconds", on_batch=lambda _: goes_on.wait(60)
+    ).start()
     append(ready, [row for row in events if row["arrival"] <= 2])
     evaluation.wait_until(lambda report: report.arrival == 2, 60)
     with pytest.raises(SetupError, match=rf"checkpoint {folder} is in use by process {os.getpid()} of "):
         evaluate(ready)
     insert(rule("known-key", when="n >= 2"))
+    await_rule("known-key")
     append(ready, [row for row in events if row["arrival"] == 3])
     # A grouping set that dispatch does not send yet: it learns of it before the batch that brings the rule.
     insert(rule("new-key", group_by=["shop", "customer"], when="n >= 1"))
+    await_rule("new-key")
     evaluation.wait_until(lambda report: report.arrival == 3, 60)
     assert evaluation.replans == 0
     # Where nobody tells it, the batch fails and the query is planned anew in place.
     monkeypatch.setattr(RulesWatch, "follow_if_due", lambda watch, report: None)
+    goes_on.clear()
     append(ready, [row for row in events if row["arrival"] == 4])
+    evaluation.wait_until(lambda report: report.arrival == 4, 60)
     insert(rule("newer-key", group_by=["shop"], when="n >= 1"))
     append(ready, [row for row in events if row["arrival"] > 4])
+    goes_on.set()
     evaluation.wait_until(lambda report: report.arrival == 6, 60)
     assert evaluation.replans == 1
     evaluation.stop()
