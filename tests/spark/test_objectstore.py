@@ -182,7 +182,7 @@ def test_a_person_is_forgotten_in_a_bucket(run: Run, conf: Path, evaluated: str)
     assert json.loads(run(evaluated, *forget))["waiting"] is False
     run(evaluated, "evaluate", "pay", "--once", "--rebuild")
     assert [row for row in read_alerts(run, evaluated) if row["key"]["card"] == "c1"] == []
-    run(evaluated, "ingest", "pay", str(conf / "2.csv"), "--new")
+    run(evaluated, "ingest", "pay", str(conf / "2.csv"))
     run(evaluated, "evaluate", "pay", "--once")
     run(evaluated, "prove", "pay")
     assert os.listdir(Path.cwd()) == []  # noqa: PTH208
