@@ -7,8 +7,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lookback.core.operations.figures import Sample
+from lookback.core.operations.backlog import Backlog
+from lookback.core.operations.figures import Figures, Sample
 from lookback.core.operations.thresholds import RECENT
+from lookback.core.rules.versions import EVALUATED
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.times import to_utc
 
@@ -32,7 +34,47 @@ class HealthQuestions:
     """The questions about one stream at the aware time `now`."""
 
     def __init__(self, ask: Ask, stream: str, now: dt.datetime) -> None:
-        self._ask, self._stream, self._since = ask, stream, now - RECENT
+        self._ask, self._stream, self._now, self._since = ask, stream, now, now - RECENT
+
+    def read_figures(
+        self,
+        statuses: Sequence[tuple[str, str]],
+        measure: Callable[[int | None], Backlog],
+        count_ingested: Callable[[], int],
+        judged: int | None = None,
+    ) -> Figures:
+        """Reads the figures that the questions answer, together with what each engine finds out by itself.
+
+        Args:
+            statuses: rule_id and status of the current versions of the stream's rules.
+            measure: Measures the backlog after a judged commit.
+            count_ingested: Counts the rows that ingest accepted in the last hour. Called only if it rejected some.
+            judged: The last judged commit that the checkpoint names; None if it is not read.
+        """
+        samples = self.read_samples()
+        judged = max((commit for commit in (samples.judged, judged) if commit is not None), default=None)
+        judged = self.find_last_arrival() if judged is None else judged
+        waiting = measure(judged)
+        rejected, reason = self.count_rejected()
+        failing, refused = self.read_failures()
+        return Figures(
+            stream=self._stream,
+            now=self._now,
+            rules=sum(1 for _, status in statuses if status in EVALUATED),
+            quarantined=[rule_id for rule_id, status in statuses if status == "quarantined"],
+            committed=waiting.committed,
+            judged=judged,
+            waiting=waiting.waiting,
+            lag=waiting.seconds(self._now),
+            newest=waiting.newest,
+            samples=samples.recent,
+            last_sample=samples.last_at,
+            failing=failing,
+            refused=refused,
+            rejected=rejected,
+            reason=reason,
+            ingested=count_ingested() if rejected else 0,
+        )
 
     def read_samples(self) -> Samples:
         """Reads the samples from the table `metrics`."""

@@ -26,7 +26,6 @@ from lookback.core.operations.health import check_health, describe_health, is_he
 from lookback.core.operations.thresholds import RECENT
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import find_roles
-from lookback.core.rules.versions import EVALUATED
 from lookback.core.values.texts import collapse_spaces
 from lookback.core.values.times import parse_time
 from lookback.questions import write_question
@@ -77,30 +76,10 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
 
         return execute(Query(write_question(question, tables.quote, write_value), written))
 
-    questions = HealthQuestions(ask, tables.stream, now)
-    samples = questions.read_samples()
-    rules = _read_statuses(tables.stream, ask("rule_statuses", stream=tables.stream, rule_id=None))
-    judged = questions.find_last_arrival() if samples.judged is None else samples.judged
-    waiting = measure_backlog(lambda limit: _read_history(tables, execute, limit), judged)
-    rejected, reason = questions.count_rejected()
-    failing, refused = questions.read_failures()
-    return Figures(
-        stream=tables.stream,
-        now=now,
-        rules=sum(1 for _, status in rules if status in EVALUATED),
-        quarantined=[rule_id for rule_id, status in rules if status == "quarantined"],
-        committed=waiting.committed,
-        judged=judged,
-        waiting=waiting.waiting,
-        lag=waiting.seconds(now),
-        newest=waiting.newest,
-        samples=samples.recent,
-        last_sample=samples.last_at,
-        failing=failing,
-        refused=refused,
-        rejected=rejected,
-        reason=reason,
-        ingested=_count_ingested(tables, execute, now) if rejected else 0,
+    return HealthQuestions(ask, tables.stream, now).read_figures(
+        _read_statuses(tables.stream, ask("rule_statuses", stream=tables.stream, rule_id=None)),
+        lambda judged: measure_backlog(lambda limit: _read_history(tables, execute, limit), judged),
+        lambda: _count_ingested(tables, execute, now),
     )
 
 

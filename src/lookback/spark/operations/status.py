@@ -20,7 +20,7 @@ from lookback.core.operations.health import (
 from lookback.core.operations.thresholds import RECENT
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.versions import EVALUATED, WARM, Piece
+from lookback.core.rules.versions import WARM, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import to_utc
 from lookback.questions.health import HealthQuestions
@@ -223,31 +223,14 @@ def read_stream_figures(
     rows = RulesTable(tables, {stream.name: stream}).rows(find_rejected(tables, stream.name))
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
     questions = HealthQuestions(lambda question, **values: tables.ask(question, **values).collect(), stream.name, now)
-    samples = questions.read_samples()
-    known = (samples.judged, None if checkpoint is None else checkpoint.find_last_judged())
-    judged = max((commit for commit in known if commit is not None), default=None)
-    judged = questions.find_last_arrival() if judged is None else judged
-    waiting = read_backlog(tables, stream.name, judged)
-    rejected, reason = questions.count_rejected()
-    failing, refused = questions.read_failures()
-    ingested = _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count() if rejected else 0
-    figures = Figures(
-        stream=stream.name,
-        now=now,
-        rules=sum(1 for row in own if row.status in EVALUATED),
-        quarantined=[row.rule_id for row in own if row.status == "quarantined"],
-        committed=waiting.committed,
-        judged=judged,
-        waiting=waiting.waiting,
-        lag=waiting.seconds(now),
-        newest=waiting.newest,
-        samples=samples.recent,
-        last_sample=samples.last_at,
-        failing=failing,
-        refused=refused,
-        rejected=rejected,
-        reason=reason,
-        ingested=ingested,
+    figures = questions.read_figures(
+        [(row.rule_id, row.status) for row in own],
+        lambda judged: read_backlog(tables, stream.name, judged),
+        lambda: _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count(),
+        None if checkpoint is None else checkpoint.find_last_judged(),
+    )
+    figures = replace(
+        figures,
         warming=read_warm_ups(tables, stream),
         other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
     )
