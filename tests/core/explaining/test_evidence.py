@@ -217,6 +217,19 @@ def test_a_row_with_something_wrong_in_it_does_not_come_out(kind: str):
             assert not explain_alert(evidence, wrong, {}, since).consistent, wrong
 
 
+def test_an_event_rule_whose_event_is_gone_shows_the_others():
+    evidence, alert, since = found([(KINDS["event"], None)], rows(1))[-1]
+    left = [at for at in range(len(evidence.events)) if evidence.events.id_text(at) != alert["event_id"]]
+    whole = explain_alert(evidence, alert, {}, since).timeline
+
+    explained = explain_alert(replace(evidence, events=evidence.events.take(np.array(left))), alert, {}, since)
+
+    assert not explained.consistent
+    assert list(explained.timeline.columns) == list(whole.columns)
+    assert list(explained.timeline["event_id"]) == [each for each in whole["event_id"] if each != alert["event_id"]]
+    assert not explained.timeline["is_alert"].any()
+
+
 def test_an_absence_that_is_said_to_be_retracted_though_nothing_came_does_not_come_out():
     cases = found([(KINDS["absence"], None)], rows(1))
     retracted = {alert["alert_id"] for _, alert, _ in cases if alert["verdict"] == "retracted"}

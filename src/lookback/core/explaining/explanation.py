@@ -282,17 +282,18 @@ def _explain_event(evidence: Evidence, alert: Mapping[str, Any], since: int) -> 
     """Explains a row of an event rule, which looks at nothing but the event."""
     time, commit, event_id = parse_time(alert["event_time"]), int(alert["arrival"]), str(alert["event_id"])
     at, events = evidence.find_position(event_id, time, commit), evidence.events
-    if at is None:
-        return KindEvidence(timeline=evidence.frame(np.zeros(0, dtype=np.int64)), reproduced=False)
-    traced = replay(evidence, commit, first=time, last=time, positions=np.arange(at, at + 1, dtype=np.int64))
-    arrived = np.arange(len(events)) <= at
-    listed = evidence.list_events((events.times >= since) & evidence.is_kept_after(commit) & arrived)
+    traced: Sequence[TracedRow] = ()
+    if at is not None:
+        traced = replay(evidence, commit, first=time, last=time, positions=np.arange(at, at + 1, dtype=np.int64))
+    shown = (events.times >= since) & evidence.is_kept_after(commit)
+    shown[evidence.count_arrived(commit) if at is None else at + 1 :] = False
+    listed = evidence.list_events(shown)
     timeline = pd.DataFrame(
         {
             "event_time": pd.to_datetime(events.times[listed], unit="us", utc=True),
             "event_id": [events.id_text(each) for each in listed.tolist()],
             "fits": evidence.is_wanted[listed],
-            "is_alert": listed == at,
+            "is_alert": np.array([each == at for each in listed.tolist()], dtype=bool),
         }
     )
     return KindEvidence(timeline=timeline, reproduced=bool(traced) and list(alert["evidence"]) == [event_id])
