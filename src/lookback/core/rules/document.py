@@ -236,11 +236,7 @@ def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, 
         parameters = Parameters(error.partial)
     severity, window = document.get("severity"), document.get("window")
     severity = severity if isinstance(severity, str) and severity in SEVERITIES else "medium"
-    kind = SEQUENCE if "sequence" in document else None
-    if kind is None and window is not None:
-        kind = forms.find_window_kind(window) if isinstance(window, Mapping) else LOOKBACK
-    elif kind is None and document.get("measures") is None:
-        kind = EVENT
+    kind = find_kind(document)
     keys = () if kind is None else (*COMMON_KEYS, *KEYS_OF_KIND[kind])
     given = {"score": SCORES[severity], "queue": severity != INFO, **document}
     reading = Reading(parameters, limits, SCORES[severity])
@@ -256,6 +252,16 @@ def read_rule(document: object, limits: Limits = DEFAULT_LIMITS) -> tuple[Rule, 
         rule = replace(rule, window=Moment())
     rule, contradictions = _combine(rule, document)
     return rule, [make_problem(each.place, each.message) for each in (*problems, *contradictions)]
+
+
+def find_kind(document: Mapping[str, Any]) -> str | None:
+    """Finds the kind of rule that a document describes; None if its window does not say, or is missing beside measures."""
+    window = document.get("window")
+    if "sequence" in document:
+        return SEQUENCE
+    if window is not None:
+        return forms.find_window_kind(window) if isinstance(window, Mapping) else LOOKBACK
+    return EVENT if document.get("measures") is None else None
 
 
 def _explain_key(kind: str | None, name: Any) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import SetupError
 from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS
-from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, MEASURE_KEYS, WINDOW_FORMS
+from lookback.core.rules.document import COMMON_KEYS, KEYS_OF_KIND, MEASURE_KEYS, WINDOW_FORMS, find_kind
 from lookback.core.rules.parameters import NAME, find_wrong_value, read_parameter
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, SLIDING
@@ -115,7 +115,7 @@ def read_window(document: Mapping[str, Any]) -> WindowField:
     if SEQUENCE in document:
         return WindowField(SEQUENCE, {}, value is None)
     if value is None:
-        return WindowField(EVENT if document.get("measures") is None else LOOKBACK)
+        return WindowField(find_kind(document) or LOOKBACK)
     if not isinstance(value, Mapping):
         return WindowField(LOOKBACK, {LOOKBACK: _write(value)}, isinstance(value, str))
     kinds = [kind for kind in WINDOW_FORMS if kind in value]
