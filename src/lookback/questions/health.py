@@ -38,7 +38,7 @@ class HealthQuestions:
 
     def read_figures(
         self,
-        statuses: Sequence[tuple[str, str]],
+        list_statuses: Callable[[], Sequence[tuple[str, str]]],
         measure: Callable[[int | None], Backlog],
         count_ingested: Callable[[], int],
         judged: int | None = None,
@@ -46,12 +46,12 @@ class HealthQuestions:
         """Reads the figures that the questions answer, together with what each engine finds out by itself.
 
         Args:
-            statuses: rule_id and status of the current versions of the stream's rules.
+            list_statuses: Lists rule_id and status of the current versions of the stream's rules.
             measure: Measures the backlog after a judged commit.
             count_ingested: Counts the rows that ingest accepted in the last hour. Called only if it rejected some.
             judged: The last judged commit that the checkpoint names; None if it is not read.
         """
-        samples = self.read_samples()
+        samples, statuses = self.read_samples(), list_statuses()
         judged = max((commit for commit in (samples.judged, judged) if commit is not None), default=None)
         judged = self.find_last_arrival() if judged is None else judged
         waiting = measure(judged)

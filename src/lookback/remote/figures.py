@@ -77,7 +77,7 @@ def read_figures(tables: StreamTables, execute: Execute, now: dt.datetime) -> Fi
         return execute(Query(write_question(question, tables.quote, write_value), written))
 
     return HealthQuestions(ask, tables.stream, now).read_figures(
-        _read_statuses(tables.stream, ask("rule_statuses", stream=tables.stream, rule_id=None)),
+        lambda: _read_statuses(tables.stream, ask("rule_statuses", stream=tables.stream, rule_id=None)),
         lambda judged: measure_backlog(lambda limit: _read_history(tables, execute, limit), judged),
         lambda: _count_ingested(tables, execute, now),
     )

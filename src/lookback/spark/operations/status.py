@@ -224,7 +224,7 @@ def read_stream_figures(
     own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
     questions = HealthQuestions(lambda question, **values: tables.ask(question, **values).collect(), stream.name, now)
     figures = questions.read_figures(
-        [(row.rule_id, row.status) for row in own],
+        lambda: [(row.rule_id, row.status) for row in own],
         lambda judged: read_backlog(tables, stream.name, judged),
         lambda: _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count(),
         None if checkpoint is None else checkpoint.find_last_judged(),
