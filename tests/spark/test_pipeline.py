@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import lookback
 from lookback.core.errors import SetupError
 from lookback.spark.batches.dispatch import find_shard_labels
+from lookback.spark.batches.sink import BatchReport
 from lookback.spark.checkpoints.checkpoint import Checkpoint, repartition
 from lookback.spark.following.rulewatch import RulesWatch
 from lookback.spark.newwindows import find_cold_measures
@@ -212,39 +214,46 @@ def test_c3_7_a_rule_inserted_by_sql_while_the_stream_runs_is_obeyed(
         columns = "rule_id, version, status, document, author, comment, changed_at"
         spark.sql(f"INSERT INTO {ready.identifier('rules')} ({columns}) VALUES ({values})")
 
-    def await_rule(rule_id: str) -> None:
-        evaluation.wait_until(lambda report: any(row["rule_id"] == rule_id for row in report.log), 60)
+    # The batch that has read these events ends when they are let go, so that no batch follows before.
+    held = {3: threading.Event(), 5: threading.Event()}
 
-    # While it is cleared, no batch follows the one that has ended.
-    goes_on = threading.Event()
-    goes_on.set()
+    def hold(report: BatchReport) -> None:
+        if report.arrival in held:
+            held[report.arrival].wait(180)
+
+    def covered() -> list[tuple[str, ...]]:
+        plan = evaluation.checkpoint.read_plan()
+        return [] if plan is None else plan.coverage.grouping_sets
+
     events = make_events(150, seed=17)
     publish(ready, [RULES[0]])
     folder = checkpoint_folder(ready, STREAM)
-    evaluation = Evaluation(
-        ready, STREAM, STREAMS, folder, every="100 milliseconds", on_batch=lambda _: goes_on.wait(60)
-    ).start()
+    evaluation = Evaluation(ready, STREAM, STREAMS, folder, every="100 milliseconds", on_batch=hold).start()
     append(ready, [row for row in events if row["arrival"] <= 2])
-    evaluation.wait_until(lambda report: report.arrival == 2, 60)
+    evaluation.wait_until(lambda report: report.arrival == 2, 180)
     with pytest.raises(SetupError, match=rf"checkpoint {folder} is in use by process {os.getpid()} of "):
         evaluate(ready)
     insert(rule("known-key", when="n >= 2"))
-    await_rule("known-key")
-    append(ready, [row for row in events if row["arrival"] == 3])
+    evaluation.wait_until(lambda report: any(row["rule_id"] == "known-key" for row in report.log), 180)
     # A grouping set that dispatch does not send yet: it learns of it before the batch that brings the rule.
+    append(ready, [row for row in events if row["arrival"] == 3])
+    evaluation.wait_until(lambda report: report.arrival == 3, 180)
     insert(rule("new-key", group_by=["shop", "customer"], when="n >= 1"))
-    await_rule("new-key")
-    evaluation.wait_until(lambda report: report.arrival == 3, 60)
+    deadline = time.monotonic() + 180
+    while ("customer", "shop") not in covered() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    append(ready, [row for row in events if row["arrival"] == 4])
+    held[3].set()
+    evaluation.wait_until(lambda report: report.arrival == 4, 180)
     assert evaluation.replans == 0
     # Where nobody tells it, the batch fails and the query is planned anew in place.
     monkeypatch.setattr(RulesWatch, "follow_if_due", lambda watch, report: None)
-    goes_on.clear()
-    append(ready, [row for row in events if row["arrival"] == 4])
-    evaluation.wait_until(lambda report: report.arrival == 4, 60)
+    append(ready, [row for row in events if row["arrival"] == 5])
+    evaluation.wait_until(lambda report: report.arrival == 5, 180)
     insert(rule("newer-key", group_by=["shop"], when="n >= 1"))
-    append(ready, [row for row in events if row["arrival"] > 4])
-    goes_on.set()
-    evaluation.wait_until(lambda report: report.arrival == 6, 60)
+    append(ready, [row for row in events if row["arrival"] > 5])
+    held[5].set()
+    evaluation.wait_until(lambda report: report.arrival == 6, 180)
     assert evaluation.replans == 1
     evaluation.stop()
     assert stored_alerts(ready) == replayed_alerts(replay_of_tables(ready))
