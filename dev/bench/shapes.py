@@ -210,12 +210,12 @@ def _judge_steps(events: int, *steps: dict[str, Any], late_by: int = 0) -> Itera
         yield Shard(rule).judge(times, np.zeros(events), commits=_COMMITS if late_by else 1)
 
 
-def _judge_pairs(events: int, where: str, **more: Any) -> Iterator[float]:
+def _judge_pairs(events: int, where: str, take: str = "all", **more: Any) -> Iterator[float]:
     """Judges events of one key, of which each second one (n = 1) fits the one before, and a window sees half."""
     steps: list[dict[str, Any]] = [{"name": "a", "where": "n = 0"}, {"name": "b", "where": f"n = 1 and {where}"}]
-    return _judge_once(
-        [{**_sequence(steps), **more}], _spread_times(events, 2 * HOUR), np.zeros(events), np.arange(events) % 2
-    )
+    rule = _sequence(steps)
+    rule["sequence"]["take"] = take
+    return _judge_once([{**rule, **more}], _spread_times(events, 2 * HOUR), np.zeros(events), np.arange(events) % 2)
 
 
 def _judge_logins(events: int) -> Iterator[float]:
@@ -337,6 +337,10 @@ SHAPES = (
         1_000, "(id = element_at(a.id, 1) + 1 or n > 1)")),
     Shape("the same, own conditions with a limit", 2_000, lambda: _judge_steps(
         2_000, {"name": "b", "where": "n = 0", "at_most": 3}), 600),
+    Shape("the same, take: once", 2_000, lambda: _judge_pairs(
+        2_000, "id = element_at(a.id, 1) + 1", take="once"), 2_300),
+    Shape("sequence, one key, own conditions, take: once", 4_000, lambda: _judge_pairs(
+        4_000, "id > 0", take="once"), 700),
     Shape("sequence, one key, own conditions, every event alerts", 4_000, lambda: _judge_sequence(
         4_000, "n = 0", "{a.count} and {b.count}"), 700),
     Shape("absence, one key, every event waits for one", 4_000, lambda: _judge_sequence(

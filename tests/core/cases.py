@@ -188,12 +188,21 @@ def sequences(draw: st.DrawFn) -> dict[str, Any]:
     until = draw(st.sampled_from([None, None, None, "n = 3", "c = 2", "10 / n > 4"]))
     if until is not None:
         sequence["until"] = until
+    sequence["expiry"] = draw(st.sampled_from(["sliding", "fixed"]))
+    if draw(st.integers(0, 2)) == 0:
+        sequence = _taken_once(sequence)
     return {
-        "sequence": sequence | {"expiry": draw(st.sampled_from(["sliding", "fixed"]))},
+        "sequence": sequence,
         "late": draw(st.sampled_from(["evaluate", "evaluate", "record"])),
         "reset_on_alert": draw(st.sampled_from([False, False, True])),
         "message": draw(st.sampled_from(["", "{s0.count} of {s0.n} at {id}, {a} {window_complete}", shown])),
     }
+
+
+def _taken_once(sequence: dict[str, Any]) -> dict[str, Any]:
+    """The sequence with `take: once`, without the keys that it refuses."""
+    steps = [{key: value for key, value in step.items() if key != "at_most"} for step in sequence["steps"]]
+    return {key: value for key, value in sequence.items() if key != "expiry"} | {"steps": steps, "take": "once"}
 
 
 @st.composite
@@ -236,6 +245,8 @@ def linked_cases(draw: st.DrawFn) -> dict[str, Any]:
             {"name": "silent", "absent": draw(conditions(len(steps))), "within": _microseconds(draw(st.integers(1, 6)))}
         )
     sequence: dict[str, Any] = {"within": _microseconds(draw(st.sampled_from([5, 8, 3, 12]))), "steps": steps}
+    if draw(st.integers(0, 3)) == 0:
+        sequence = _taken_once(sequence)
     until = draw(st.sampled_from([None, None, None, "n = 3"]))
     document = {
         "rule_id": "r1", "stream": "tx", "group_by": ["k"],
@@ -314,9 +325,11 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
     new = {key: value for key, value in document.items() if key not in changed}
     new |= {key: value for key, value in other.items() if key in changed}
     if kind == "sequence":
-        part = draw(st.sampled_from(["within", None, "until", "steps", "expiry", "within"]))
+        part = draw(st.sampled_from(["within", None, "until", "steps", "expiry", "take", "within"]))
         new["sequence"] = {key: value for key, value in new["sequence"].items() if key != part}
         new["sequence"] |= {key: value for key, value in other["sequence"].items() if key == part}
+        if new["sequence"].get("take") == "once":
+            new["sequence"] = _taken_once(new["sequence"])
         # A message that names a step of before is refused.
         names = {step["name"] for step in new["sequence"]["steps"]}
         if not set(re.findall(r"\{(s\d+)\.", new.get("message", ""))) <= names:

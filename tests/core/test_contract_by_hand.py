@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from lookback.core.errors import RuleError
+from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
@@ -99,7 +101,7 @@ def window(kind: object, **keys: Any) -> dict[str, Any]:
 
 
 def sequence(*steps: dict[str, Any], within: str = "10 microseconds", **keys: Any) -> dict[str, Any]:
-    own = {name: keys.pop(name) for name in ("until", "expiry") if name in keys}
+    own = {name: keys.pop(name) for name in ("until", "expiry", "take") if name in keys}
     return rule(sequence={"within": within, "steps": list(steps), **own}, **keys)
 
 
@@ -488,3 +490,66 @@ def test_c12_1_suppress_keeps_later_alerts_of_the_key_back() -> None:
         rule(when="n > 1", group_by=["k"], suppress="2 microseconds"), [("a", 5, 2), ("b", 7, 2), ("c", 8, 2)]
     )
     assert [row[2] for row in events(judge)] == ["raised", "suppressed", "raised"]
+
+
+ONE_TWO = ({"name": "one", "where": "n = 0"}, {"name": "two", "where": "n = 1"})
+
+
+def test_c12_7_the_newest_match_waits_and_is_used_up() -> None:
+    commits = [[("a", 1, 0), ("b", 2, 0)], [("c", 3, 1)], [("d", 4, 1)], [("e", 5, 0), ("f", 15, 1)], [("g", 16, 1)]]
+    judge = started(sequence(*ONE_TWO, take="once"), *commits)
+    # b replaces a, and c uses it up; e is exactly 10 before f.
+    assert evidence(judge) == [("b", "c"), ("e", "f")]
+    assert judge.alerts[0][8:10] == (to_utc(2), to_utc(3))
+    commits[3] = [("e", 5, 0), ("f", 16, 1)]
+    assert evidence(started(sequence(*ONE_TWO, take="once"), *commits)) == [("b", "c")]
+
+
+def test_c12_7_an_event_ends_one_match_and_begins_the_next() -> None:
+    any_two = ({"name": "one", "where": "n = 0"}, {"name": "two", "where": "n = 0"})
+    judge = started(sequence(*any_two, take="once"), [("a", 1, 0)], [("b", 2, 0)], [("c", 3, 0)])
+    assert evidence(judge) == [("a", "b"), ("b", "c")]
+
+
+def test_c12_7_a_match_that_moves_on_replaces_the_one_that_waits_there() -> None:
+    three = (*ONE_TWO, {"name": "three", "where": "n = 2"})
+    commits = [[("a", 1, 0)], [("b", 2, 1)], [("c", 3, 0)], [("d", 4, 1)], [("e", 5, 2)], [("f", 6, 2)]]
+    assert evidence(started(sequence(*three, take="once"), *commits)) == [("c", "d", "e")]
+
+
+def test_c12_7_at_least_is_as_many_stages() -> None:
+    steps = ({"name": "one", "where": "n = 0", "at_least": 2}, {"name": "two", "where": "n = 1"})
+    message = "{one.count} of {one.n}, {two.count}"
+    commits = [[("a", 1, 0)], [("b", 2, 0)], [("c", 3, 0)], [("d", 4, 1)], [("e", 5, 1)]]
+    judge = started(sequence(*steps, take="once", message=message), *commits)
+    # a and b waited for two when b and c replaced them.
+    assert evidence(judge) == [("b", "c", "d")]
+    assert judge.alerts[0][12] == "2 of [0, 0], 1"
+
+
+def test_c12_7_until_is_offered_first_and_then_removes_all_matches() -> None:
+    commits = [[("a", 1, 0)], [("b", 2, 1)], [("c", 3, 0)], [("d", 4, 3)], [("e", 5, 1)]]
+    assert evidence(started(sequence(*ONE_TWO, take="once", until="n = 3"), *commits)) == [("a", "b")]
+    assert evidence(started(sequence(*ONE_TWO, take="once", until="n = 1"), *commits)) == [("a", "b"), ("c", "e")]
+
+
+def test_c12_7_an_event_is_judged_with_what_has_arrived_up_to_its_time() -> None:
+    # c comes late, and so does not see d; e would have replaced a if it had come before b.
+    commits = [[("a", 1, 0)], [("b", 5, 1)], [("e", 2, 0)], [("d", 6, 0)], [("c", 3, 1)], [("f", 7, 1)]]
+    assert evidence(started(sequence(*ONE_TWO, take="once"), *commits)) == [("a", "b"), ("e", "c"), ("d", "f")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"expiry": "fixed"}, "sequence.expiry"),
+        ({"steps": [{"name": "a", "where": "n = 0", "at_most": 2}]}, "sequence.steps[0].at_most"),
+        ({"steps": [{"name": "a", "where": "n = 0", "at_least": 101}]}, "sequence.steps"),
+    ],
+)
+def test_c12_7_what_has_no_meaning_is_refused(keys: dict[str, Any], place: str) -> None:
+    document = sequence(*ONE_TWO, take="once")
+    document["sequence"] |= keys
+    with pytest.raises(RuleError, match="take: once") as refused:
+        compile_rule(document, STREAM)
+    assert [problem.place for problem in refused.value.problems] == [place]

@@ -835,8 +835,16 @@ class _Match:
     offered: list[OracleEvent] = field(default_factory=list)
     begins: list[tuple[int, int]] = field(default_factory=list)
 
+    def moved(self, at: int, event: OracleEvent) -> _Match:
+        """With take: once, the match after a step has taken an event."""
+        taken = [*self.taken, *[[] for _ in range(at + 1 - len(self.taken))]]
+        return _Match(self.rule, [*taken[:at], [*taken[at], event]])
+
     def drop(self, gone: set[OracleEvent]) -> None:
         """Forgets events; each step then has those of its own time that satisfy it after what the others have left."""
+        if self.rule.once:
+            self.taken = [[event for event in events if event not in gone] for events in self.taken]
+            return
         self.offered = [event for event in self.offered if event not in gone]
         ends = [*self.begins[1:], (10**30, 0)]
         self.taken = []
@@ -922,6 +930,7 @@ class _Sequences(_Kind):
         self.sequence, self.within = compiled.sequence, compiled.spec.sequence.within
         self.steps = compiled.sequence.steps
         self.fixed = compiled.spec.sequence.expiry == "fixed"
+        self.once = compiled.spec.sequence.take == "once"
 
     @property
     def state(self) -> _State:
@@ -950,6 +959,8 @@ class _Sequences(_Kind):
         self._end_waits(key, event)
         if self.fixed:
             match, erred = self._fixed(event, until, counts)
+        elif self.once:
+            match, erred = self._once(event) if counts else (None, False)
         else:
             match, erred = self._sliding(event) if counts else (None, False)
         if ERROR in [*gates, until] or (erred and judged):
@@ -975,6 +986,34 @@ class _Sequences(_Kind):
                 COVERED["matches: from a later beginning"] += len(found) > 1
                 return found[-1]
         return found[0] if found else (None, False)
+
+    def _once(self, event: OracleEvent) -> tuple[_Match | None, bool]:
+        """The match that the event completes, after all rows of its key up to it went through the machine; or an error."""
+        rows = [row.event for row in self.state.of(self.key(event)) if self.state.floor <= row.event.time <= event.time]
+        stages = [at for at, step in enumerate(self.steps) for _ in range(step.step.at_least)]
+        waiting: list[_Match | None] = [None] * len(stages)
+        completed, erred = None, False
+        for row in sorted(rows, key=lambda e: e.place):
+            completed, erred = None, False
+            for stage in reversed(range(len(stages))):
+                before = waiting[stage - 1] if stage else _Match(self, [])
+                if before is None or (stage and before.begin < row.time - self.within):
+                    continue
+                value = before.satisfied(self.steps[stages[stage]], row)
+                erred = erred or (value is ERROR and stages[stage] == len(self.steps) - 1)
+                if value is not True:
+                    continue
+                if stage:
+                    waiting[stage - 1] = None
+                match = before.moved(stages[stage], row)
+                if stage == len(stages) - 1:
+                    completed = match
+                else:
+                    waiting[stage] = match
+            if self.oracle.value(self.sequence.until, row, False) is True:
+                waiting = [None] * len(stages)
+        COVERED["matches: once"] += completed is not None
+        return completed, erred and completed is None
 
     def _matching(self, events: list[OracleEvent]) -> tuple[_Match | None, bool]:
         """The match that the last of the events ends, and whether the last step's condition had an error for it."""

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lookback.core.judging.matches import KeyedRows, MatchSearch
+from lookback.core.judging.once import OnceSearch, list_stages
 from lookback.core.judging.steps import Steps
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Int64s, TimeSearch, list_ranges
 from lookback.core.values.times import NEVER_DUE
+from lookback.core.values.windows import StepSequence
 
 # How many rows of groups are settled at once.
 _MAX_ROWS = 1 << 19
@@ -53,12 +55,12 @@ class Settler:
     Args:
         steps: The steps.
         rows: The rows, also those that arrive after a candidate.
-        within: The time within which the steps must be completed.
-        is_fixed: Whether matches have fixed expiry.
+        spec: The sequence, which says how matches expire and which events they take.
     """
 
-    def __init__(self, steps: Steps, rows: KeyedRows, within: int, is_fixed: bool) -> None:
-        self._steps, self._rows, self._within, self._is_fixed = steps, rows, within, is_fixed
+    def __init__(self, steps: Steps, rows: KeyedRows, spec: StepSequence) -> None:
+        self._steps, self._rows, self._within = steps, rows, spec.within
+        self._is_fixed, self._is_once = spec.expiry == "fixed", spec.take == "once"
         self._by_time = TimeSearch(rows.keys, rows.times)
 
     def _find_lows(self, at: Int64s, begin: Int64s | int) -> Int64s:
@@ -93,8 +95,9 @@ class Settler:
         return judged
 
     def settle(self, candidates: Candidates) -> tuple[Int64s, Mask]:
-        """Finds the earliest match that each candidate ends, and errors, as `MatchSearch.settle` returns them."""
-        begins = np.full((len(candidates.at), len(self._steps.steps)), -1)
+        """Finds the match that each candidate ends, and errors, as `MatchSearch` and `OnceSearch` return them."""
+        taken = list_stages(self._steps) if self._is_once else self._steps.steps
+        begins = np.full((len(candidates.at), len(taken)), -1)
         has_failed = np.zeros(len(candidates.at), dtype=bool)
         if not len(candidates.at):
             return begins, has_failed
@@ -127,6 +130,8 @@ class Settler:
 
     def _settle_group(self, rows: KeyedRows, ends: Int64s, low: Int64s) -> tuple[Int64s, Mask]:
         """Settles the rows at `ends`, which have arrived after all rows before them; `low` are the first that count."""
+        if self._is_once:
+            return OnceSearch(self._steps, rows, ends, self._within).settle()
         untils = rows.find_able(self._steps.until)
         if len(untils) and not self._is_fixed:
             before = np.searchsorted(untils, ends) - 1

@@ -34,7 +34,8 @@ class Answer(NamedTuple):
     """Whether a row completes the steps.
 
     Attributes:
-        begins: The sort key of the first row that each step took; None if the row does not complete the steps.
+        begins: The sort key of the first row that each step took, or with `take: once` of each row that was taken; None if
+            the row does not complete the steps.
         has_failed: Whether the last condition has an error for the row.
     """
 

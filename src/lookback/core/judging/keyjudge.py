@@ -22,6 +22,7 @@ import numpy as np
 
 from lookback.core.judging.keyedbatch import Answer, Arrival
 from lookback.core.judging.keystates import FixedMatch, KeyState, Wait, time_of
+from lookback.core.judging.once import list_stages
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Order
 from lookback.core.judging.steps import Index, LinkedRows, LinkedStep, Steps, Taken
@@ -74,7 +75,7 @@ class KeyJudge:
     def __init__(self, common: SequenceRun, key: Key, state: KeyState) -> None:
         self._common, self._rule_run, self._spec, self._steps = common, common.rule_run, common.spec, common.steps
         self._key, self._state, self._rank = key, state, 0
-        self._absent, self._wait = common.absent, common.wait
+        self._absent, self._wait, self._is_once = common.absent, common.wait, common.spec.take == "once"
         self._key_texts: dict[str, str | None] | None = None
         # The latest time of a row that an alert has removed.
         self._emptied = NEVER
@@ -199,6 +200,8 @@ class KeyJudge:
         """
         # The events that a step of a wait took may have been deleted since.
         begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
+        if self._is_once:
+            return _list_evidence(taken, most)
         if len(self._evidence) < most or begins != self._evidence_begins:
             self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence
@@ -309,12 +312,14 @@ class KeyJudge:
 
     def _find_ranges(self, wait: Wait) -> list[Taken] | None:
         """Does the same as `_find_taken` without copying rows; returns None if that is not possible."""
-        if wait.since < self._state.since or self._has_late(wait):
+        if not self._is_once and (wait.since < self._state.since or self._has_late(wait)):
             return None
         return self._list_taken(wait)
 
     def _list_taken(self, wait: Wait) -> list[Taken]:
         """Lists the rows that the steps took, without a list of them; all rows from the first on must count."""
+        if self._is_once:
+            return self._list_once(wait)
         begins, taken = wait.begins, list[Taken]()
         ends = [*begins[1:], (wait.time, wait.number + 1)]
         for step, (begin, end) in enumerate(zip(begins, ends, strict=True)):
@@ -329,6 +334,15 @@ class KeyJudge:
                 self._linked[key] = LinkedStep(self._steps, step, list(taken), rows, places[0])
             taken.append(LinkedRows(self._linked[key], places[1]))
         return taken
+
+    def _list_once(self, match: Wait) -> list[Taken]:
+        """Lists the rows that the stages took, by step; without those that have been deleted since."""
+        rows, numbers = self._find_rows(match), list_stages(self._steps)
+        taken = [TakenRows() for _ in self._steps.steps]
+        for number, key in zip(numbers, match.begins, strict=True):
+            at = bisect_left(rows, key, key=sort_key)
+            taken[number].extend(row for row in rows[at : at + 1] if row.sort_key == key)
+        return list(taken)
 
     def _has_late(self, wait: Wait) -> bool:
         """Returns whether any row from the first to the last one of a wait arrived after a row with a later time."""

@@ -30,7 +30,7 @@ class Wait:
         time: The time of the row that started it.
         number: The number of that row.
         since: Rows with a lower number did not count for it.
-        begins: The sort key of the first row that each step took.
+        begins: As in `Answer`.
         version: The version that raised the alert; None until the wait is over.
         is_complete: Whether the steps could see all their events.
     """

@@ -69,7 +69,7 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
     rule_run, steps, within = common.rule_run, common.steps, common.spec.within
     oldest = rule_run.earliest_in_time(rule_run.timeline.end)
     batch = KeyedBatch(rule_run, steps, positions, bits)
-    settler = Settler(steps, batch.rows, within, common.is_fixed)
+    settler = Settler(steps, batch.rows, common.spec)
     # With fixed expiry, or after a reset, a row before `until` in time may belong to a match that began later.
     until_ends = not (common.is_fixed or common.resets)
     candidates = settler.find_possible(batch.find_rows(may_complete), common.floor, until_ends=until_ends)

@@ -84,11 +84,21 @@ class Steps:
         assert self.compiled.absent is not None
         return self._evaluate(self.compiled.absent, self.absent, [(row, taken) for taken in waits])
 
+    def is_taken(self, number: int, row: Row, taken: Sequence[Taken]) -> bool | None:
+        """Returns whether a linked step takes a row that satisfies its gate; None if its condition has an error."""
+        value = self._read_condition(self.steps[number], [(row, taken)])
+        return None if value.error is not None and value.error[0] else bool(value.is_true()[0])
+
     def _evaluate(self, step: CompiledStep, bit: int, pairs: Sequence[tuple[Row, Sequence[Taken]]]) -> list[bool]:
         able = [bool(row.bits >> bit & 1) for row, _ in pairs]
         if step.own or not any(able):
             return able
         seen = [pair for pair, is_able in zip(pairs, able, strict=True) if is_able]
+        holds = iter(self._read_condition(step, seen).is_true().tolist())
+        return [is_able and next(holds) for is_able in able]
+
+    def _read_condition(self, step: CompiledStep, seen: Sequence[tuple[Row, Sequence[Taken]]]) -> Column:
+        """Evaluates a condition for rows, each with the rows that the earlier steps took."""
         columns = {}
         for name in step.condition.fields:
             before, _, own = name.partition(".")
@@ -101,8 +111,7 @@ class Steps:
                 continue
             parts = [rows.part(self._kept[own], len(rows)) for rows in of_step]
             columns[name] = Column(array(self.fields[own]), make_objects(parts))
-        holds = iter(step.condition.evaluate(columns, len(seen)).is_true().tolist())
-        return [is_able and next(holds) for is_able in able]
+        return step.condition.evaluate(columns, len(seen))
 
     def read_kept(self, name: str) -> Column:
         """Returns the values of the segment's events under a name of `fields`."""

@@ -160,7 +160,7 @@ class _Binder:
             spec = rule.sequence
             identity += [step.condition.sql for step in sequence.conditions]
             identity += [step.step.name for step in sequence.conditions]
-            identity += [sequence.until.sql if sequence.until else None, spec.expiry, sequence.kept]
+            identity += [sequence.until.sql if sequence.until else None, spec.expiry, spec.take, sequence.kept]
             if spec.expiry == "fixed" or sequence.absent:
                 # Partial matches and waits depend on these.
                 identity += [spec.within, rule.late]

@@ -29,6 +29,9 @@ from lookback.core.values.windows import (
 )
 
 EXPIRIES = ("sliding", "fixed")
+TAKES = ("all", "once")
+# How many events the steps of a sequence with take: once may need together; as many as the evidence of an alert has.
+MAX_STAGES = 100
 # Windows that one event lies in.
 MAX_OVERLAP = 1_000
 _SIZE = "write a duration, such as '24 hours'"
@@ -340,6 +343,9 @@ class SequenceForm:
         Default: only time ends it.
     expiry: From where `within` counts. sliding: back from the event that is judged. fixed: on from the first event taken.
         Default: sliding.
+    take: Which matches an event may belong to. all: every step takes all its events, and a match may begin at any event
+        of step one. once: a step takes the events it needs, and the newest match waits for the next step.
+        Default: all.
     """
 
     within: kinds.Span = key(
@@ -350,6 +356,7 @@ class SequenceForm:
         None, "outcome = 'SUCCESS'"
     )
     expiry: Annotated[str, kinds.choice(EXPIRIES)] = key("sliding", default="sliding")
+    take: Annotated[str, kinds.choice(TAKES)] = key("all", default="all")
 
 
 def _read_sequence(value: Any, reading: Reading) -> StepSequence:
@@ -360,7 +367,23 @@ def _read_sequence(value: Any, reading: Reading) -> StepSequence:
     form, problems = read_form(SequenceForm, given, reading)
     problems += kinds.find_long_span(form.within, reading.limits, "within")
     steps = (replace(step, within=step.within or form.within) if step.absent else step for step in form.steps)
-    return settle(StepSequence(form.within, tuple(steps), form.until, form.expiry), problems)
+    if form.take == "once":
+        problems += _find_not_once(form)
+    return settle(StepSequence(form.within, tuple(steps), form.until, form.expiry, form.take), problems)
+
+
+def _find_not_once(form: SequenceForm) -> Iterator[Problem]:
+    """Finds the keys that `take: once` gives no meaning."""
+    if form.expiry != "sliding":
+        yield Problem("expiry", "with take: once, within always counts back from the event; leave expiry out")
+    wanted = sum(step.at_least for step in form.steps if not step.absent)
+    if wanted > MAX_STAGES:
+        message = f"with take: once, the steps may need at most {MAX_STAGES} events, and these need {wanted:,}"
+        yield Problem("steps", f"{message}; lower at_least, or use take: all")
+    for at, step in enumerate(form.steps):
+        if step.at_most is not None:
+            message = "with take: once, a step takes no more events than it needs; leave at_most out, or use take: all"
+            yield Problem(f"steps[{at}].at_most", message)
 
 
 SEQUENCE_KEYS = list_keys(SequenceForm)

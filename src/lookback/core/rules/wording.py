@@ -233,6 +233,8 @@ def _describe_sequence(rule: CompiledRule) -> str:
         text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins again"
     elif several:
         text += f", within the {_format_span(spec.within)} up to the last event"
+    if spec.take == "once":
+        text += "; the newest match waits at each step and is used up when it alerts"
     for step in spec.steps:
         if step.absent:
             after = f"the {_format_span(step.within)} after {'the last of them' if several else 'it'}"

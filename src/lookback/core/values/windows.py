@@ -110,9 +110,18 @@ class Step:
 
 @dataclass(frozen=True)
 class StepSequence:
-    """Steps in order, within a span of event time. expiry: sliding (it ends at the event) or fixed (from the first on)."""
+    """Steps in order, within a span of event time.
+
+    Attributes:
+        within: The span, in microseconds.
+        steps: The steps.
+        until: The condition of events that end matches; None for none.
+        expiry: Whether the span ends at the event (sliding), or begins at the first event (fixed).
+        take: Whether an event may belong to many matches (all), or one partial match waits at each stage (once).
+    """
 
     within: int
     steps: tuple[Step, ...]
     until: str | None = None
     expiry: str = "sliding"
+    take: str = "all"
