@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dev.bench import texts
 from dev.bench.results import record
 from dev.bench.watching import say
 from lookback.core.engine.batch import Batch
@@ -42,12 +43,13 @@ STREAM = Stream.from_dict(
 class Shard:
     """One shard with its rules and a store in memory. The commits of each batch of events are later than those before."""
 
-    def __init__(self, *rules: dict[str, Any]) -> None:
+    def __init__(self, *rules: dict[str, Any], stream: Stream = STREAM) -> None:
         self._pages: dict[str, bytes] = {}
-        self._state, self._evaluator = ShardState(RuleBook(STREAM, {STREAM.name: STREAM})), Evaluator(STREAM)
+        self._stream = stream
+        self._state, self._evaluator = ShardState(RuleBook(stream, {stream.name: stream})), Evaluator(stream)
         self._changes = [
             RuleChange(
-                "insert", at, f"r{at}", 1, "active", json.dumps({"rule_id": f"r{at}", "stream": "shapes", **rule})
+                "insert", at, f"r{at}", 1, "active", json.dumps({"rule_id": f"r{at}", "stream": stream.name, **rule})
             )
             for at, rule in enumerate(rules)
         ]
@@ -76,16 +78,21 @@ class Shard:
 
     def judge(self, times: Any, keys: Any, numbers: Any | None = None, commits: int = 1) -> float:
         """Judges a batch of so many commits and saves the state. Returns the seconds of the processor."""
+        zeros = np.zeros(len(times), dtype=np.int32)
+        values = {
+            "k": keys, "n": zeros if numbers is None else numbers, "amount": 100 + np.arange(len(times)) * 7919 % 10_000
+        }  # fmt: skip
+        return self.judge_values(times, values, commits)
+
+    def judge_values(self, times: Any, fields: dict[str, Any], commits: int = 1) -> float:
+        """Judges events with these times and values of the other fields, as `judge` does."""
         rows, first = len(times), self._commit + 1
         self._commit += commits
-        zeros = np.zeros(rows, dtype=np.int32)
-        values = {
-            "id": np.arange(self._ids, self._ids + rows), "at": times, "k": keys,
-            "n": zeros if numbers is None else numbers, "amount": 100 + np.arange(rows) * 7919 % 10_000,
-        }  # fmt: skip
+        values = {"id": np.arange(self._ids, self._ids + rows), "at": times, **fields}
         self._ids += rows
         columns = {
-            name: Column(type_, np.asarray(values[name]).astype(type_.storage)) for name, type_ in STREAM.fields.items()
+            name: Column(type_, np.asarray(values[name]).astype(type_.storage))
+            for name, type_ in self._stream.fields.items()
         }
         events = Events(columns, first + np.arange(rows) * commits // max(1, rows), "id", "at")
         changes, self._changes = self._changes, []
@@ -236,6 +243,16 @@ def _judge_logins(events: int) -> Iterator[float]:
             yield spent
 
 
+def _judge_texts(events: int, rules: int) -> Iterator[float]:
+    """Judges events of new texts by rules on texts."""
+    shard = Shard(*texts.make_rules(rules), stream=texts.STREAM)
+    for at in range(1 + _REPEATS):
+        times = _spread_times(events, HOUR, at * HOUR)
+        spent = shard.judge_values(times, texts.make_texts(events, at))
+        if at:
+            yield spent
+
+
 def _judge_many(events: int, rules: list[dict[str, Any]]) -> Iterator[float]:
     return _judge_once(rules, _spread_times(events, DAY), _zipf_keys(events), np.arange(events) % 200)
 
@@ -348,6 +365,7 @@ SHAPES = (
     Shape("the same, a condition on earlier steps", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount > element_at(a.amount, 1) - 100000", "{a.count} and {b.count}", absent="n = 1"), 3_000),
     Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),
+    Shape("1,000 event rules on texts", 10_000, lambda: _judge_texts(10_000, 1_000), 220),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),
     Shape("500 events over 50,000 keys, sequence", 500, lambda: _judge_after(

@@ -52,6 +52,8 @@ BOARDS: dict[str, dict[str, Any]] = {
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RUNTIMES = ROOT / "tests" / "data" / "runtimes"
+# The packages that no runtime has.
+INSTALLED = ("sqlglot", "pyahocorasick")
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 # What the command-line interface of Databricks knows of a bundle without asking its files.
 GIVEN = {
@@ -552,14 +554,14 @@ def test_every_task_takes_the_wheel_that_the_bundle_builds_and_versions_as_locke
     for path, job, task in tasks():
         wheel, *pinned = packages_of(job, task)
         assert ((path.parent / wheel).parent.resolve(), Path(wheel).name) == (ROOT / "dist", "*.whl")
-        assert pinned == [f"{name}=={locked()[name]}" for name in ("sqlglot",)], path.name
+        assert pinned == [f"{name}=={locked()[name]}" for name in INSTALLED], path.name
 
 
 @pytest.mark.parametrize("runtime", sorted(path.stem for path in RUNTIMES.glob("*.txt")))
 def test_a_runtime_has_what_the_wheel_requires_or_the_job_installs_it(runtime: str) -> None:
     python, pins = runtime_pins(runtime)
     assert SpecifierSet(PROJECT["requires-python"]).contains(python)
-    installed = {"sqlglot": locked()["sqlglot"]}
+    installed = {name: locked()[name] for name in INSTALLED}
     for requirement in map(Requirement, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["remote"]]):
         version = {**pins, **installed}.get(requirement.name.lower())
         assert version is not None, f"{requirement.name} is neither in {runtime} nor installed by the jobs"
@@ -616,7 +618,8 @@ def test_the_wheel_holds_the_package_and_its_command(wheel: Path, tmp_path: Path
 def test_the_wheel_works_among_the_packages_of_a_runtime(wheel: Path, runtime: str, tmp_path: Path) -> None:
     # Without Spark, which a runtime has of its own. Needs a network.
     python = empty_environment(tmp_path / "runtime")
-    install(python, "-c", str(RUNTIMES / f"{runtime}.txt"), f"sqlglot=={locked()['sqlglot']}", f"{wheel}[remote]")
+    added = [f"{name}=={locked()[name]}" for name in INSTALLED]
+    install(python, "-c", str(RUNTIMES / f"{runtime}.txt"), *added, f"{wheel}[remote]")
     command = python.parent / "lookback"
     assert "commands" in subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
     checked = ["rules", "check", "--conf", str(ROOT / "conf"), *map(str, sorted((ROOT / "conf/rules").glob("*.yml")))]

@@ -49,7 +49,13 @@ def test_c12_1_it_is_in_force_at_once_as_there_is_nothing_to_warm() -> None:
 )
 def test_c12_1_only_events_that_alert_are_sent_to_shards(keys: dict[str, str], condition: str) -> None:
     (want,) = find_coverage([compile_rule({**RULE, **keys}, STREAM)]).wants
-    assert want == (("card",), condition)
+    assert want == (("id",), condition)
+
+
+def test_c12_1_events_go_to_all_shards_unless_something_is_kept_of_their_keys() -> None:
+    rules = [{**RULE, "suppress": "1 hour"}, {**RULE, "group_by": []}, {**RULE, "group_by": [], "suppress": "1 hour"}]
+    coverages = [find_coverage([compile_rule(each, STREAM)]) for each in rules]
+    assert [each.grouping_sets for each in coverages] == [[("card",)], [("id",)], [()]]
 
 
 def test_a_condition_asks_lists_as_the_event_arrives() -> None:

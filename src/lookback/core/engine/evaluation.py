@@ -42,6 +42,7 @@ from lookback.core.engine.rulestate import (
     stop_unreadable,
 )
 from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_history, open_features, take_over
+from lookback.core.expressions.textsearch import prepare_search
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
@@ -408,6 +409,11 @@ class Evaluator:
             if rule.memberships:
                 with contain_failure(output, state, [(entry, rule)], int(timeline.commits[0])):
                     events = events.look_up(rule.memberships, lists)
+        # Only event rules evaluate a condition just once.
+        conditions = tuple(rule.where for _, rule in rules if rule.spec.kind == EVENT and rule.where is not None)
+        search = prepare_search(conditions)
+        if search is not None and len(events):
+            events.search(search)
         return Segment(
             self.stream, state, events, timeline, self.shard, self.shards, self.flagging, self.max_evidence, lists
         )

@@ -30,7 +30,7 @@ from lookback.core.values.lists import Lists
 from lookback.core.values.types import BOOLEAN, STRING, TIMESTAMP, DataType
 
 # The limits of canonical SQL, which can be longer and deeper than its source text. The source text was checked already.
-_CANONICAL = Limits(
+CANONICAL = Limits(
     expression_characters=100 * LIMITS["expression_characters"].most,
     expression_levels=3 * LIMITS["expression_levels"].most,
     alternatives=LIMITS["alternatives"].most,
@@ -185,11 +185,11 @@ def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits
 
 def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
     """Compiles the `sql` of an expression that was compiled before over these fields."""
-    return compile_tree(parse(sql, _CANONICAL), schema, takes_combination=True)
+    return compile_tree(parse(sql, CANONICAL), schema, takes_combination=True)
 
 
 def compile_tree(
-    tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = _CANONICAL, *, takes_combination: bool = False
+    tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = CANONICAL, *, takes_combination: bool = False
 ) -> Expression:
     """Compiles a tree. `takes_combination` allows several values in parentheses, as in count(distinct a, b)."""
     binder = Binder(schema, limits.alternatives)
@@ -240,7 +240,7 @@ def compile_part(text: str, schema: Mapping[str, DataType]) -> Expression | None
 def split_condition(condition: Expression) -> list[Expression]:
     """Splits a condition at its outermost `and`. Returns the operands in order."""
     schema = dict(condition._schema)
-    return [compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, _CANONICAL))]
+    return [compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, CANONICAL))]
 
 
 def drop_memberships(condition: Expression) -> Expression | None:
@@ -315,7 +315,7 @@ def find_containments(condition: Expression) -> Sequence[Containment]:
 @lru_cache(maxsize=1_000)
 def _find_containments(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Sequence[Containment]:
     found = []
-    for tree in map(unwrap, split_conjuncts(parse(sql, _CANONICAL))):
+    for tree in map(unwrap, split_conjuncts(parse(sql, CANONICAL))):
         is_wanted = not isinstance(tree, exp.Not)
         call = tree if is_wanted else unwrap(tree.this)
         if isinstance(call, exp.Anonymous) and str(call.name).lower() == "array_contains":
@@ -346,7 +346,7 @@ def find_rising(text: str) -> dict[str, int] | None:
         other condition, and for one that cannot be parsed again.
     """
     try:
-        parts = [parse(text, _CANONICAL)]
+        parts = [parse(text, CANONICAL)]
     except ExpressionError:
         return None
     lowest: dict[str, int] = {}
@@ -381,7 +381,7 @@ def find_items(condition: Expression) -> Mapping[str, frozenset[int] | None]:
 @lru_cache(maxsize=1_000)
 def _find_items(text: str) -> Mapping[str, frozenset[int] | None]:
     found: dict[str, frozenset[int] | None] = {}
-    for column in parse(text, _CANONICAL).find_all(exp.Column):
+    for column in parse(text, CANONICAL).find_all(exp.Column):
         name, call = ".".join(part.name for part in column.parts), column.parent
         is_item = isinstance(call, exp.Anonymous) and str(call.name).lower() == "element_at"
         index = unwrap(call.expressions[-1]) if is_item and call is not None else column

@@ -59,7 +59,7 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
+def split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
     """Splits a pattern at `%`; None in a piece matches any character. Raises Refused."""
     pieces: list[list[str | None]] = [[]]
     position = 0
@@ -86,7 +86,7 @@ def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
 
     Each part between `%` is matched at the first place where it fits, so the test never backtracks.
     """
-    pieces = _split_pattern(pattern, escape)
+    pieces = split_pattern(pattern, escape)
     parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
     if all(None not in piece for piece in pieces):
         return _compile_plain_like(["".join(c or "" for c in piece) for piece in pieces])

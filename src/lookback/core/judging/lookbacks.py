@@ -42,7 +42,7 @@ _ALL = "*"
 def judge_lookback(rule_run: RuleRun) -> None:
     """Judges the events of a segment by a lookback rule."""
     rule = rule_run.rule
-    in_time, ordered = rule_run.measuring.list_in_time(rule.group_by, rule.allowed_lateness)
+    in_time, ordered = rule_run.measuring.list_in_time(rule.routed_by, rule.allowed_lateness)
     taken = rule_run.wanted & in_time
     judged = taken & rule_run.find_effective(rule_run.events.times)
     if rule_run.spec.late == "record":
@@ -51,6 +51,10 @@ def judge_lookback(rule_run: RuleRun) -> None:
         judged = np.zeros(len(judged), dtype=bool)
     rule_run.record_judged(rule_run.wanted, taken, judged)
     if not rule_run.is_evaluated or not len(rule_run.events):
+        return
+    if not rule.measures and not judged.any():
+        # Most of thousands of event rules find nothing in a batch.
+        rule_run.count_failed_events()
         return
     if rule_run.spec.late == "revise":
         _Revising(rule_run, taken, judged).run()

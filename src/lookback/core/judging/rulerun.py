@@ -40,17 +40,17 @@ class RuleRun:
         self.stream, self.state, self.timeline = segment.stream, segment.state, segment.timeline
         self.events, self.watermarks, self.commit_indexes = segment.events, segment.watermarks, segment.commit_indexes
         self.measuring, self.is_late = segment.measuring, segment.late_events.is_late
-        self.grouping = segment.measuring.group_events(rule.group_by)
+        self.grouping = segment.measuring.group_events(rule.routed_by)
         self.is_evaluated, self.max_evidence = entry.status in EVALUATED, segment.max_evidence
         self._segment, self._gathered = segment, Gathered()
         self.writer = AlertWriter(entry, rule, segment, self._gathered.alerts)
         self.wanted: Mask = self.grouping.mine.copy()
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
-            where = self.events.value(rule.where)
-            self.wanted &= where.is_true()
-            if where.error is not None:
-                self.failed |= self.grouping.mine & where.error & self.find_in_time()
+            holds, error = self.events.test(rule.where)
+            self.wanted &= holds
+            if error is not None:
+                self.failed |= self.grouping.mine & error & self.find_in_time()
         if rule.lane < WARMING_LANE:
             taken = entry.rule_id, entry.version, rule.where_sql, int(self.timeline.commits[0])
             segment.gathered.taken[taken] += int(np.count_nonzero(self.wanted))

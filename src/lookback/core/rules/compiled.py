@@ -167,6 +167,8 @@ class CompiledRule:
     # Each state that the rule uses -> the microseconds for which it is kept below the watermark.
     needs: Mapping[str, int] = field(default_factory=dict)
     lane: int = 0  # see `compile_rule`
+    # The fields whose values decide which shard judges an event: group_by, or the id if nothing is kept of a key.
+    routed_by: tuple[str, ...] = ()
 
     @property
     def window(self) -> Window | None:

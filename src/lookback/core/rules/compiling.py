@@ -106,7 +106,9 @@ class _Binder:
         )
         used = {*group_by, *message_names, *(sequence.kept if sequence else ())}
         used = used.union(*(expression.named for expression in compiled.expressions))
-        return replace(compiled, fields=tuple(sorted(used & set(stream.fields))))
+        keeps_nothing = is_event_rule and rule.suppress is None
+        routed_by = (stream.event_id,) if keeps_nothing else group_by
+        return replace(compiled, fields=tuple(sorted(used & set(stream.fields))), routed_by=routed_by)
 
     def _join_conditions(self, where: Expression | None, when: Expression) -> Expression:
         """Returns a condition that holds where both hold."""

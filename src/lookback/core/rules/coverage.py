@@ -79,6 +79,6 @@ def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
         # Dispatch sends all events if it might read the condition differently than the shards, so that none is lost.
         # Only the shards know the lists.
         where = drop_memberships(rule.where) if rule.where is not None and rule.where.is_readable else None
-        wants.add((rule.group_by, None if where is None else where.sql))
+        wants.add((rule.routed_by, None if where is None else where.sql))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)

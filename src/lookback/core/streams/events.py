@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lookback.core.errors import EventError
 from lookback.core.expressions.compiling import Expression, Membership, add_memberships
+from lookback.core.expressions.textsearch import TextSearch
 from lookback.core.streams.alerts import sortable_id
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
@@ -22,6 +23,7 @@ from lookback.core.streams.fields import POSITION
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
+    Mask,
     Values,
     arrow_type,
     concat_columns,
@@ -61,6 +63,7 @@ class Events:
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
         self.keys: dict[tuple[str, ...], Keys] = {}
+        self._candidates: Mapping[str, Int64s] = {}
 
     @classmethod
     def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
@@ -88,6 +91,22 @@ class Events:
             while self._cached_bytes > MAX_VALUE_BYTES:
                 self._cached_bytes -= estimate_bytes(self._values.pop(next(iter(self._values))))
         return column
+
+    def search(self, search: TextSearch) -> None:
+        """Finds the events for which the conditions of a search may hold, so that `test` evaluates no others."""
+        self._candidates = search.find(self.columns)
+
+    def test(self, condition: Expression) -> tuple[Mask, Mask | None]:
+        """Marks the events for which a condition holds, and those with an error in it; None for none."""
+        at = self._candidates.get(condition.sql)
+        if at is None:
+            column = self.value(condition)
+            return column.is_true(), column.error
+        holds = np.zeros(len(self), dtype=bool)
+        if len(at):
+            part = {name: self.columns[name].take(at) for name in condition.fields}
+            holds[at] = condition.evaluate(part, len(at)).is_true()
+        return holds, None
 
     def find_keys(self, group_by: tuple[str, ...]) -> Keys:
         """Returns the key of every event under a grouping set."""

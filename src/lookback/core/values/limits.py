@@ -69,16 +69,16 @@ class Limits:
 
     document_bytes: Annotated[
         int, Limit("bytes of a rule's document as JSON, its tests included", 1_000, 1_000_000)
-    ] = 100_000
-    expression_characters: Annotated[int, Limit("characters of one condition or measure", 100, 10_000)] = 10_000
+    ] = 500_000
+    expression_characters: Annotated[int, Limit("characters of one condition or measure", 100, 100_000)] = 100_000
     expression_levels: Annotated[int, Limit("levels of parentheses, calls and operators in one of them", 5, 100)] = 100
-    alternatives: Annotated[int, Limit("values in the list of an `in`", 1, 5_000)] = 1_000
+    alternatives: Annotated[int, Limit("values in the list of an `in`", 1, 10_000)] = 10_000
     measures: Annotated[int, Limit("measures of a rule", 1, 500)] = 50
     steps: Annotated[int, Limit("steps of a sequence", 1, 100)] = 20
     window: Annotated[
         int, Limit("the longest window with its delay, and the longest `within`", 1, MAX_DURATION_US, is_duration=True)
     ] = 3_660 * _DAY
-    rules: Annotated[int, Limit("rules of the stream that are shadow, active or paused at a time", 1, 10_000)] = 2_000
+    rules: Annotated[int, Limit("rules of the stream that are shadow, active or paused at a time", 1, 10_000)] = 10_000
 
     @classmethod
     def from_dict(cls, document: object) -> Limits:
