@@ -176,6 +176,7 @@ i between 1 and 5 | i not between j and 10 | d182 between 0 and 1000 | t between
 t like 'a%' | t like '%' | t like '' | t like '_' | t like '%b%' | t like 'a\\_c' | t like 'a\\%c' | t like 'a!%c' escape '!' | t like '%a%a%' | t not like '%a' | t like '_日%' | t like '%語' | t like 'x%y' | t like '__'
 t like 'a\\\\\\\\c' | t like 'a_c' | t like '%aa%aa' | t like '%aa%aaa' | t like '%ß%' | t like '😀_' | t not like '%!_%' escape '!'
 t ilike 'A%' | t ilike '%B%' | t not ilike '%SS' | t ilike '_日%' | t ilike 'A\\_C' | t ilike 'A!%C' escape '!' | t ilike '%Ä%' | upper(t) ilike 'a%'
+t rlike '^a' | t not rlike '.b$' | regexp_like(t, '(?i)Ä') | rlike(t, 'x\\ny') | regexp(t, r'\\s') | t regexp '' | regexp_extract(t, '^(.)(.*)$', 2) | regexp_extract(t, '(a+)') | length(regexp_extract(t, '.+', 0))
 t like any ('a%', '%b') | t ilike any ('A%', '_') | not (t like any ('a%', '%b')) | t like all ('%a%', '%b%') | t ilike all ('%A%', '%B%') | t like any ('a')
 case when b then i when c then l end | case when i > 1 then 'x' else t end | case i when 1 then 'one' when j then 'two' else 'three' end | case when b then 1 else 1.5 end | case when 1 / i > 0 then b else c end
 case when b then 1 / i else 0 end | case when b then d52 when c then i end | case when i = 0 then null else 1 / i end | case when b then null end | case when b then x else d182 end
@@ -606,7 +607,7 @@ def test_lower_and_upper_of_every_character_equal_spark(spark: SparkSession) -> 
 _OPERATORS = ["=", "<>", "<", ">=", "<=>", "+", "-", "*", "/", "%", "||", "and", "or", "div"]
 _SUFFIXES = [
     "is null", "is not null", "is true", "is not false", "in (1, d)", "not in (2)", "between {} and {}", "not between {} and {}",
-    "like 'x'", "not like 'y'", "like 'x' escape '!'", "ilike 'x'", "not ilike 'y'", "like any ('x', 'y')", "is distinct from {}", "is not distinct from {}",
+    "like 'x'", "not like 'y'", "like 'x' escape '!'", "ilike 'x'", "not ilike 'y'", "like any ('x', 'y')", "rlike 'x'", "not rlike 'y'", "regexp 'x'", "is distinct from {}", "is not distinct from {}",
 ]  # fmt: skip
 
 

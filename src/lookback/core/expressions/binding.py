@@ -239,6 +239,9 @@ class Binder:
         word = "and" if isinstance(tree.expression, exp.All) else "or"
         return likes[0] if len(likes) == 1 else make_logic(word, likes)
 
+    def _bind_regexp(self, tree: exp.Expr) -> Node:
+        return make_call("regexp_like", self.bind_all([tree.this, tree.expression]))
+
     def _list_patterns(self, tree: exp.Expr) -> list[exp.Expr]:
         """Lists the patterns of `like any` and `like all`. Raises RefusedOperator."""
         listed, word = tree.expression.this, f"{tree.key} {tree.expression.key}"
@@ -442,6 +445,7 @@ _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.Between: (Binder._bind_between, "this low high"),
     exp.Like: (Binder._bind_like, "this expression negate"),
     exp.ILike: (Binder._bind_like, "this expression negate"),
+    exp.RegexpLike: (Binder._bind_regexp, "this expression"),
     exp.Escape: (Binder._bind_escaped_like, "this expression"),
     exp.Case: (Binder._bind_case, "this ifs default"),
     exp.Cast: (Binder._bind_cast, "this to"),

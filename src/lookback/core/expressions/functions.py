@@ -28,6 +28,7 @@ from lookback.core.expressions.kernels import (
 from lookback.core.expressions.letters import change_to_lower, change_to_upper
 from lookback.core.expressions.nodes import Node, make_strict
 from lookback.core.expressions.operators import RefusedOperator
+from lookback.core.expressions.regexps import extract_regexp, match_regexp, type_regexp_extract, type_regexp_like
 from lookback.core.expressions.signatures import (
     MAX_ARGUMENTS,
     TRUNCATIONS,
@@ -282,6 +283,10 @@ FUNCTIONS: dict[str, Function] = {
     "endswith": Function(_TWO_STRINGS, _map_tests(str.endswith)),
     "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
     "cidr_match": Function(type_cidr_match, _cidr_match),
+    "regexp_like": Function(type_regexp_like, match_regexp),
+    "rlike": Function(type_regexp_like, match_regexp),
+    "regexp": Function(type_regexp_like, match_regexp),
+    "regexp_extract": Function(type_regexp_extract, extract_regexp),
     # times
     "hour": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (3600 * SECOND_US) % 24)),
     "minute": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (60 * SECOND_US) % 60)),
@@ -308,6 +313,8 @@ _CANONICAL = {
     "ucase": "upper",
     "char_length": "length",
     "substr": "substring",
+    "rlike": "regexp_like",
+    "regexp": "regexp_like",
     "day": "dayofmonth",
     "nvl": "coalesce",
     "ifnull": "coalesce",

@@ -33,9 +33,6 @@ _OTHER_AGGREGATES = {
     "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
 }  # fmt: skip
 REMEDIES = {
-    "rlike": "use like, startswith(), endswith() or contains()",
-    "regexp": "use like, startswith(), endswith() or contains()",
-    "regexp_like": "use like, startswith(), endswith() or contains()",
     "ilike": "use x ilike 'a%'",
     "decimal": "use cast(x as decimal(p,s))",
     "pow": "use products",
@@ -134,8 +131,6 @@ _REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Filter: ("filter (where ...)", "it belongs to an aggregate, and an aggregate belongs in measures"),
     exp.Lambda: ("a lambda (->)", "use array_contains(), element_at() or size()"),
     exp.JSONExtract: ("a lambda (->)", "use array_contains(), element_at() or size()"),
-    exp.RegexpLike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
-    exp.RegexpILike: ("rlike", "a pattern could take very long; use like, startswith(), endswith() or contains()"),
     exp.SimilarTo: ("similar to", "use like"),
     exp.Bracket: ("[ ]", "use element_at(), which counts from 1"),
     exp.Interval: ("an interval by itself", "add it to a timestamp or take it from one"),

@@ -31,7 +31,7 @@ MAX_LEVELS = DEFAULT_LIMITS.expression_levels
 _FRAMES = 8_000
 
 COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
-PREDICATES = (exp.In, exp.Between, exp.Like, exp.ILike, exp.Escape, exp.Is, exp.NullSafeNEQ)
+PREDICATES = (exp.In, exp.Between, exp.Like, exp.ILike, exp.RegexpLike, exp.Escape, exp.Is, exp.NullSafeNEQ)
 ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe)
 _LOOSE = (*COMPARISONS, *PREDICATES, exp.Not, exp.And, exp.Or)
 _TIGHT = (*COMPARISONS, *PREDICATES, *ARITHMETIC)
@@ -115,16 +115,21 @@ def _tokenize(text: str) -> list[Token]:
         tokens = _DIALECT.tokenize(text)
     except SqlglotError as error:
         raise ExpressionError([_explain_parse_error(text, error)]) from None
-    return [_reread_string(text, token) if token.token_type == TokenType.STRING else token for token in tokens]
+    return [_reread_string(text, token) if token.token_type in _STRINGS else token for token in tokens]
+
+
+_STRINGS = (TokenType.STRING, TokenType.RAW_STRING)
 
 
 def _reread_string(text: str, token: Token) -> Token:
     # sqlglot and Spark differ in rare escapes (octal, \Z, \%), so reread strings from the source.
-    body = text[token.start + 1 : token.end]
-    quote = text[token.start]
-    return Token(
-        TokenType.STRING, _unescape(body, quote), token.line, token.col, token.start, token.end, list(token.comments)
-    )
+    prefix = int(token.token_type == TokenType.RAW_STRING)
+    quote, body = text[token.start + prefix], text[token.start + prefix + 1 : token.end]
+    if prefix and quote in body:
+        # Spark ends a raw text at the first quote, whatever is before it.
+        return token
+    read = body if prefix else _unescape(body, quote)
+    return Token(TokenType.STRING, read, token.line, token.col, token.start, token.end, list(token.comments))
 
 
 _ESCAPE = re.compile(
@@ -181,7 +186,8 @@ def find_lost_backslashes(text: str) -> list[LostBackslash]:
     tokens = _tokenize(text)
     for before, token in zip([None, *tokens], tokens, strict=False):
         written = text[token.start : token.end + 1]
-        matches = list(_ESCAPE.finditer(written, 1, len(written) - 1)) if token.token_type == TokenType.STRING else []
+        is_plain = token.token_type == TokenType.STRING and written[0] not in "rR"
+        matches = list(_ESCAPE.finditer(written, 1, len(written) - 1)) if is_plain else []
         lost = [each for each in matches if each[3] or (each[4] and each[4] not in _KEPT)]
         if not lost or not (any(each[4] not in _LOST for each in lost) or re.search(r"\w", _ESCAPE.sub("", written))):
             continue
@@ -225,7 +231,9 @@ def _check_tokens(tokens: list[Token], most: int) -> None:
         if kinds == (TokenType.R_PAREN, TokenType.FILTER, TokenType.L_PAREN) and word.token_type != TokenType.WHERE:
             problems.append(f"{at.text} ( needs the word where; write filter (where {word.text} ...)")
     if any(token.token_type in (TokenType.RAW_STRING, TokenType.HEX_STRING) for token in tokens):
-        problems.append("raw and hexadecimal literals are not allowed; write a plain string or number")
+        problems.append(
+            "hexadecimal literals, and raw ones with a quote, are not allowed; write a plain string or number"
+        )
     if problems:
         raise ExpressionError(problems)
     _check_nesting(tokens, most)
