@@ -18,7 +18,7 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.schedule import Schedule, WaitingChange, judge_batch
 from lookback.core.errors import EventError, RuleError, StateError
 from lookback.core.explaining.evidence import ListHistory
-from lookback.core.expressions.compiling import compile_expression, drop_memberships
+from lookback.core.expressions.compiling import compile_expression, drop_uncertain
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.coverage import find_coverage
@@ -591,7 +591,7 @@ def test_c11_3_a_weaker_condition_holds_wherever_the_condition_may_hold() -> Non
         "not in_list(lower(k), 'l') and c = 1",
     ):
         condition = compile_expression(where, schema)
-        weaker = drop_memberships(condition)
+        weaker = drop_uncertain(condition)
         assert weaker is not None
         sent = events.value(weaker)
         is_sent = sent.is_true() | (np.zeros(len(events), dtype=bool) if sent.error is None else sent.error)

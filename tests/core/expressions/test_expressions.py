@@ -805,8 +805,7 @@ def test_small_letters_and_capitals_do_not_depend_on_the_version_of_python() -> 
 
 # What is written in place of each function that a message names a remedy for.
 REMEDIED = {
-    "ilike": "text ilike 'a'", "decimal": "cast(i as decimal(9,2))", "pow": "i * i", "power": "i * i",
-    "cardinality": "size(numbers)", "array_size": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
+    "ilike": "text ilike 'a'", "decimal": "cast(i as decimal(9,2))", "cardinality": "size(numbers)", "array_size": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
     "decode": "case when i = 1 then 'a' end", "iff": "if(ok, i, j)",
 }  # fmt: skip
 

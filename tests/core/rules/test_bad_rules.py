@@ -394,7 +394,7 @@ def test_aliases_make_no_document_without_end() -> None:
 
 
 def test_concat_ends_before_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "MAX_JOINED_CHARACTERS", 25)
+    monkeypatch.setattr("lookback.core.expressions.texts.MAX_JOINED_CHARACTERS", 25)
     monkeypatch.setattr(functions, "MAX_TEXT_CHARACTERS", 40)
     harness = lookback.Harness(TX)
     harness.rule(document(measures={"most": "max(concat(text, text))"}, when="most > ''"))
@@ -414,7 +414,7 @@ def test_c3_1_what_concat_makes_of_a_batch_does_not_depend_on_its_cut(monkeypatc
     found = []
     # 25 characters are those of three events, and fewer than those of the one with the longest text.
     for limit in (25, 10**9):
-        monkeypatch.setattr(functions, "MAX_JOINED_CHARACTERS", limit)
+        monkeypatch.setattr("lookback.core.expressions.texts.MAX_JOINED_CHARACTERS", limit)
         for arrivals in ([1] * 8, range(1, 9)):
             harness = lookback.Harness(TX)
             harness.rule(rule)

@@ -19,10 +19,11 @@ from sqlglot import exp
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions import functions
 from lookback.core.expressions.binding import Binder, split_conjuncts
-from lookback.core.expressions.functions import TooManyCharacters
 from lookback.core.expressions.kernels import narrow_decimals
+from lookback.core.expressions.mathematics import ROUNDED
 from lookback.core.expressions.nodes import Node, replace_settled
 from lookback.core.expressions.syntax import name_as_sql, parse, unwrap
+from lookback.core.expressions.texts import TooManyCharacters
 from lookback.core.values.columns import Column, concat_columns
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS, Limits
@@ -243,27 +244,37 @@ def split_condition(condition: Expression) -> list[Expression]:
     return [compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, CANONICAL))]
 
 
-def drop_memberships(condition: Expression) -> Expression | None:
-    """Returns a condition without in_list that is true or an error whenever the given one is, for any lists.
+def drop_uncertain(condition: Expression) -> Expression | None:
+    """Returns a condition that is true or an error whenever the given one is, for any lists and on any machine.
 
-    Returns None if no such condition exists, because the given one may hold for any event.
+    It has no call of in_list, and nothing that is true or false by a rounded digit. Returns None if no such condition
+    exists, because the given one may hold for any event.
     """
-    if not condition.memberships:
+    if not condition.memberships and not _has_rounding(condition):
         return condition
     kept: list[str] = []
     for part in split_condition(condition):
         if not part.memberships:
-            kept.append(part.sql)
+            # If the part has an error, so has the condition.
+            kept.append(f"({part.sql}) is null or true" if _has_rounding(part) else part.sql)
             continue
         # A part other than a call of in_list, or `not` with a call, may fail for some contents of the lists only.
         (membership, *others) = part.memberships
         if others or part.sql.removeprefix("not ") != membership.sql:
             return None
         text = membership.text
+        if _has_rounding(text):
+            return None
         if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:
             # If the text has an error, so has the condition.
             kept.append(f"{text.sql} is null or true")
     return recompile(" and ".join(f"({part})" for part in kept), dict(condition._schema)) if kept else None
+
+
+def _has_rounding(expression: Expression) -> bool:
+    """Returns whether an expression calls a function whose last digit may be another one on another machine."""
+    calls = parse(expression.sql, _CANONICAL).find_all(exp.Anonymous)
+    return any(str(call.name).lower() in ROUNDED for call in calls)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lookback.core.expressions.kernels import is_less, mask_or_none
-from lookback.core.expressions.nodes import Choice, Node, decide_at_once, replace_settled, union_fields
+from lookback.core.expressions.kernels import either_mask, is_less, mask_or_none
+from lookback.core.expressions.nodes import Choice, Node, decide_at_once, finish_column, replace_settled, union_fields
 from lookback.core.expressions.operators import (
     RefusedOperator,
     cast_explicitly,
@@ -18,9 +18,17 @@ from lookback.core.expressions.operators import (
     make_is_null,
     require_condition,
 )
-from lookback.core.expressions.signatures import MAX_ARGUMENTS, Arguments, format_call, require_count, require_number
+from lookback.core.expressions.signatures import (
+    MAX_ARGUMENTS,
+    Arguments,
+    format_call,
+    require_count,
+    require_number,
+    require_type,
+)
+from lookback.core.expressions.texts import grow_texts, join_separated, measure_separated
 from lookback.core.values.columns import Column, Values
-from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP
+from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, array
 
 
 def _coalesce(name: str, arguments: Arguments) -> Node:
@@ -86,7 +94,7 @@ def _is_null(name: str, arguments: Arguments) -> Node:
     return make_is_null(arguments[0], negated=name == "isnotnull")
 
 
-def _mod(name: str, arguments: Arguments) -> Node:
+def _divide(name: str, arguments: Arguments) -> Node:
     require_count(name, arguments, 2, 2)
     return make_arithmetic("%" if name == "mod" else name, *arguments)
 
@@ -108,6 +116,22 @@ def _as_float(name: str, argument: Node) -> Node:
     if argument.type.is_float:
         return argument
     return cast_implicitly(argument if argument.type == NULL else require_number(name, argument), DOUBLE)
+
+
+def _concat_ws(name: str, arguments: Arguments) -> Node:
+    require_count(name, arguments, 1, MAX_ARGUMENTS)
+    texts = [each if each.type == array(STRING) else require_type(name, each, STRING) for each in arguments[1:]]
+    nodes = [require_type(name, arguments[0], STRING), *texts]
+
+    def run(columns: Mapping[str, Column], rows: int) -> Column:
+        inputs = [node.run(columns, rows) for node in nodes]
+        _, error = decide_at_once(inputs)
+        null = mask_or_none(~inputs[0].is_known() if error is None else ~inputs[0].is_known() & ~error)
+        listed = zip(*(column.to_stored_list() for column in inputs), strict=True)
+        outcome = grow_texts(listed, measure_separated, join_separated)
+        return finish_column(STRING, outcome, null, error, either_mask(null, error))
+
+    return Node(STRING, format_call(name, arguments), run, fields=union_fields(nodes))
 
 
 _CASTS = {
@@ -144,7 +168,9 @@ FORMS: dict[str, Callable[[str, Arguments], Node]] = {
     "isnotnull": _is_null,
     "isnan": _is_nan,
     "nanvl": _nanvl,
-    "mod": _mod,
-    "pmod": _mod,
+    "concat_ws": _concat_ws,
+    "mod": _divide,
+    "pmod": _divide,
+    "try_divide": _divide,
     **dict.fromkeys(_CASTS, _cast),
 }

@@ -6,13 +6,26 @@ Rules can use only the functions in `FUNCTIONS`, `FORMS` and `AGGREGATE_ARGUMENT
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from lookback.core.expressions.casts import SECOND_US, timestamps_to_dates
+from lookback.core.expressions.arrays import contains_item, drop_repeated, find_item, pick_item, take_item
+from lookback.core.expressions.calendars import (
+    add_days,
+    count_months,
+    count_months_between,
+    count_seconds,
+    find_day_of_month,
+    find_day_of_year,
+    find_last_days,
+    find_week_of_year,
+    truncate,
+)
+from lookback.core.expressions.casts import SECOND_US
 from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.kernels import (
     LONG_MAX,
@@ -26,49 +39,73 @@ from lookback.core.expressions.kernels import (
     store_decimal,
 )
 from lookback.core.expressions.letters import change_to_lower, change_to_upper
+from lookback.core.expressions.mathematics import (
+    find_angle,
+    find_exponential,
+    find_power,
+    inside_domain,
+    map_doubles,
+    map_logarithm,
+    measure_distances,
+    take_root,
+    to_degrees,
+    to_radians,
+)
 from lookback.core.expressions.nodes import Node, make_strict
 from lookback.core.expressions.operators import RefusedOperator
 from lookback.core.expressions.regexps import extract_regexp, match_regexp, type_regexp_extract, type_regexp_like
 from lookback.core.expressions.signatures import (
     MAX_ARGUMENTS,
-    TRUNCATIONS,
-    UNITS,
     Arguments,
     Call,
+    CallKernel,
     TypeRule,
     format_call,
     read_places,
     require_count,
     takes,
     takes_dates,
+    takes_doubles,
     type_abs,
-    type_array_contains,
+    type_array_distinct,
+    type_array_extreme,
+    type_array_search,
     type_array_size,
     type_case_change,
     type_cidr_match,
     type_concat,
     type_date_trunc,
     type_element_at,
+    type_reverse,
     type_round,
-    type_sign,
+    type_unix_timestamp,
     type_whole_number,
+)
+from lookback.core.expressions.texts import (
+    capitalize_words,
+    find_position,
+    hash_md5,
+    hash_sha2,
+    join,
+    map_growing,
+    map_texts,
+    measure_joined,
+    measure_padded,
+    measure_repeated,
+    measure_replaced,
+    pad_left,
+    pad_right,
+    repeat,
+    replace,
+    reverse,
+    split_part,
 )
 from lookback.core.values.addresses import ADDRESS_BITS, read_address, read_network
 from lookback.core.values.columns import Values, is_nan, make_objects
-from lookback.core.values.times import DAY_US
-from lookback.core.values.types import BIGINT, BOOLEAN, INT, STRING, TIMESTAMP, DataType
+from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP, DataType
 
-
-class TooManyCharacters(Exception):
-    """Raised if the texts of all events do not fit in memory at once; evaluate fewer events at a time."""
-
-
-# The limit for one call of concat(). A single text beyond it is an error of its event; if only the texts together
-# exceed it, the events are evaluated in slices. No other function returns longer texts than it takes.
-MAX_JOINED_CHARACTERS = 256_000_000
 # The limit for the texts that an expression gives for all events that are judged at once.
 MAX_TEXT_CHARACTERS = 1_000_000_000
-CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 
 
 @dataclass(frozen=True)
@@ -147,12 +184,6 @@ def _map_values(function: Callable[..., Values]) -> CallKernel:
     return lambda call, values: KernelResult(function(*values))
 
 
-def _map_texts(function: Callable[..., str]) -> CallKernel:
-    return lambda call, values: KernelResult(
-        make_objects([function(*row) for row in zip(*(v.tolist() for v in values), strict=True)])
-    )
-
-
 def _map_tests(function: Callable[..., bool]) -> CallKernel:
     def kernel(call: Call, values: Sequence[Values]) -> KernelResult:
         rows = zip(*(v.tolist() for v in values), strict=True)
@@ -184,72 +215,8 @@ def _substring(text: str, position: int, length: int = 2**31 - 1) -> str:
     return text[max(start, 0) : max(end, 0)] if end > start else ""
 
 
-def _concat(call: Call, values: Sequence[Values]) -> KernelResult:
-    joined: list[object] = []
-    error = np.zeros(len(values[0]), dtype=bool)
-    characters = 0
-    for at, row in enumerate(zip(*(v.tolist() for v in values), strict=True)):
-        length = sum(map(len, row))
-        error[at] = length > MAX_JOINED_CHARACTERS
-        characters += 0 if error[at] else length
-        if characters > MAX_JOINED_CHARACTERS:
-            raise TooManyCharacters
-        joined.append("" if error[at] else "".join(row))
-    return KernelResult(make_objects(joined), mask_or_none(error))
-
-
-# Kernels: times ------------------------------------------------------------------------------------------------------
-
-
-def _count_months(days: Values) -> Values:
-    """Returns the number of months from January 1970 to each day."""
-    return np.asarray(days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64))
-
-
-def _find_first_days(months: Values) -> Values:
-    return np.asarray(months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64))
-
-
-def _truncate(call: Call, values: Sequence[Values]) -> KernelResult:
-    unit, times = TRUNCATIONS[str(call.arguments[0].literal).lower()], values[1]
-    if unit in ("month", "quarter", "year"):
-        months = _count_months(timestamps_to_dates(times))
-        return KernelResult(_find_first_days(months // UNITS[unit] * UNITS[unit]) * DAY_US)
-    if unit == "week":
-        days = timestamps_to_dates(times)
-        return KernelResult((days - (days + 3) % 7) * DAY_US)
-    return KernelResult(times // UNITS[unit] * UNITS[unit])
-
-
-# Kernels: arrays -----------------------------------------------------------------------------------------------------
-
-
-def _array_contains(call: Call, values: Sequence[Values]) -> KernelResult:
-    contains = np.zeros(len(values[0]), dtype=bool)
-    unknown = np.zeros(len(values[0]), dtype=bool)
-    for row, (items, value) in enumerate(zip(values[0].tolist(), values[1].tolist(), strict=True)):
-        contains[row] = value in items or (is_nan(value) and any(map(is_nan, items)))
-        unknown[row] = not contains[row] and None in items
-    return KernelResult(contains, None, mask_or_none(unknown))
-
-
-def _element_at(call: Call, values: Sequence[Values]) -> KernelResult:
-    arrays, positions = values[0].tolist(), values[1].tolist()
-    elements, error = [], np.zeros(len(arrays), dtype=bool)
-    for row, (items, p) in enumerate(zip(arrays, positions, strict=True)):
-        try:
-            elements.append(None if p == 0 else items[p - 1 if p > 0 else p])
-        except IndexError:
-            elements.append(None)
-            error[row] = True
-        error[row] |= p == 0
-    null = np.fromiter((item is None for item in elements), dtype=bool, count=len(elements)) & ~error
-    filler = np.zeros((), dtype=call.type.storage).item()
-    known = make_objects([filler if item is None else item for item in elements]).astype(call.type.storage, copy=False)
-    return KernelResult(known, mask_or_none(error), mask_or_none(null))
-
-
 _STRINGS = takes(STRING, gives=STRING)
+_PADDING = takes(STRING, INT, STRING, gives=STRING, optional=1)
 _TWO_STRINGS = takes(STRING, STRING, gives=BOOLEAN)
 
 FUNCTIONS: dict[str, Function] = {
@@ -259,26 +226,52 @@ FUNCTIONS: dict[str, Function] = {
     "ceiling": Function(type_whole_number, partial(_to_whole, np.ceil)),
     "floor": Function(type_whole_number, partial(_to_whole, np.floor)),
     "round": Function(type_round, _round),
-    "sign": Function(type_sign, _sign),
-    "signum": Function(type_sign, _sign),
+    "sign": Function(takes_doubles(1), _sign),
+    "signum": Function(takes_doubles(1), _sign),
+    "sqrt": Function(takes_doubles(1), take_root),
+    "exp": Function(takes_doubles(1), map_doubles(find_exponential)),
+    "ln": Function(takes_doubles(1), map_logarithm(math.log)),
+    "log10": Function(takes_doubles(1), map_logarithm(math.log10)),
+    "pow": Function(takes_doubles(2), map_doubles(find_power)),
+    "power": Function(takes_doubles(2), map_doubles(find_power)),
+    "sin": Function(takes_doubles(1), map_doubles(inside_domain(math.sin))),
+    "cos": Function(takes_doubles(1), map_doubles(inside_domain(math.cos))),
+    "asin": Function(takes_doubles(1), map_doubles(inside_domain(math.asin))),
+    "acos": Function(takes_doubles(1), map_doubles(inside_domain(math.acos))),
+    "atan2": Function(takes_doubles(2), map_doubles(find_angle)),
+    "radians": Function(takes_doubles(1), to_radians),
+    "degrees": Function(takes_doubles(1), to_degrees),
+    "haversine_km": Function(takes_doubles(4), measure_distances),
     # strings
-    "lower": Function(type_case_change, _map_texts(change_to_lower)),
-    "lcase": Function(type_case_change, _map_texts(change_to_lower)),
-    "upper": Function(type_case_change, _map_texts(change_to_upper)),
-    "ucase": Function(type_case_change, _map_texts(change_to_upper)),
-    "trim": Function(_STRINGS, _map_texts(lambda text: text.strip(" "))),
-    "ltrim": Function(_STRINGS, _map_texts(lambda text: text.lstrip(" "))),
-    "rtrim": Function(_STRINGS, _map_texts(lambda text: text.rstrip(" "))),
+    "lower": Function(type_case_change, map_texts(change_to_lower)),
+    "lcase": Function(type_case_change, map_texts(change_to_lower)),
+    "upper": Function(type_case_change, map_texts(change_to_upper)),
+    "ucase": Function(type_case_change, map_texts(change_to_upper)),
+    "trim": Function(_STRINGS, map_texts(lambda text: text.strip(" "))),
+    "ltrim": Function(_STRINGS, map_texts(lambda text: text.lstrip(" "))),
+    "rtrim": Function(_STRINGS, map_texts(lambda text: text.rstrip(" "))),
     "length": Function(takes(STRING, gives=INT), _length),
     "char_length": Function(takes(STRING, gives=INT), _length),
-    "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
-    "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), _map_texts(_substring)),
-    "left": Function(takes(STRING, INT, gives=STRING), _map_texts(lambda text, length: _substring(text, 1, length))),
+    "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), map_texts(_substring)),
+    "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), map_texts(_substring)),
+    "left": Function(takes(STRING, INT, gives=STRING), map_texts(lambda text, length: _substring(text, 1, length))),
     "right": Function(
         takes(STRING, INT, gives=STRING),
-        _map_texts(lambda text, length: _substring(text, -length) if length > 0 else ""),
+        map_texts(lambda text, length: _substring(text, -length) if length > 0 else ""),
     ),
-    "concat": Function(type_concat, _concat),
+    "concat": Function(type_concat, map_growing(measure_joined, join)),
+    "replace": Function(
+        takes(STRING, STRING, STRING, gives=STRING, optional=1), map_growing(measure_replaced, replace)
+    ),
+    "split_part": Function(takes(STRING, STRING, INT, gives=STRING), split_part),
+    "instr": Function(takes(STRING, STRING, gives=INT), find_position),
+    "lpad": Function(_PADDING, map_growing(measure_padded, pad_left)),
+    "rpad": Function(_PADDING, map_growing(measure_padded, pad_right)),
+    "repeat": Function(takes(STRING, INT, gives=STRING), map_growing(measure_repeated, repeat)),
+    "reverse": Function(type_reverse, reverse),
+    "initcap": Function(_STRINGS, map_texts(capitalize_words)),
+    "md5": Function(_STRINGS, map_texts(hash_md5)),
+    "sha2": Function(takes(STRING, INT, gives=STRING), hash_sha2),
     "startswith": Function(_TWO_STRINGS, _map_tests(str.startswith)),
     "endswith": Function(_TWO_STRINGS, _map_tests(str.endswith)),
     "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
@@ -293,17 +286,29 @@ FUNCTIONS: dict[str, Function] = {
     "second": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // SECOND_US % 60)),
     # Sunday is 1; the epoch was a Thursday.
     "dayofweek": Function(takes_dates(1), _map_values(lambda day: (day + 4) % 7 + 1)),
-    "dayofmonth": Function(takes_dates(1), _map_values(lambda day: day - _find_first_days(_count_months(day)) + 1)),
-    "day": Function(takes_dates(1), _map_values(lambda day: day - _find_first_days(_count_months(day)) + 1)),
-    "month": Function(takes_dates(1), _map_values(lambda day: _count_months(day) % 12 + 1)),
-    "year": Function(takes_dates(1), _map_values(lambda day: _count_months(day) // 12 + 1970)),
-    "date_trunc": Function(type_date_trunc, _truncate),
+    "dayofmonth": Function(takes_dates(1), _map_values(find_day_of_month)),
+    "day": Function(takes_dates(1), _map_values(find_day_of_month)),
+    "month": Function(takes_dates(1), _map_values(lambda day: count_months(day) % 12 + 1)),
+    "year": Function(takes_dates(1), _map_values(lambda day: count_months(day) // 12 + 1970)),
+    "quarter": Function(takes_dates(1), _map_values(lambda day: count_months(day) % 12 // 3 + 1)),
+    "dayofyear": Function(takes_dates(1), _map_values(find_day_of_year)),
+    "weekofyear": Function(takes_dates(1), _map_values(find_week_of_year)),
+    "last_day": Function(takes(DATE, gives=DATE), _map_values(find_last_days)),
+    "date_add": Function(takes(DATE, INT, gives=DATE), _map_values(add_days)),
+    "date_sub": Function(takes(DATE, INT, gives=DATE), _map_values(lambda day, less: add_days(day, -less))),
+    "months_between": Function(takes(TIMESTAMP, TIMESTAMP, BOOLEAN, gives=DOUBLE, optional=1), count_months_between),
+    "unix_timestamp": Function(type_unix_timestamp, count_seconds),
+    "date_trunc": Function(type_date_trunc, truncate),
     "datediff": Function(takes_dates(2), _map_values(np.subtract)),
     "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), _map_values(lambda time: time)),
     # arrays
-    "array_contains": Function(type_array_contains, _array_contains),
+    "array_contains": Function(type_array_search(BOOLEAN), contains_item),
     "size": Function(type_array_size, _length),
-    "element_at": Function(type_element_at, _element_at),
+    "array_position": Function(type_array_search(BIGINT), find_item),
+    "array_distinct": Function(type_array_distinct, drop_repeated),
+    "array_max": Function(type_array_extreme, pick_item(max)),
+    "array_min": Function(type_array_extreme, pick_item(min)),
+    "element_at": Function(type_element_at, take_item),
 }
 
 _CANONICAL = {
@@ -311,6 +316,7 @@ _CANONICAL = {
     "signum": "sign",
     "lcase": "lower",
     "ucase": "upper",
+    "power": "pow",
     "char_length": "length",
     "substr": "substring",
     "rlike": "regexp_like",

@@ -22,3 +22,8 @@ def change_to_lower(text: str) -> str:
 def change_to_upper(text: str) -> str:
     """Converts a text to upper case, as Spark does."""
     return text.upper() if text.isascii() else text.translate(_TO_CAPITAL).upper()
+
+
+def change_to_title(text: str) -> str:
+    """Converts each letter of a text to its capital at the beginning of a word, as Spark does."""
+    return "".join(each.translate(_TO_CAPITAL).title() for each in text)

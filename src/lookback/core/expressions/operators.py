@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -44,6 +42,7 @@ from lookback.core.expressions.kernels import (
     scale_up,
     subtract_integers,
 )
+from lookback.core.expressions.literaltimes import read_literal_time
 from lookback.core.expressions.nodes import (
     AND,
     COMPARISON,
@@ -66,7 +65,6 @@ from lookback.core.expressions.nodes import (
 )
 from lookback.core.values.columns import Column, Mask, Values, is_nan
 from lookback.core.values.texts import join_words
-from lookback.core.values.times import DAY_US
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, NULL, STRING, TIMESTAMP, DataType
 
 
@@ -106,47 +104,26 @@ def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
     kernel = find_cast(node.type, type_)
     if kernel is None:
         raise RefusedOperator(explain_refusal(node.type, type_))
+    return make_strict(type_, sql, [node], _tolerate(kernel))
 
-    def run_without_errors(values: Values) -> KernelResult:
-        outcome = kernel(values)
+
+def _tolerate(kernel: Kernel) -> Kernel:
+    """Returns a kernel whose errors are NULL; an error of an operand stays one."""
+
+    def run(*values: Values) -> KernelResult:
+        outcome = kernel(*values)
         return KernelResult(outcome.values, None, either_mask(outcome.error, outcome.null))
 
-    return make_strict(type_, sql, [node], run_without_errors)
-
-
-_LITERAL_TIME = re.compile(
-    r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?(Z|[+-]\d{2}:\d{2})?)?",
-    re.ASCII,
-)
+    return run
 
 
 def parse_literal_time(text: str, type_: DataType) -> int:
     """Parses a date or timestamp literal as days or microseconds since 1970; UTC if it has no zone. Raises Refused."""
-    match = _LITERAL_TIME.fullmatch(text.strip(" "))
-    remedy = f"{text!r} is not a valid {type_}; write it like "
-    remedy += "'2026-01-31'" if type_ == DATE else "'2026-01-31 12:00:00'"
-    if match is None or (type_ == DATE and match.group(4)):
-        raise RefusedOperator(remedy)
-    year, month, day, hour, minute, second, fraction, zone = match.groups()
-    try:
-        date = dt.date(int(year), int(month), int(day))
-        time = dt.time(int(hour or 0), int(minute or 0), int(second or 0), int((fraction or "0").ljust(6, "0")))
-    except ValueError:
-        raise RefusedOperator(remedy) from None
-    days = (date - dt.date(1970, 1, 1)).days
-    if type_ == DATE:
-        return days
-    seconds = time.hour * 3600 + time.minute * 60 + time.second - _parse_zone(zone, remedy)
-    return days * DAY_US + seconds * 1_000_000 + time.microsecond
-
-
-def _parse_zone(zone: str | None, remedy: str) -> int:
-    if zone is None or zone == "Z":
-        return 0
-    hours, minutes = int(zone[1:3]), int(zone[4:6])
-    if hours > 18 or minutes > 59 or (hours == 18 and minutes):
-        raise RefusedOperator(remedy)
-    return (-1 if zone[0] == "-" else 1) * (hours * 3600 + minutes * 60)
+    value = read_literal_time(text, is_date=type_ == DATE)
+    if value is None:
+        example = "'2026-01-31'" if type_ == DATE else "'2026-01-31 12:00:00'"
+        raise RefusedOperator(f"{text!r} is not a valid {type_}; write it like {example}")
+    return value
 
 
 def cast_to_common(nodes: Sequence[Node], what: str) -> list[Node]:
@@ -376,13 +353,23 @@ def make_case(branches: Sequence[tuple[Node, Node]], default: Node | None, sql: 
 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
 
-_LEVELS = {"+": SUM, "-": SUM, "||": SUM, "*": PRODUCT, "/": PRODUCT, "%": PRODUCT, "div": PRODUCT, "pmod": PRIMARY}
+_LEVELS = {
+    "+": SUM,
+    "-": SUM,
+    "||": SUM,
+    "*": PRODUCT,
+    "/": PRODUCT,
+    "%": PRODUCT,
+    "div": PRODUCT,
+    "pmod": PRIMARY,
+    "try_divide": PRIMARY,
+}
 # These evaluate their second operand first.
-_DIVISIONS = ("/", "%", "div", "pmod")
+_DIVISIONS = ("/", "%", "div", "pmod", "try_divide")
 
 
 def make_arithmetic(symbol: str, a: Node, b: Node) -> Node:
-    """Makes a + b, a - b, a * b, a / b, a % b, a div b or pmod(a, b) of numbers. Raises Refused."""
+    """Makes a + b, a - b, a * b, a / b, a % b, a div b, pmod(a, b) or try_divide(a, b). Raises Refused."""
     level = _LEVELS[symbol]
     sql = f"{a.within(level - 1)} {symbol} {b.within(level)}" if level < PRIMARY else f"{symbol}({a.sql}, {b.sql})"
     if a.type == NULL and b.type.is_numeric:
@@ -395,7 +382,7 @@ def make_arithmetic(symbol: str, a: Node, b: Node) -> Node:
         return _make_float_arithmetic(symbol, a, b, sql)
     if a.type.is_decimal or b.type.is_decimal:
         return _make_decimal_arithmetic(symbol, a, b, sql)
-    if symbol == "/":
+    if symbol in ("/", "try_divide"):
         return _make_float_arithmetic(symbol, a, b, sql)
     return _make_integer_arithmetic(symbol, a, b, sql)
 
@@ -435,6 +422,7 @@ _FLOAT_KERNELS: dict[str, Kernel] = {
     "-": lambda x, y: KernelResult(x - y),
     "*": lambda x, y: KernelResult(x * y),
     "/": divide_floats,
+    "try_divide": _tolerate(divide_floats),
     "%": remainder_floats,
     "pmod": positive_remainder_floats,
 }
@@ -443,7 +431,7 @@ _FLOAT_KERNELS: dict[str, Kernel] = {
 def _make_float_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
     if symbol == "div":
         raise RefusedOperator(f"{sql!r}: 'div' takes integers; use floor({sql.replace(' div ', ' / ')})")
-    type_ = a.type if a.type == b.type and symbol != "/" and a.type.is_float else DOUBLE
+    type_ = a.type if a.type == b.type and symbol not in ("/", "try_divide") and a.type.is_float else DOUBLE
     operands = [cast_implicitly(a, type_), cast_implicitly(b, type_)]
     return make_strict(type_, sql, operands, _FLOAT_KERNELS[symbol], _LEVELS[symbol], right_first=symbol in _DIVISIONS)
 
@@ -452,13 +440,14 @@ def _make_decimal_arithmetic(symbol: str, a: Node, b: Node, sql: str) -> Node:
     if symbol == "div":
         raise RefusedOperator(f"{sql!r}: 'div' takes integers; cast both to bigint")
     types = find_operand_types(a, b)
-    rules = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type}
+    rules = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type, "try_divide": quotient_type}
     result = rules.get(symbol, remainder_type)(*types)
     kernels: dict[str, Kernel] = {
         "+": lambda x, y: add_decimals(x, y, types, result),
         "-": lambda x, y: add_decimals(x, y, types, result, sign=-1),
         "*": lambda x, y: multiply_decimals(x, y, types, result),
         "/": lambda x, y: divide_decimals(x, y, types, result),
+        "try_divide": _tolerate(lambda x, y: divide_decimals(x, y, types, result)),
         "%": lambda x, y: remainder_decimals(x, y, types, result),
         "pmod": lambda x, y: positive_remainder_decimals(x, y, types, result),
     }

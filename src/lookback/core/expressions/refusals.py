@@ -35,8 +35,6 @@ _OTHER_AGGREGATES = {
 REMEDIES = {
     "ilike": "use x ilike 'a%'",
     "decimal": "use cast(x as decimal(p,s))",
-    "pow": "use products",
-    "power": "use products",
     "cardinality": "use size()",
     "array_size": "use size()",
     "nvl2": "use case when",
@@ -139,7 +137,7 @@ _REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Tuple: ("a list in parentheses", "only 'in' takes one"),
     exp.BitwiseAnd: ("&", "write 'and' for conditions"),
     exp.BitwiseOr: ("|", "write 'or' for conditions, || to join texts"),
-    exp.BitwiseXor: ("^", "write products for powers"),
+    exp.BitwiseXor: ("^", "use pow()"),
     exp.BitwiseNot: ("~", "write 'not' for conditions"),
     exp.Placeholder: ("a parameter", "write the value, or a name without braces"),
     exp.Parameter: ("a parameter", "write the value, or a name without braces"),

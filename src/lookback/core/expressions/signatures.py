@@ -6,11 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lookback.core.expressions.casts import SECOND_US
+from lookback.core.expressions.kernels import KernelResult
 from lookback.core.expressions.nodes import Node
 from lookback.core.expressions.operators import RefusedOperator, cast_implicitly, require_exact_sign
 from lookback.core.values.addresses import explain_no_range
+from lookback.core.values.columns import Values
 from lookback.core.values.times import DAY_US
-from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, NULL, STRING, TIMESTAMP, DataType, decimal
+from lookback.core.values.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INT,
+    NULL,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    array,
+    decimal,
+)
 
 Arguments = Sequence[Node]
 # A call has all its arguments in memory at once, for all events of a batch.
@@ -50,6 +64,7 @@ class Call:
 
 
 TypeRule = Callable[[str, Arguments], Call]
+CallKernel = Callable[[Call, Sequence[Values]], KernelResult]
 
 
 def format_call(name: str, arguments: Arguments) -> str:
@@ -70,7 +85,7 @@ def require_type(name: str, argument: Node, type_: DataType) -> Node:
     """Casts an argument to a type, if Spark does so by itself. Raises Refused."""
     if argument.type == type_:
         return argument
-    if argument.type == NULL or (argument.type == DATE and type_ == TIMESTAMP):
+    if argument.type == NULL or {argument.type, type_} == {DATE, TIMESTAMP}:
         return cast_implicitly(argument, type_)
     if type_ == INT and argument.type.name in ("tinyint", "smallint"):
         return cast_implicitly(argument, INT)
@@ -110,16 +125,16 @@ def type_case_change(name: str, arguments: Arguments) -> Call:
 
 def takes_dates(count: int) -> TypeRule:
     """Makes the rule of a function of dates, or of timestamps that are cast to dates; the result is an int."""
+    return takes(*[DATE] * count, gives=INT)
+
+
+def takes_doubles(count: int) -> TypeRule:
+    """Makes the rule of a function of numbers that are cast to double; the result is a double."""
 
     def rule(name: str, arguments: Arguments) -> Call:
         require_count(name, arguments, count, count)
-        return Call(
-            [
-                cast_implicitly(each, DATE) if each.type == TIMESTAMP else require_type(name, each, DATE)
-                for each in arguments
-            ],
-            INT,
-        )
+        numbers = [each if each.type == NULL else require_number(name, each) for each in arguments]
+        return Call([cast_implicitly(each, DOUBLE) for each in numbers], DOUBLE)
 
     return rule
 
@@ -144,12 +159,6 @@ def type_abs(name: str, arguments: Arguments) -> Call:
     return call
 
 
-def type_sign(name: str, arguments: Arguments) -> Call:
-    """Types a call with a number that is cast to double; the result is a double."""
-    require_count(name, arguments, 1, 1)
-    return Call([cast_implicitly(require_number(name, arguments[0]), DOUBLE)], DOUBLE)
-
-
 def type_cidr_match(name: str, arguments: Arguments) -> Call:
     """Types a call with an address as a text, and ranges of addresses as literals."""
     require_count(name, arguments, 2, MAX_ARGUMENTS)
@@ -162,6 +171,21 @@ def type_cidr_match(name: str, arguments: Arguments) -> Call:
         if problem := explain_no_range(argument.literal):
             raise RefusedOperator(f"{name}(): {problem}")
     return Call([require_type(name, arguments[0], STRING), *arguments[1:]], BOOLEAN)
+
+
+def type_unix_timestamp(name: str, arguments: Arguments) -> Call:
+    """Types a call with a timestamp; the result is a bigint. Without one Spark would read the clock."""
+    if not arguments:
+        raise RefusedOperator(f"{name}() without a time reads a clock, so a replay would differ; use the event's time")
+    return takes(TIMESTAMP, gives=BIGINT)(name, arguments)
+
+
+def type_reverse(name: str, arguments: Arguments) -> Call:
+    """Types a call with a string or an array; the result has its type."""
+    require_count(name, arguments, 1, 1)
+    if arguments[0].type.element is not None:
+        return Call(arguments, arguments[0].type)
+    return Call([require_type(name, arguments[0], STRING)], STRING)
 
 
 def type_whole_number(name: str, arguments: Arguments) -> Call:
@@ -218,13 +242,36 @@ def _require_array(name: str, argument: Node) -> DataType:
     return argument.type.element
 
 
-def type_array_contains(name: str, arguments: Arguments) -> Call:
-    """Types a call with an array and a value of its element type; the result is a boolean."""
-    require_count(name, arguments, 2, 2)
-    element, value = _require_array(name, arguments[0]), arguments[1]
-    if value.type.element is not None or not (value.type == element or (value.type.is_integer and element.is_integer)):
-        raise RefusedOperator(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
-    return Call(arguments, BOOLEAN)
+def type_array_search(gives: DataType) -> TypeRule:
+    """Makes the rule of a function of an array and a value of its element type."""
+
+    def rule(name: str, arguments: Arguments) -> Call:
+        require_count(name, arguments, 2, 2)
+        element, value = _require_array(name, arguments[0]), arguments[1]
+        is_alike = value.type == element or (value.type.is_integer and element.is_integer)
+        if value.type.element is not None or not is_alike:
+            raise RefusedOperator(f"{name}() looks for a {element}, but {value.sql!r} is of type {value.type}; cast it")
+        return Call(arguments, gives)
+
+    return rule
+
+
+def type_array_distinct(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array of single values; the result has its type."""
+    return Call(arguments, array(_type_array_item(name, arguments)))
+
+
+def type_array_extreme(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array of single values; the result has the element type."""
+    return Call(arguments, _type_array_item(name, arguments))
+
+
+def _type_array_item(name: str, arguments: Arguments) -> DataType:
+    require_count(name, arguments, 1, 1)
+    element = _require_array(name, arguments[0])
+    if element.element is not None:
+        raise RefusedOperator(f"{name}() takes an array of single values, got {arguments[0].type}")
+    return element
 
 
 def type_element_at(name: str, arguments: Arguments) -> Call:

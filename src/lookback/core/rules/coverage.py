@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lookback.core.expressions.compiling import drop_memberships
+from lookback.core.expressions.compiling import drop_uncertain
 from lookback.core.rules.compiled import CompiledRule
 
 # A grouping set (fields in ascending order), and the condition of the events to send as canonical SQL; None for all events.
@@ -77,8 +77,8 @@ def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
     fields: set[str] = set()
     for rule in rules:
         # Dispatch sends all events if it might read the condition differently than the shards, so that none is lost.
-        # Only the shards know the lists.
-        where = drop_memberships(rule.where) if rule.where is not None and rule.where.is_readable else None
+        # Only the shards know the lists, and how they round.
+        where = drop_uncertain(rule.where) if rule.where is not None and rule.where.is_readable else None
         wants.add((rule.routed_by, None if where is None else where.sql))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)
