@@ -12,6 +12,8 @@ import pytest
 from lookback.config import Settings
 from lookback.core.errors import SetupError
 from lookback.core.rules.changes import RuleChange
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.descriptions import DESCRIPTIONS
 from lookback.core.rules.gate import (
     APPROVAL,
     EVIDENCE,
@@ -31,6 +33,18 @@ RULE: dict[str, Any] = {
     "rule_id": "r", "stream": "tx", "group_by": ["b", "a"], "window": "1 hour", "measures": {"n": "count(*)"},
     "when": "n >= 1000",
 }  # fmt: skip
+TX = Stream.from_dict(
+    {
+        "stream": "tx", "event_id": "id", "event_time": "at",
+        "fields": {"id": "string", "at": "timestamp", "a": "string", "b": "string"},
+    }
+)  # fmt: skip
+DESCRIBED: dict[str, Any] = {
+    "tags": ["attack.t1110"],
+    "references": ["https://example.org/a"],
+    "runbook": "https://example.org/b",
+    "source": {"format": "sigma"},
+}
 NOTHING = Knowledge(0, None, None, None, "ann", "ann")
 ALL = Knowledge(2, 50.0, 12.0, 0.5, "ann", "bob")
 GATE = Gate(2, 30, 200, 0.4, 48, approval=True)
@@ -53,6 +67,16 @@ def test_c10_8_the_hash_is_over_the_document_with_parameter_values_without_tests
     ]
     assert known not in {hash_document(each) for each in others}
     assert len({hash_document(each) for each in others}) == 4
+
+
+def test_c12_2_descriptions_are_not_part_of_the_hash_nor_of_any_feature() -> None:
+    assert set(DESCRIPTIONS) == {"description", *DESCRIBED}
+    described = {**RULE, **DESCRIBED}
+    assert hash_document(described) == hash_document(RULE)
+    plain, same = (compile_rule(each, TX) for each in (RULE, described))
+    assert (same.features, same.store, same.needs) == (plain.features, plain.store, plain.needs)
+    session = {**RULE, "window": {"session": "1 hour"}}
+    assert compile_rule({**session, **DESCRIBED}, TX).store == compile_rule(session, TX).store != ""
 
 
 def test_c10_8_each_condition_has_its_figure_and_a_remedy_where_it_is_not_met() -> None:

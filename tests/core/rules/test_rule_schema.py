@@ -47,6 +47,17 @@ SCHEMA = Draft202012Validator(build_rule_schema())
 
 _ALL = {
     "description": "Everything at once",
+    "tags": ["attack.t1110.003", "Typology.Structuring", "a"],
+    "references": ["https://attack.mitre.org/techniques/T1110/", "HTTP://example.org?a=b#c"],
+    "runbook": "https://example.org/runbooks/1",
+    "source": {
+        "format": "sigma",
+        "id": "5d0c7e4a",
+        "author": "A. Analyst",
+        "license": "DRL-1.1",
+        "url": "https://example.org/rules/1",
+        "fidelity": "exact",
+    },
     "parameters": {"limit": 1.5, "span": "1 hour", "only": True},
     "severity": "low",
     "score": 12,
@@ -96,7 +107,7 @@ ACCEPTED = [
 ]
 # Wrong in what a schema cannot see: values against each other, or against the calendar, expressions, the stream.
 BEYOND = {
-    "an id with a line's end", "an entity that is not in group_by", "an entity misspelt", "lateness above the stream's", "until before from", "a thirteenth month",
+    "an id with a line's end", "a tag twice", "an entity that is not in group_by", "an entity misspelt", "lateness above the stream's", "until before from", "a thirteenth month",
     "a time beyond all years", "a window beyond all years", "a slide above the size", "a slide too small",
     "a resolution above the window", "a resolution above a measure's window", "min with a resolution",
     "max with a resolution", "distinct with a resolution",

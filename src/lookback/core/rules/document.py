@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules import forms, kinds
+from lookback.core.rules import descriptions, forms, kinds
 from lookback.core.rules.forms import INHERITED, Measure
 from lookback.core.rules.kinds import WAIT, Kind, Reading, choice, expression, key, list_keys, read_form, settle
 from lookback.core.rules.parameters import Parameters
@@ -51,6 +51,7 @@ KEYS_OF_KIND = {
 # Columns of the rules table, which are not keys of a document.
 _ROW_KEYS = ("version", "status", "author", "comment")
 _STREAM = "name the stream whose events the rule judges"
+_RUNBOOK = "write what to do about an alert, or the URL of a page that says so; or leave it out"
 _ENTITY = "name a field of group_by, such as customer_id, or leave it out"
 _WHERE = "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all"
 _WHEN = "write the condition that raises the alert, such as 'n >= 10'"
@@ -123,6 +124,12 @@ class Rule:
     rule_id: The rule's name: 1 to 100 lower-case letters, digits, '.', '_' or '-', beginning with a letter or digit. Alerts
         and versions go by it; it never changes.
     description: What the rule looks for, for those who review its alerts.
+    tags: Words by which people find the rule and its alerts, such as the MITRE ATT&CK techniques that it detects. Without
+        blanks, at most 100 characters each; capitals make no difference. Each alert has those of its version. Default:
+        none.
+    references: URLs of what the rule is based on. Default: none.
+    runbook: What to do about an alert: a text or a URL. Default: none.
+    source: Where the rule comes from, if it was written elsewhere. Default: here.
     parameters: Values by name, which the rule's expressions, durations, at_least, at_most and message take as :name. Each
         can be changed by itself, with `lookback rules set`. Default: none.
     stream: The stream whose events the rule judges: a name from conf/streams.
@@ -168,6 +175,10 @@ class Rule:
 
     rule_id: Annotated[str, _RuleId] = key("?", "large-payment", missing="write a name such as 'large-payment'")
     description: kinds.Text = key("", "Much money to one beneficiary within a day")
+    tags: descriptions.Tags = key((), ["attack.t1110"], ["typology.structuring"], default=[])
+    references: descriptions.References = key((), ["https://attack.mitre.org/techniques/T1110/"], default=[])
+    runbook: Annotated[str, kinds.visible_text(_RUNBOOK)] = key("", "Call the customer before the next payment leaves")
+    source: descriptions.Source = key(descriptions.SourceForm(), {"format": "sigma", "license": "DRL-1.1"})
     parameters: forms.ParameterValues = key(dict, {"limit": 1000, "span": "24 hours"})
     stream: Annotated[str, kinds.visible_text(_STREAM)] = key("", "payments", missing=_STREAM)
     severity: Annotated[str, choice(SEVERITIES)] = key("medium", default="medium")

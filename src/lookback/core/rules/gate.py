@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lookback.core.rules.descriptions import DESCRIPTIONS
 from lookback.core.rules.parameters import Parameters
 from lookback.core.values.texts import format_figure
 
 # Keys of a document that do not change which alerts it raises. Values of parameters are hashed where they are used.
-_TEXTS = ("tests", "description", "message", "parameters")
+_TEXTS = ("tests", "message", "parameters", *DESCRIPTIONS)
 # What an enforced gate requires of an active row: evidence for its document, or also the name of an approver.
 EVIDENCE, APPROVAL = "evidence", "approval"
 # The decision in rule_log about a row that an enforced gate rejects.
@@ -64,7 +65,7 @@ class Condition:
 def hash_document(document: Mapping[str, Any]) -> str:
     """Returns a hash of what a rule means: of the document with its parameters filled in, without tests and texts.
 
-    These do not change the hash: the order of keys and of group_by, tests, description, message, and whether a value is
+    These do not change the hash: the order of keys and of group_by, tests, message, DESCRIPTIONS, and whether a value is
     written in or is a parameter.
     """
     values = document.get("parameters")

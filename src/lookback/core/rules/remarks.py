@@ -13,6 +13,7 @@ from lookback.core.errors import ExpressionError, Problem
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.expressions.syntax import COMPARISONS, find_lost_backslashes, parse, unwrap, write_node
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
+from lookback.core.rules.descriptions import DESCRIPTIONS
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.types import DataType
@@ -57,7 +58,7 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
 
 def _find_unused_parameters(rule: CompiledRule) -> Iterator[Remark]:
     texts = {
-        key: value for key, value in rule.spec.document.items() if key not in ("description", "parameters", "tests")
+        key: value for key, value in rule.spec.document.items() if key not in ("parameters", "tests", *DESCRIPTIONS)
     }
     written = json.dumps(texts, ensure_ascii=False, default=str)
     for name in rule.spec.parameters:
