@@ -39,6 +39,7 @@ class AlertRow(NamedTuple):
     message: str
     evidence: tuple[str, ...]
     arrival: int
+    tags: tuple[str, ...]
 
 
 def read_alerts(tables: Tables) -> list[AlertRow]:

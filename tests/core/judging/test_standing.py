@@ -87,6 +87,18 @@ def test_an_alert_says_whether_it_waits_for_a_person_by_the_version_that_raised_
     assert [alert.queue for alert in harness.alerts] == [not queue, queue]
 
 
+def test_c12_2_an_alert_has_the_tags_of_the_version_that_raised_it() -> None:
+    harness = lookback.Harness(STREAM)
+    document = {"rule_id": "r", "stream": "uses", "window": "1 hour", **COUNTED}
+    harness.rule({**document, "tags": ["attack.T1110", "a"]})
+    harness.events([use(1, 1), use(2, 2)])
+    harness.rule({**document, "tags": ["b"]})
+    harness.events([use(3, 3)])
+    harness.rule(document)
+    harness.events([use(4, 4)])
+    assert [list(alert.tags) for alert in harness.alerts] == [["attack.T1110", "a"], ["b"], []]
+
+
 def test_c11_6_each_alert_of_a_lookback_begins_also_a_suppressed_one() -> None:
     document = {"window": "1 hour", **COUNTED, "suppress": "1 hour"}
     assert run(document, use(1, 1), use(2, 2), use(3, 3)) == [(0, "raised", BEGINS), (0, "suppressed", BEGINS)]

@@ -273,7 +273,7 @@ def drop_uncertain(condition: Expression) -> Expression | None:
 
 def _has_rounding(expression: Expression) -> bool:
     """Returns whether an expression calls a function whose last digit may be another one on another machine."""
-    calls = parse(expression.sql, _CANONICAL).find_all(exp.Anonymous)
+    calls = parse(expression.sql, CANONICAL).find_all(exp.Anonymous)
     return any(str(call.name).lower() in ROUNDED for call in calls)
 
 

@@ -238,6 +238,7 @@ class AlertWriter:
             rule.spec.score,
             change,
             rule.spec.queue,
+            rule.spec.tags,
         )
         time, event = order.cause, ""
         if order.phase == BY_EVENT:

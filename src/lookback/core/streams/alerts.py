@@ -59,7 +59,7 @@ class Alert:
 
     entity, entity_id: the field of the key that the alert is about, and its value as text; None if the rule names none.
     score: the score of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert is open, like a raised one.
-    queue: False for a report, which is not queued for review.
+    queue: False for a report, which is not queued for review. tags: those of the rule.
 
     The class is not frozen because creating a frozen instance takes five times as long.
     """
@@ -87,6 +87,7 @@ class Alert:
     score: int = 0
     change: int = BEGINS
     queue: bool = True
+    tags: Sequence[str] = ()
     decided_at: dt.datetime | None = None
 
 

@@ -60,6 +60,7 @@ ALERTS_SCHEMA = pa.schema(
         ("score", pa.int64()),
         ("change", pa.int32()),
         ("queue", pa.bool_()),
+        ("tags", pa.list_(pa.string())),
     ]
 )
 # The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.

@@ -105,6 +105,7 @@ ALERTS = _read_columns("""
     change           int!        1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0:
         it stood before
     queue            boolean!    false: the rule only reports, so the alert is not in the queue
+    tags             list        The tags of the rule's version
 """)
 
 LATE_EVENTS = _read_columns("""
