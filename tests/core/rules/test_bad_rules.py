@@ -76,7 +76,7 @@ BAD_ROWS: dict[str, tuple[RuleChange, str]] = {
     "a list": (raw("r", 2, "active", "[]"), "must be a JSON object"),
     "a number": (raw("r", 2, "active", "1e999"), "must be a JSON object"),
     "digits without end": (raw("r", 2, "active", "1" * 99_000), "is not JSON"),
-    "10 MB": (raw("r", 2, "active", '{"rule_id": "' + "x" * 10_000_000 + '"}'), "longer than 100,000 bytes"),
+    "10 MB": (raw("r", 2, "active", '{"rule_id": "' + "x" * 10_000_000 + '"}'), "longer than 500,000 bytes"),
     "10,000 lists deep": (raw("r", 2, "active", "[" * 10_000 + "]" * 10_000), "document"),
     "500 lists deep": (raw("r", 2, "active", json.dumps(document())[:-1] + ', "tests": ' + "[" * 500 + "]" * 500 + "}"), "deeper than 20"),
     "a stream deep down": (raw("r", 2, "active", '{"stream": ' + '{"a":' * 900 + "1" + "}" * 901), "unknown stream"),

@@ -120,7 +120,7 @@ def test_c4_a_version_for_another_stream_retires_the_rule_in_the_old_one() -> No
         (row(text=None), "is empty"),
         (row(text="[]"), "must be a JSON object"),
         (row(text="{" * 100_000), "is not JSON"),
-        (row(text='"' + "x" * 200_000 + '"'), "longer than 100,000 bytes"),
+        (row(text='"' + "x" * 600_000 + '"'), "longer than 500,000 bytes"),
         (row(stream="nowhere"), "unknown stream 'nowhere'"),
         (row(status="ACTIVE"), "status must be one of draft, shadow"),
         (row(status=None), "status must be one of"),
