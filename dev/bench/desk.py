@@ -139,8 +139,8 @@ def _add_alerts(tables: Tables, alerts: int) -> None:
         "timestamp_micros(unix_micros(current_timestamp()) - id * 6900000) event_time", "event_time window_start",
         "event_time window_end", "true window_complete", "map('total', cast(id as string)) measures",
         "concat('much by customer ', id % 5000) message", "cast(array() as array<string>) evidence", "0L arrival",
-        "event_time decided_at", "'customer_id' entity", "cast(id % 5000 as string) entity_id", "1L score", "1 change",
-        "true queue",
+        "event_time decided_at", "map('customer_id', cast(id % 5000 as string)) entities", "1L score", "1 change",
+        "true queue", "cast(array() as array<string>) tags",
     )  # fmt: skip
     tables.append(rows.repartitionByRange(max(1, alerts // _FILE_ROWS), "decided_at"), "alerts")
     reviews = rows.where(f"rule_version = 0 and cast(event_id as bigint) >= {_OPEN}").selectExpr(

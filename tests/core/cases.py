@@ -78,8 +78,9 @@ _SPANS = [3, 5, 8, 1, 2, 4, 12, 25]
 # What a later version may have from another document of the same kind.
 _REVISABLE = (
     "window", "measures", "when", "early", "late", "reset_on_alert", "suppress", "message", "where", "allowed_lateness",
-    "effective_from", "effective_until", "group_by",
+    "effective_from", "effective_until", "group_by", "entities", "tags",
 )  # fmt: skip
+_KINDS_OF_WINDOWS = ("tumbling", "sliding", "session")
 # An UPDATE may make a version of another kind of it once: then it has remembered nothing of that kind yet.
 _MEMORY_OF_KIND = {"tumbling": "tiles", "sliding": "tiles"}
 
@@ -298,7 +299,11 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
     keys = [["k"], ["k"], [], ["c"], ["k", "c"], ["d"], ["d", "k"]]
     document = {"rule_id": rule_id, "stream": "tx", "group_by": draw(st.sampled_from(keys))}
     document |= draw(own[kind]() if kind in own else windows(kind))
+    # A window has many events, so that only its key has one value of a field.
+    about = document["group_by"] if kind in _KINDS_OF_WINDOWS else list("ckand")
     optional = {
+        "entities": draw(st.none() | st.lists(st.sampled_from(about), unique=True)) if about else None,
+        "tags": draw(st.sampled_from([None, None, ["a"], ["attack.t1110", "b"]])),
         "where": draw(st.sampled_from(_WHERES)),
         "allowed_lateness": draw(st.sampled_from([None, None, None, "0 seconds", "2 microseconds"])),
         "suppress": draw(st.sampled_from([None, None, "2 microseconds", "6 microseconds", "30 microseconds"])),
@@ -338,7 +343,15 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         new.pop("reset_on_alert", None)
     if kind == "event" and not {"where", "when"} & new.keys():
         new["when"] = "n >= 0"
+    new = _about_key(new, kind)
     return _bearing(new) if kind == "lookback" else new
+
+
+def _about_key(document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rule without entities that are not in its key, where windows need that."""
+    if kind not in _KINDS_OF_WINDOWS or "entities" not in document:
+        return document
+    return document | {"entities": [name for name in document["entities"] if name in document["group_by"]]}
 
 
 def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -348,6 +361,7 @@ def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict
     shared |= {key: value for key, value in other.items() if key in taken}
     if kind == "event" and not {"where", "when"} & shared.keys():
         shared["when"] = "n >= 0"
+    shared = _about_key(shared, kind)
     return _bearing(shared) if kind == "lookback" else shared
 
 
@@ -584,7 +598,7 @@ def _renamed(part: Any, place: str = "") -> Any:
         return {key: _renamed(value, key) for key, value in part.items()}
     if isinstance(part, list):
         return [_renamed(each, place) for each in part]
-    if place == "group_by":
+    if place in ("group_by", "entities"):
         return _RESERVED.get(part, part)
     if place in _TEXTS and isinstance(part, str):
         quote = "{}" if place == "message" else "`{}`"

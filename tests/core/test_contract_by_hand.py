@@ -57,7 +57,7 @@ class Engine:
             (
                 a.alert_id, a.revision, a.rule_id, a.rule_version, a.mode, a.verdict, a.event_id, a.event_time,
                 a.window_start, a.window_end, tuple(sorted((n, to_text(v)) for n, v in a.measures.items())),
-                a.window_complete, a.message, tuple(a.evidence), a.arrival,
+                a.window_complete, a.message, tuple(sorted(a.entities.items())), tuple(a.tags), tuple(a.evidence), a.arrival,
             )
             for a in self._harness.alerts
         ]  # fmt: skip

@@ -95,7 +95,7 @@ def plain(alert: Alert) -> tuple[Any, ...]:
     return (
         alert.alert_id, alert.revision, alert.rule_id, alert.rule_version, alert.mode, alert.verdict, alert.event_id,
         alert.event_time, alert.window_start, alert.window_end, measures, alert.window_complete, alert.message,
-        tuple(alert.evidence), alert.arrival,
+        tuple(sorted(alert.entities.items())), tuple(alert.tags), tuple(alert.evidence), alert.arrival,
     )  # fmt: skip
 
 

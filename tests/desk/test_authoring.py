@@ -59,13 +59,17 @@ def test_a_new_rule_is_written_by_the_form_alone(conf: Path):
     name.value, aggregate.value = "total", "max(amount)"
     field(desk, "when").value = "n >= :limit and total > 1"
     find_all(desk, "parameter-value")[0].value = "5"
-    field(desk, "entity").value = "customer_id"
+    field(desk, "entities").value = ("customer_id", "terminal_id")
+    field(desk, "tags").value = "attack.t1110  typology.card-testing"
+    field(desk, "references").value = "https://example.org/a"
+    field(desk, "runbook").value = "Call the customer"
     field(desk, "severity").value = "high"
     field(desk, "suppress").value = "1 hour"
     assert desk.checked.is_fine, desk.checked.problems
     assert desk.text.document == {
         "rule_id": "many-small", "stream": "transactions", "severity": "high", "group_by": ["customer_id"],
-        "entity": "customer_id", "where": "amount < 5", "window": "1 hour", "measures": {"n": "count(*)", "total": "max(amount)"},
+        "entities": ["customer_id", "terminal_id"], "tags": ["attack.t1110", "typology.card-testing"],
+        "references": ["https://example.org/a"], "runbook": "Call the customer", "where": "amount < 5", "window": "1 hour", "measures": {"n": "count(*)", "total": "max(amount)"},
         "when": "n >= :limit and total > 1", "parameters": {"limit": 5}, "suppress": "1 hour", "message": "{n} events within an hour",
     }  # fmt: skip
     assert "Raised when n >= 5 and total > 1" in find(desk, "words").value

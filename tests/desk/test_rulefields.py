@@ -31,9 +31,12 @@ OF_EACH_KIND = (
 def test_what_the_fields_read_and_write_back_leaves_the_file_as_it_is(file: Path):
     """Round trip: file -> form -> file."""
     text = before = RuleText.read(file)
-    for name in ("rule_id", "description", "where", "when", "message", "suppress", "score", "entity", "severity"):
+    for name in ("rule_id", "description", "where", "when", "message", "suppress", "score", "runbook", "severity"):
         text = rulefields.put_value(text, name, rulefields.read_value(text.document, name).value)
     text = rulefields.put_group_by(text, rulefields.read_group_by(text.document) or ())
+    text = rulefields.put_entities(text, rulefields.read_entities(text.document) or ())
+    for name in ("tags", "references"):
+        text = rulefields.put_words(text, name, rulefields.read_words(text.document, name).value)
     window = rulefields.read_window(text.document)
     assert window.is_whole
     if window.kind != "sequence":

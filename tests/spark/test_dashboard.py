@@ -90,14 +90,14 @@ def draw_alerts(chance: random.Random) -> list[dict[str, Any]]:
     rows = []
     for at in range(60):
         rule_id, stream = chance.choice(RULE_IDS), chance.choice([STREAM.name, STREAM.name, OTHER])
-        entity = chance.choice([None, "customer", "customer", "shop"])
+        entities = chance.choice([[], ["customer"], ["shop"], ["customer", "shop"]])
         base = {
             **ALERT, "alert_id": f"{at:032d}", "rule_id": rule_id, "stream": stream,
             "mode": chance.choice(["active"] * 5 + ["shadow"]), "event_id": chance.choice([f"e{chance.randrange(30)}"] * 5 + [None]),
             "evidence": chance.choice([None, [], [f"e{chance.randrange(30)}" for _ in range(3)]]),
             "severity": chance.choice(["info", "low", "medium", "high", "critical"]), "queue": chance.choice([True, True, False]),
             "key": chance.choice([{}, {"customer": None}, {"customer": "1"}, {"customer": "1", "shop": "ü"}, {"shop": "'a"}]),
-            "entity": entity, "entity_id": None if entity is None else chance.choice([None, "1", "2", "ü"]),
+            "entities": {name: chance.choice([None, "1", "2", "ü"]) for name in entities},
             "score": chance.choice([0, 10, 25, 100]), "event_time": ago(days=chance.choice([0, 1, 400]), seconds=at), "message": "",
         }  # fmt: skip
         decided = ago(days=chance.choice([0.1, 2, 30, 89, 91, 200]), seconds=chance.random())
@@ -184,8 +184,9 @@ def test_the_numbers_are_those_of_the_product(
     # Entities, by risk.
     about: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in last.values():
-        if row["verdict"] != "retracted" and row["entity"] and row["entity_id"]:
-            about.setdefault((row["entity"], row["entity_id"]), []).append(row)
+        for name, text in row["entities"].items():
+            if row["verdict"] != "retracted" and text:
+                about.setdefault((name, text), []).append(row)
     expected = {
         key: (sum(row["score"] for row in own), len(own), len({row["rule_id"] for row in own}))
         for key, own in about.items()

@@ -259,25 +259,28 @@ def test_many_reviews_are_checked_and_recorded_by_their_ids(judged: Tables) -> N
 def test_the_like_of_an_alert_have_its_key_or_its_entity(ready: Tables) -> None:
     def alert(name: str, key: dict[str, str | None], **values: Any) -> dict[str, Any]:
         now = dt.datetime.now(dt.timezone.utc)
-        return {**ALERT, "alert_id": name, "key": key, "decided_at": now, "entity": None, "entity_id": None, **values}
+        return {**ALERT, "alert_id": name, "key": key, "decided_at": now, **values}
 
     rows = [
-        alert("own", {"c": "1", "s": None}, entity="c", entity_id="1"),
+        alert("own", {"c": "1", "s": None}, entities={"c": "1", "s": None}),
         alert("same key", {"s": None, "c": "1"}, rule_id="other"),
-        alert("same entity", {"c": "1"}, entity="c", entity_id="1", rule_id="another"),
-        alert("other key", {"c": "2", "s": None}, entity="c", entity_id="2"),
+        alert("same entity", {"c": "1"}, entities={"d": "2", "c": "1"}, rule_id="another"),
+        alert("other key", {"c": "2", "s": None}, entities={"c": "2", "s": None, "d": "1"}),
         alert("more fields", {"c": "1", "s": None, "t": "x"}),
         alert("other field", {"d": "1", "s": None}),
         alert("no key", {}),
+        alert("no key too", {}),
+        alert("entity alone", {}, entities={"d": "2"}),
     ]  # fmt: skip
     ready.append(ready.spark.createDataFrame(rows, ALERTS).coalesce(1), "alerts")
     found = {
         name: {each["alert_id"] for each in read_alerts_like(ready, row)}
-        for name, row in zip("abcdefg", rows, strict=True)
+        for name, row in zip("abcdefghi", rows, strict=True)
     }
     assert found["a"] == {"same key", "same entity"}
     assert found["b"] == {"own"}
-    assert found["g"] == set()
+    assert found["g"] == found["h"] == set()
+    assert found["i"] == {"same entity"}
 
 
 @pytest.mark.long

@@ -139,7 +139,7 @@ def written(tables: Tables) -> list[tuple[Any, ...]]:
         (
             r["alert_id"], r["revision"], r["rule_id"], r["rule_version"], r["mode"], r["verdict"], r["event_id"],
             *(moment(r[name]) for name in times), tuple(sorted(r["measures"].items())), r["window_complete"],
-            r["message"], tuple(r["evidence"]), r["arrival"],
+            r["message"], tuple(sorted(r["entities"].items())), tuple(r["tags"]), tuple(r["evidence"]), r["arrival"],
         )
         for r in rows
     ]  # fmt: skip

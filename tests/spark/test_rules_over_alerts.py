@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 OWN = load_stream(Path(__file__).parents[2] / "conf/streams/alerts.yml")
 STREAMS = {STREAM.name: STREAM, OWN.name: OWN}
-COMMON: dict[str, Any] = {"stream": STREAM.name, "group_by": ["customer"], "entity": "customer"}
+COMMON: dict[str, Any] = {"stream": STREAM.name, "group_by": ["customer"]}
 # Every payment, of which all but the first of an hour are suppressed; sums of an hour that are told early and taken back;
 # and large payments at one shop.
 EACH = {
     **COMMON,
+    "entity": "customer",
     "rule_id": "each",
     "score": 20,
     "window": "1 hour",
@@ -45,11 +46,11 @@ EACH = {
     "suppress": "1 hour",
 }
 HOURS = {
-    **COMMON, "rule_id": "hours", "severity": "high", "window": {"tumbling": "1 hour"}, "early": True,
+    **COMMON, "entity": "customer", "rule_id": "hours", "severity": "high", "window": {"tumbling": "1 hour"}, "early": True,
     "measures": {"n": "count(*)", "total": "sum(amount)"}, "when": "total >= 100",
 }  # fmt: skip
 LARGE = {
-    **COMMON, "rule_id": "large", "group_by": ["shop", "customer"], "score": 15, "window": "1 hour",
+    **COMMON, "rule_id": "large", "group_by": ["customer"], "entities": ["customer", "shop"], "score": 15, "window": "1 hour",
     "measures": {"n": "count(*)"}, "when": "amount > 90",
 }  # fmt: skip
 # It names no entity.
@@ -72,6 +73,7 @@ FOURTH = {"id": "e4", "at": START + 180_000_000, "customer": 1, "shop": "a", "am
 # As each row of an alert counts: with a payment of 95, one of 5 that makes the sum 100, one of -60 that takes it back.
 BEGUN = [
     ("each", "active", "raised", "customer", "1", 20), ("large", "active", "raised", "customer", "1", 15),
+    ("large", "active", "raised", "shop", "a", 15),
     ("tried", "shadow", "raised", None, None, 10), ("each", "active", "suppressed", "customer", "1", 20),
     ("hours", "active", "raised", "customer", "1", 50),
 ]  # fmt: skip
@@ -128,13 +130,7 @@ def test_c11_6_risk_of_a_customer_rises_by_alerts_of_three_rules_and_a_retractio
     # Events of one batch are judged in the order of their ids.
     assert first[-1] == ("risk", 105)
     (row,) = watched.read("alerts").where("stream = 'alerts' and measures['risk'] = '105'").collect()
-    assert (row["severity"], row["entity"], row["entity_id"], row["score"], row["change"]) == (
-        "critical",
-        "entity_id",
-        "1",
-        100,
-        1,
-    )
+    assert (row["severity"], row["entities"], row["score"], row["change"]) == ("critical", {"entity_id": "1"}, 100, 1)
     assert row["key"] == {"entity": "customer", "entity_id": "1"}
 
     # Its own alerts are no events of it: they do not wait, and nothing is written about them.
@@ -153,7 +149,7 @@ def test_c11_6_risk_of_a_customer_rises_by_alerts_of_three_rules_and_a_retractio
     repeat_last_batch(watched, STREAM)
     append(watched, [FOURTH])
     evaluate(watched, STREAM)
-    assert Counter(events_of(watched)) == Counter([*BEGUN, *CEASED, BEGUN[3]])
+    assert Counter(events_of(watched)) == Counter([*BEGUN, *CEASED, BEGUN[4]])
     evaluate(watched, OWN)
     # 20 + 15 + 20 + 20 = 75 (of one batch what ceases counts first), then 95, which without the retraction were 145.
     assert risks(watched) == [*first, ("risk", 95)]
@@ -194,6 +190,45 @@ def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_f
     evaluate(watched, OWN)
     # 20, and not 115.
     assert risks(watched) == []
+
+
+@pytest.mark.slow
+def test_c12_2_each_entity_of_an_alert_is_an_event_and_all_go_with_their_alert(ready: Tables) -> None:
+    # A payment is about a customer and a shop. Each customer pays once, and the shop is there each time.
+    shop_risk = {
+        "rule_id": "shop-risk", "stream": OWN.name, "group_by": ["entity", "entity_id"], "window": "7 days",
+        "measures": {"risk": "sum(score)"}, "when": "risk >= 30",
+    }  # fmt: skip
+    publish(ready, [LARGE, shop_risk])
+    append(ready, [FIRST, {**SECOND, "customer": 2, "amount": "96.00"}])
+    evaluate(ready, STREAM)
+    assert Counter(events_of(ready)) == Counter(
+        ("large", "active", "raised", *about, 15)
+        for about in (("customer", "1"), ("customer", "2"), ("shop", "a"), ("shop", "a"))
+    )
+    ids = [(row["change_id"], row["alert_id"]) for row in ready.read_events(OWN.name).collect()]
+    assert len({change_id for change_id, _ in ids}) == 4
+    assert len({alert_id for _, alert_id in ids}) == ready.read("alerts").count() == 2
+    evaluate(ready, OWN)
+    assert [dict(each.key) for each in collect_alerts(ready.read("alerts").where("stream = 'alerts'"))] == [
+        {"entity": "shop", "entity_id": "a"}
+    ]
+    with prove(ready, OWN, STREAMS) as proofs:
+        assert [(each.rule_id, each.alike, each.holds) for each in proofs.rows if each.rule_id] == [
+            ("shop-risk", 1, True)
+        ]
+
+    # Who is forgotten leaves the risk of the shop too: 15 + 15, and not 45.
+    report = forget(ready, STREAM, "customer = 1", checkpoint=checkpoint_folder(ready, STREAM))
+    assert report.rows["alerts"] == 1
+    append(ready, [{**THIRD, "customer": 3, "amount": "97.00"}])
+    evaluate(ready, STREAM)
+    evaluate(ready, OWN)
+    found = ready.read("alerts").where("stream = 'alerts'").orderBy("arrival").collect()
+    assert [row["measures"]["risk"] for row in found] == ["30", "30"]
+    version = ready.version("alerts")
+    evaluate(ready, OWN, rebuild=True)
+    assert ready.version("alerts") == version
 
 
 def test_c11_6_nothing_is_ingested_into_the_stream_of_alerts(ready: Tables, tmp_path: Path) -> None:

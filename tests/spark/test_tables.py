@@ -24,7 +24,7 @@ COLUMNS = {
     "rejected_events": "stream raw reason source ingested_at read_as position",
     "rules": "rule_id version status document author comment changed_at approved_by evidence",
     "alerts": "alert_id revision verdict rule_id rule_version mode severity stream key event_id event_time window_start "
-    "window_end window_complete measures message evidence arrival decided_at entity entity_id score change queue tags",
+    "window_end window_complete measures message evidence arrival decided_at entities score change queue tags",
     "late_events": "stream event_id event_time arrival late_by_us action",
     "rule_log": "stream rule_id version action message batch_id arrival logged_at rules_commit position decision",
     "reviews": "alert_id disposition revision reviewer note reviewed_at",
@@ -45,7 +45,7 @@ def test_c5_every_table_has_its_columns(created: Tables):
     types = dict(created.read("alerts").dtypes)
     assert (types["key"], types["measures"]) == ("map<string,string>", "map<string,string>")
     assert (types["evidence"], types["arrival"], types["revision"]) == ("array<string>", "bigint", "int")
-    assert types["tags"] == "array<string>"
+    assert (types["tags"], types["entities"]) == ("array<string>", "map<string,string>")
 
 
 def test_c5_the_events_table_has_the_declared_fields_and_what_ingest_adds(created: Tables):

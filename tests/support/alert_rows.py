@@ -39,6 +39,7 @@ class AlertRow(NamedTuple):
     message: str
     evidence: tuple[str, ...]
     arrival: int
+    entities: tuple[tuple[str, str | None], ...]
     tags: tuple[str, ...]
 
 

@@ -541,7 +541,8 @@ class _Kind:
             (
                 compute_alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
                 self.status, verdict, about.event_id, to_utc(about.time), to_utc(about.start), to_utc(about.end),
-                tuple(sorted(measures.items())), complete, message, tuple(evidence), arrival,
+                tuple(sorted(measures.items())), complete, message, self._entities(key, shown), tuple(self.spec.tags),
+                tuple(evidence), arrival,
             )
         )  # fmt: skip
         kind = "absence" if self.compiled.sequence and self.compiled.sequence.absent else self.spec.kind
@@ -553,6 +554,12 @@ class _Kind:
         COVERED[f"rows: {kind} of a revision above 0"] += memory.rows > 0
         memory.rows, memory.held, memory.measures, memory.end = memory.rows + 1, holds, measures, about.end
         return holds
+
+    def _entities(self, key: Mapping[str, str | None], shown: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
+        """The fields that the alert is about, with their texts, sorted: those of the key, else those of its event."""
+        names = {name.lower(): name for name in self.oracle.stream.fields}
+        texts = {**{name: to_text(value) for name, value in shown.items() if name in names.values()}, **key}
+        return tuple(sorted((names[each.lower()], texts[names[each.lower()]]) for each in self.spec.entities))
 
     def _base(self, about: _Subject) -> str:
         span, slot = self.spec.suppress, (self.rule_id, self.status == "shadow", self.compiled.group_by, about.key)

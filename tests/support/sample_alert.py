@@ -11,5 +11,5 @@ ALERT: dict[str, Any] = {
     "rule_version": 2, "mode": "active", "severity": "high", "stream": "payments", "key": {"payer": "Zoë"}, "event_id": "17",
     "event_time": AT, "window_start": AT, "window_end": AT, "window_complete": True, "measures": {"total": "1200.50"},
     "message": "1,200.50 by Zoë", "evidence": [], "arrival": 7, "decided_at": AT, "change": 1,
-    "queue": True, "tags": ["attack.t1110"],
+    "queue": True, "entities": {}, "tags": ["attack.t1110"],
 }  # fmt: skip

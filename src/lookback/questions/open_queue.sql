@@ -3,7 +3,7 @@
 -- severity info.
 SELECT
   severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision, event_id, window_start,
-  window_end, window_complete, arrival, decided_at, entity, entity_id, tags
+  window_end, window_complete, arrival, decided_at, entities, tags
 FROM open_alerts
 WHERE queue <> :reports
   AND (:with_snoozed OR coalesce(array_size(snoozed_by), 0) = 0)

@@ -96,14 +96,13 @@ def open_queue(
 
     Returns:
         The columns severity, event_time, rule_id, rule_version, stream, key, message, measures, alert_id, revision,
-        event_id, window_start, window_end, window_complete, arrival and decided_at.
+        event_id, window_start, window_end, window_complete, arrival, decided_at, entities and tags.
 
     Raises:
         ReviewError: If `days` is out of range.
     """
     given = select_open(days, rule_id=rule_id, stream=stream, with_snoozed=with_snoozed, reports=reports)
-    rows = tables.ask("open_queue", **given)
-    return rows.select(*(name for name in rows.columns if name not in ("entity", "entity_id")))
+    return tables.ask("open_queue", **given)
 
 
 def select_open(days: float = QUEUE_DAYS, **chosen: object) -> dict[str, object]:
@@ -360,16 +359,16 @@ def _find_later_revisions(tables: Tables, seen: Mapping[str, SeenAlert]) -> dict
 
 
 def read_alerts_like(tables: Tables, alert: Mapping[str, Any], days: float = QUEUE_DAYS) -> list[dict[str, Any]]:
-    """Reads the other alerts with the same key as an alert, or with the same `entity` if the rule names one.
+    """Reads the other alerts with the same key as an alert, or about one of its entities.
 
     `alert` is a row of `alerts`. Returns the last row of each alert, newest first, from at most 200 rows within `days`,
-    each with its `reviews`, a list of Review. A rule over all events together has no key, and so no such alerts.
+    each with its `reviews`, a list of Review. An alert over all events together has no key; it may have entities.
     """
-    key = dict(alert["key"] or {})
-    if not key:
+    same = {name: dict(alert.get(name) or {}) for name in ("key", "entities")}
+    if not any(same.values()):
         return []
-    entity = {name: alert.get(name) for name in ("entity", "entity_id")}
-    newest = tables.ask("similar_alerts", since=queue_begins(days), key=json.dumps(key), **entity)
+    given = {name: json.dumps(texts) if texts else None for name, texts in same.items()}
+    newest = tables.ask("similar_alerts", since=queue_begins(days), **given)
     last: dict[str, dict[str, Any]] = {}
     for row in newest.toArrow().to_pylist():
         last.setdefault(row["alert_id"], row)

@@ -50,10 +50,10 @@ def test_c11_6_an_alert_has_the_entity_of_its_key_and_the_score_of_its_rule() ->
     harness.rule({**base, "rule_id": "c", "severity": "low"})
     harness.rule({**base, "rule_id": "d", "entity": "card", "score": 0}, status="shadow")
     harness.events([use(1, 1), use(2, 2, None)])
-    rows = [(each.rule_id, each.entity, each.entity_id, each.score) for each in harness.alerts]
+    rows = [(each.rule_id, each.entities, each.score) for each in harness.alerts]
     assert rows == [
-        ("a", "Card", "x", 7), ("b", "shop", "7", 100), ("c", None, None, 10), ("d", "Card", "x", 0),
-        ("a", "Card", None, 7), ("b", "shop", "7", 100), ("c", None, None, 10), ("d", "Card", None, 0),
+        ("a", {"Card": "x"}, 7), ("b", {"shop": "7"}, 100), ("c", {}, 10), ("d", {"Card": "x"}, 0),
+        ("a", {"Card": None}, 7), ("b", {"shop": "7"}, 100), ("c", {}, 10), ("d", {"Card": None}, 0),
     ]  # fmt: skip
     assert {each.change for each in harness.alerts} == {BEGINS}
 
@@ -85,6 +85,57 @@ def test_an_alert_says_whether_it_waits_for_a_person_by_the_version_that_raised_
     harness.rule({**document, **changes})
     harness.events([use(3, 3)])
     assert [alert.queue for alert in harness.alerts] == [not queue, queue]
+
+
+LOOKBACK = {"window": "1 hour", **COUNTED}
+STEPS = [{"name": "first", "where": "amount = 1"}, {"name": "second", "where": "amount = 2"}]
+SILENT = {"name": "silent", "absent": "amount = 2", "within": "1 minute"}
+
+
+@pytest.mark.parametrize(
+    ("document", "about"),
+    [
+        # Of an event and a lookback it is the event judged, of a sequence the last one, of an absence that which began the wait.
+        ({"where": "amount = 2"}, [("Card", "x"), ("amount", "2")]),
+        ({**LOOKBACK, "group_by": []}, [("Card", "x"), ("amount", "2")]),
+        ({**LOOKBACK, "late": "revise"}, [("Card", "x"), ("amount", "2")]),
+        ({"sequence": {"within": "1 hour", "steps": STEPS}}, [("Card", "x"), ("amount", "2")]),
+        ({"sequence": {"within": "1 hour", "steps": [STEPS[0], SILENT]}}, [("Card", "x"), ("amount", "1")]),
+    ],
+)
+def test_c12_2_an_alert_has_its_entities_in_order_of_its_key_or_of_its_event(
+    document: dict[str, Any], about: list[tuple[str, str]]
+) -> None:
+    document = {"rule_id": "r", "stream": "uses", "group_by": ["card"], "entities": ["CARD", "amount"], **document}
+    result = lookback.replay([document], [use(1, 1), use(2, 4, amount=2), use(3, 90, "y", 7)], STREAM)
+    assert [list(alert.entities.items()) for alert in result.alerts] == [about]
+    assert len({alert.alert_id for alert in result.alerts}) == 1
+
+
+def test_c12_2_a_retraction_is_about_the_entities_of_its_alert() -> None:
+    late = {**STREAM, "allowed_lateness": "1 hour"}
+    document = {
+        "rule_id": "r", "stream": "uses", "window": "10 minutes", "measures": {"n": "count(*)"}, "when": "n = 1",
+        "late": "revise", "entities": ["amount", "shop"],
+    }  # fmt: skip
+    rows = [{**use(1, 9, amount=5), "arrival": 1}, {**use(2, 5), "arrival": 2}]
+    found = [(each.verdict, each.entities) for each in lookback.replay([document], rows, late).alerts]
+    first, second = {"amount": "5", "shop": "7"}, {"amount": "1", "shop": "7"}
+    assert found == [("raised", first), ("retracted", first), ("raised", second)]
+    wait = {"within": "1 hour", "steps": [STEPS[0], SILENT]}
+    document = {"rule_id": "r", "stream": "uses", "sequence": wait, "entities": ["id", "amount"]}
+    rows = [use(1, 1), use(2, 7, "y", 3), use(3, 1.5, amount=2)]
+    found = [(each.verdict, each.entities) for each in lookback.replay([document], rows, late).alerts]
+    assert found == [(verdict, {"id": "1", "amount": "1"}) for verdict in ("raised", "retracted")]
+
+
+def test_c12_2_one_entity_means_a_list_of_one() -> None:
+    documents = [{"rule_id": "r", "stream": "uses", **LOOKBACK, "group_by": ["card"]} for _ in range(2)]
+    documents[0]["entity"], documents[1]["entities"] = "card", ["card"]
+    events = [use(1, 1), use(2, 2)]
+    one, other = (lookback.replay([each], events, STREAM).alerts for each in documents)
+    assert one == other
+    assert one[0].entities == {"Card": "x"}
 
 
 def test_c12_2_an_alert_has_the_tags_of_the_version_that_raised_it() -> None:

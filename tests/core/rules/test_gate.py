@@ -69,6 +69,14 @@ def test_c10_8_the_hash_is_over_the_document_with_parameter_values_without_tests
     assert len({hash_document(each) for each in others}) == 4
 
 
+def test_c12_2_the_hash_tells_entities_apart_and_not_the_ways_to_write_them() -> None:
+    alike = [{**RULE, "entity": "a"}, {**RULE, "entities": ["a"]}]
+    both = [{**RULE, "entities": ["a", "b"]}, {**RULE, "entities": ["b", "a"]}]
+    found = [{hash_document(each) for each in documents} for documents in ([RULE], alike, both)]
+    assert [len(each) for each in found] == [1, 1, 1]
+    assert len(set.union(*found)) == 3
+
+
 def test_c12_2_descriptions_are_not_part_of_the_hash_nor_of_any_feature() -> None:
     assert set(DESCRIPTIONS) == {"description", *DESCRIBED}
     described = {**RULE, **DESCRIBED}

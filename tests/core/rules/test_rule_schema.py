@@ -93,13 +93,16 @@ FULL: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-FULL = {kind: {**document, "entity": _ENTITY.get(kind, "customer_id")} for kind, document in FULL.items()}
+FULL = {kind: {**document, "entities": [_ENTITY.get(kind, "customer_id")]} for kind, document in FULL.items()}
 ACCEPTED = [
     *GOOD,
     *FULL.values(),
+    {**{key: value for key, value in FULL["session"].items() if key != "entities"}, "entity": "customer_id"},
     {**SLIDING, "when": "total > 1", "window": {"sliding": "90 seconds", "slide": "90 seconds"}},
     {key: value for key, value in TUMBLING.items() if key not in ("when", "message", "group_by")},
     {**ABSENCE, "sequence": {"within": "1 week", "steps": [FAILURES, {"name": "silent", "absent": "true"}]}},
+    {**LOOKBACK, "entities": ["beneficiary_id", "customer_id", "amount"]},
+    {**EVENT, "group_by": [], "message": "", "entity": "customer_id"},
     {**LOOKBACK, "effective_from": 0, "effective_until": 1_800_000_000_000_000},
     {**LOOKBACK, "effective_from": "2026-01-31", "severity": "critical", "message": ""},
     *({**LOOKBACK, "window": f"1 {unit}"} for unit in MICROSECONDS),
@@ -107,7 +110,7 @@ ACCEPTED = [
 ]
 # Wrong in what a schema cannot see: values against each other, or against the calendar, expressions, the stream.
 BEYOND = {
-    "an id with a line's end", "a tag twice", "an entity that is not in group_by", "an entity misspelt", "lateness above the stream's", "until before from", "a thirteenth month",
+    "an id with a line's end", "a tag twice", "an entity twice", "entities that are not in group_by", "an entity that is no field", "an entity that is an array", "an entity that is not in group_by", "an entity misspelt", "lateness above the stream's", "until before from", "a thirteenth month",
     "a time beyond all years", "a window beyond all years", "a slide above the size", "a slide too small",
     "a resolution above the window", "a resolution above a measure's window", "min with a resolution",
     "max with a resolution", "distinct with a resolution",
@@ -165,7 +168,8 @@ def test_what_the_reader_takes_is_valid(document: dict[str, Any]) -> None:
 def test_the_full_documents_have_every_key_of_their_kind() -> None:
     for kind, document in FULL.items():
         # when and late have other texts in the other kinds; tests travel with all of them
-        assert set(document) == {*COMMON_KEYS, *KEYS_OF_KIND[kind]}
+        # of entity and entities a document has one
+        assert {*document, "entity"} == {*COMMON_KEYS, *KEYS_OF_KIND[kind]}
 
 
 @pytest.mark.parametrize("wrong", STRUCTURE, ids=[wrong.name for wrong in STRUCTURE])

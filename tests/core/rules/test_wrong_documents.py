@@ -240,10 +240,16 @@ VALUES = [
     Wrong("a source with a wrong url", lookback(source={"url": "ftp://a.org"}), "source.url", ("http:// or https://", "'ftp://a.org'")),
     Wrong("a source with a number", lookback(source={"id": 5}), "source.id", ("must be a text", "in quotes")),
     Wrong("an entity that is no text", lookback(entity=["beneficiary_id"]), "entity", ("must be a text", "in quotes")),
-    Wrong("an empty entity", lookback(entity=""), "entity", ("is blank", "name a field of group_by")),
-    Wrong("an entity that is not in group_by", lookback(entity="customer_id"), "entity", ("not in group_by", "name one of its fields", "add it there")),
-    Wrong("an entity misspelt", lookback(entity="beneficary_id"), "entity", ("'beneficary_id' is not in group_by", "name one of its fields")),
-    Wrong("an entity of all events together", lookback(group_by=..., message="x", entity="amount"), "entity", ("not in group_by",)),
+    Wrong("an empty entity", lookback(entity=""), "entity", ("is blank", "name a field of the event or of group_by")),
+    Wrong("an entity that is not in group_by", tumbling(entity="amount"), "entity", ("'amount' is not in group_by", "a tumbling window has many events", "add it there")),
+    Wrong("entities that are not in group_by", changed(SESSION, entities=["customer_id", "amount"]), "entities[1]", ("'amount' is not in group_by", "a session window", "name one of its fields")),
+    Wrong("an entity misspelt", lookback(entity="beneficary_id"), "entity", ("has no field 'beneficary_id'", "did you mean 'beneficiary_id'?")),
+    Wrong("an entity that is no field", lookback(entities=["customer_id", "total"]), "entities[1]", ("has no field 'total'",)),
+    Wrong("an entity that is an array", lookback(entities=["tags"]), "entities[0]", ("is an array and cannot be an entity", "choose another")),
+    Wrong("an entity and entities", lookback(entity="customer_id", entities=["beneficiary_id"]), "entity", ("leave it out", "write all in entities")),
+    Wrong("entities that are a text", lookback(entities="customer_id"), "entities", ("must be a list of field names", "got 'customer_id'")),
+    Wrong("an entity twice", lookback(entities=["customer_id", "CUSTOMER_ID"]), "entities", ("entities names a field twice", "leave one out")),
+    Wrong("too many entities", lookback(entities=["payment_id", "event_time", "customer_id", "beneficiary_id", "payment_type", "amount", "rate", "n", "x"]), "entities", ("names 9 fields", "at most 8", "leave some out")),
     Wrong("a score in words", lookback(score="high"), "score", ("0 to 1,000,000, got 'high'", "leave it out")),
     Wrong("a score that is a flag", lookback(score=True), "score", ("whole number", "got true")),
     Wrong("a score with a fraction", lookback(score=1.5), "score", ("whole number", "got 1.5")),
@@ -577,7 +583,7 @@ def test_c4_all_problems_of_a_document_come_at_once() -> None:
     document = lookback(
         rule_id="Not Good", severity="huge", group_by=["nope"], where="amuont > 1", window="0 seconds", early=True,
         measures={"total": "sum(rate)", "large": "count(*) filter (where amount)"}, when="total > 1 and custmer_id = 1",
-        suppress="soon", message="{totl}", tests={}, zzz=1, entity="customer_id", score=-5,
+        suppress="soon", message="{totl}", tests={}, zzz=1, entity="custmer_id", score=-5,
     )  # fmt: skip
     with pytest.raises(RuleError) as refused:
         compile_rule(document, PAYMENTS, version=3)

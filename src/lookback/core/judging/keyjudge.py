@@ -66,7 +66,7 @@ class SequenceRun:
         self.complete_from, self.resets = rule_run.complete_from, rule_run.spec.reset_on_alert
         self.alerting: Mask = np.zeros(len(rule_run.events), dtype=bool)
         self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
-        self.field_names = sorted(rule_run.rule.message_names & set(rule_run.stream.fields))
+        self.field_names = sorted(rule_run.rule.shown_names & set(rule_run.stream.fields))
 
 
 class KeyJudge:

@@ -163,7 +163,7 @@ def _raise_alerts(rule_run: RuleRun, verdicts: Verdicts, at_counted: Int64s, hit
         return
     # Columns are converted as a whole: a rule may alert on every event, with many measures.
     measures = _list_rows({measure.name: verdicts.columns[measure.name].take(hits) for measure in rule.measures}, hits)
-    shown = [name for name in rule.fields if name in rule.message_names]
+    shown = [name for name in rule.fields if name in rule.shown_names]
     values = _list_rows({name: events.columns[name].take(at_hits) for name in shown}, hits)
     is_complete, times = verdicts.is_complete[hits].tolist(), events.times[at_hits].tolist()
     key_texts, keys = rule_run.list_key_texts(at_hits), rule_run.list_keys(at_hits)
@@ -245,7 +245,7 @@ class _JudgedEvent:
     Attributes:
         time: The event time.
         id: The id of the event.
-        values: The values of the fields that the condition, the message and the key read.
+        values: The values of the fields that the condition, the message, the entities and the key read.
         memory: The memory of its verdict; None if it has no row.
     """
 
@@ -330,7 +330,7 @@ class _Revising:
         if has_error is not None:
             rule_run.failed |= judged & has_error
             self._judged = judged & ~has_error
-        named = {*(rule.when.named if rule.when else ()), *rule.message_names, *rule.group_by}
+        named = {*(rule.when.named if rule.when else ()), *rule.shown_names, *rule.group_by}
         self._fields = [name for name in rule.fields if name in named]
         self._windows = {measure.window for measure in rule.measures if isinstance(measure.window, Lookback)}
         # By key, the judged events that may still be revised (see `_read_judged`).

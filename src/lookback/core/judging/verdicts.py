@@ -24,7 +24,7 @@ from lookback.core.streams.alerts import (
     complete_alert_id,
     encode_key,
 )
-from lookback.core.values.columns import Column, Mask
+from lookback.core.values.columns import Column, Mask, to_text
 from lookback.core.values.times import to_utc
 
 
@@ -109,16 +109,13 @@ class AlertWriter:
     """Decides the verdicts of one version of a rule and writes their rows to `alerts`.
 
     It must see subjects in order of arrival, because an alert can suppress later ones. In its methods `order` is the
-    place of the result, and `values` are further values that the message may name.
+    place of the result, and `values` are those of `CompiledRule.shown_names`.
     """
 
     def __init__(
         self, entry: Entry, rule: CompiledRule, segment: Segment, alerts: list[tuple[AlertOrder, Alert]]
     ) -> None:
         self._entry, self._rule, self._segment, self._alerts = entry, rule, segment, alerts
-        # The document may capitalize the field differently than the stream does.
-        entity = rule.spec.entity.lower()
-        self._entity = next((name for name in rule.group_by if name.lower() == entity), None)
         # By key, the time of its last raised alert.
         span = rule.spec.suppress
         keep = None if span is None else (span, rule.allowed_lateness)
@@ -205,13 +202,15 @@ class AlertWriter:
         change: int,
     ) -> None:
         """Adds the row of a verdict; `change` is BEGINS, GOES_ON or CEASES."""
-        entry, rule, entity, segment = self._entry, self._rule, self._entity, self._segment
+        entry, rule, segment = self._entry, self._rule, self._segment
         key = self._encode_key(subject)
         event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
         message = rule.spec.message
         if rule.message_names:
             message = rule.message({**values, **measures, WINDOW_COMPLETE: is_complete})
+        key_texts = subject.key_texts
+        entities = {name: key_texts[name] if name in key_texts else to_text(values[name]) for name in rule.entities}
         arrival = int(segment.timeline.commits.item(order.commit_index))
         # Positional arguments: keywords make this call twice as slow, and a rule may alert on every event.
         alert = Alert(
@@ -223,7 +222,7 @@ class AlertWriter:
             entry.status,
             rule.spec.severity,
             segment.stream.name,
-            subject.key_texts,
+            key_texts,
             subject.event_id,
             event_time,
             to_utc(subject.window_start),
@@ -233,8 +232,7 @@ class AlertWriter:
             message,
             subject.evidence,
             arrival,
-            entity,
-            None if entity is None else subject.key_texts[entity],
+            entities,
             rule.spec.score,
             change,
             rule.spec.queue,

@@ -167,6 +167,7 @@ class CompiledRule:
     # Each state that the rule uses -> the microseconds for which it is kept below the watermark.
     needs: Mapping[str, int] = field(default_factory=dict)
     lane: int = 0  # see `compile_rule`
+    entities: tuple[str, ...] = ()  # fields of group_by or of the event, as the stream writes them
     # The fields whose values decide which shard judges an event: group_by, or the id if nothing is kept of a key.
     routed_by: tuple[str, ...] = ()
 
@@ -221,6 +222,11 @@ class CompiledRule:
     def message_names(self) -> frozenset[str]:
         """The names in braces in the message."""
         return frozenset(PLACEHOLDER.findall(self.spec.message))
+
+    @cached_property
+    def shown_names(self) -> frozenset[str]:
+        """The names whose values alerts show beside the key and the measures: in the message, or as entities."""
+        return self.message_names | (frozenset(self.entities) - frozenset(self.group_by))
 
     @cached_property
     def memory(self) -> str:

@@ -64,6 +64,7 @@ class _Binder:
     def __init__(self, rule: Rule, stream: Stream, problems: list[Problem], lane: int) -> None:
         self._rule, self._stream, self._problems, self._lane = rule, stream, problems, lane
         self._names = {name.lower(): name for name in stream.fields}
+        self._entities: tuple[str, ...] = ()
 
     def bind(self) -> CompiledRule | None:
         rule, stream = self._rule, self._stream
@@ -75,6 +76,7 @@ class _Binder:
             return None
         group_by = self._bind_group_by()
         where = self._bind_condition(rule.where, stream.fields, "where") if rule.where else None
+        self._entities = self._bind_entities(group_by)
         lateness = self._bind_lateness()
         measures = self._bind_measures(group_by, where, lateness)
         sequence = self._bind_sequence() if rule.sequence else None
@@ -102,9 +104,21 @@ class _Binder:
         store = self._name_store(group_by, where, lateness, sequence)
         needs = self._find_needs(measures, presence, store, lateness)
         compiled = CompiledRule(
-            rule, group_by, where, measures, when, lateness, (), sequence, presence, store, needs, self._lane
+            rule,
+            group_by,
+            where,
+            measures,
+            when,
+            lateness,
+            (),
+            sequence,
+            presence,
+            store,
+            needs,
+            self._lane,
+            self._entities,
         )
-        used = {*group_by, *message_names, *(sequence.kept if sequence else ())}
+        used = {*group_by, *self._entities, *message_names, *(sequence.kept if sequence else ())}
         used = used.union(*(expression.named for expression in compiled.expressions))
         keeps_nothing = is_event_rule and rule.suppress is None
         routed_by = (stream.event_id,) if keeps_nothing else group_by
@@ -234,7 +248,7 @@ class _Binder:
                 kept |= {name for name in compiled.condition.fields if "." not in name}
         if absent is not None:
             kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
-            kept |= set(PLACEHOLDER.findall(self._rule.message))
+            kept |= {*self._entities, *PLACEHOLDER.findall(self._rule.message)}
         kept_fields = tuple(sorted((kept & set(self._stream.fields)) | looked_up))
         return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
 
@@ -318,6 +332,25 @@ class _Binder:
             if name is not None and self._stream.fields[name].name == "array":
                 self._add_problem("group_by", f"field {name!r} is an array and cannot be a key; choose another field")
         return tuple(sorted(name for name in names if name is not None))
+
+    def _bind_entities(self, group_by: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the fields that the rule's alerts are about, in the order of the document."""
+        found = []
+        for at, name in enumerate(self._rule.entities):
+            place = "entity" if self._rule.entity else f"entities[{at}]"
+            field = self._find_field(name, place)
+            if field is None:
+                continue
+            if self._stream.fields[field].name == "array":
+                self._add_problem(place, f"field {field!r} is an array and cannot be an entity; choose another field")
+            elif field not in group_by and self._rule.kind not in (*PER_EVENT, SEQUENCE):
+                self._add_problem(
+                    place,
+                    f"{quote_value(field)} is not in group_by, and a {self._rule.kind} window has many events; name one of "
+                    "its fields, or add it there",
+                )
+            found.append(field)
+        return tuple(found)
 
     def _bind_lateness(self) -> int:
         own, most = self._rule.allowed_lateness, self._stream.allowed_lateness

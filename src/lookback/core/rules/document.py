@@ -34,6 +34,7 @@ SEVERITIES = (INFO, "low", "medium", "high", "critical")
 # critical one.
 SCORES = {INFO: 0, "low": 10, "medium": 25, "high": 50, "critical": 100}
 MAX_SCORE = 1_000_000
+MAX_ENTITIES = 8
 LATE_POLICIES = ("evaluate", "record", "revise")
 STATUSES = ("draft", "shadow", "active", "paused", "retired", "quarantined")
 # Parts of a document, an aliased one counted at each use: aliases of YAML can make a small text endless.
@@ -52,7 +53,7 @@ KEYS_OF_KIND = {
 _ROW_KEYS = ("version", "status", "author", "comment")
 _STREAM = "name the stream whose events the rule judges"
 _RUNBOOK = "write what to do about an alert, or the URL of a page that says so; or leave it out"
-_ENTITY = "name a field of group_by, such as customer_id, or leave it out"
+_ENTITY = "name a field of the event or of group_by, such as customer_id, or leave it out"
 _WHERE = "write which events the rule sees, such as \"payment_type = 'CSH'\", or leave it out for all"
 _WHEN = "write the condition that raises the alert, such as 'n >= 10'"
 _NO_CONDITION = (
@@ -76,11 +77,23 @@ def _read_rule_id(value: Any, _: Reading) -> str:
 
 
 def _read_group_by(value: Any, _: Reading) -> tuple[str, ...]:
+    return _read_fields(value, "group_by")
+
+
+def _read_fields(value: Any, place: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"must be a list of field names, such as [customer_id], got {quote_value(value)}")
     names = {name.lower(): name for name in reversed(value)}
-    message = f"group_by names a field twice (capitals make no difference): {quote_value(value)}; leave one out"
+    message = f"{place} names a field twice (capitals make no difference): {quote_value(value)}; leave one out"
     return settle(tuple(reversed(names.values())), [Problem("", message)] if len(names) < len(value) else [])
+
+
+def _read_entities(value: Any, _: Reading) -> tuple[str, ...]:
+    names = _read_fields(value, "entities")
+    if len(names) <= MAX_ENTITIES:
+        return names
+    message = f"names {len(names):,} fields, and an alert is about at most {MAX_ENTITIES}; leave some out"
+    return settle((), [Problem("", message)])
 
 
 def _read_score(value: Any, reading: Reading) -> int:
@@ -108,6 +121,9 @@ _RuleId = Kind(
     },
 )
 _GroupBy = Kind(_read_group_by, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+_Entities = Kind(
+    _read_entities, {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": MAX_ENTITIES}
+)
 _Score = Kind(_read_score, {"type": "integer", "minimum": 0, "maximum": MAX_SCORE})
 _Lateness = replace(WAIT, read=_read_lateness)
 _Message = Kind(_read_message, {"type": "string"})
@@ -136,8 +152,9 @@ class Rule:
     severity: How grave an alert is; reviewers see the gravest first, and info only among reports. Default: medium.
     group_by: The fields that make the key: events with equal values are looked at together. Order does not matter, NULL is
         a value. Default: [], one key for all events.
-    entity: A field of group_by: whom the alerts are about. Rules over the stream `alerts` add up the scores of an entity.
-        Default: none.
+    entity: Whom the alerts are about, if that is one field: `entity: x` means `entities: [x]`. Default: none.
+    entities: Whom the alerts are about: at most 8 fields of group_by or, unless the rule has a tumbling, sliding or session
+        window, of the event. Rules over the stream `alerts` add up the scores of each entity. Default: none.
     score: What an alert adds to the risk of its entity. Default: by severity, info 0, low 10, medium 25, high 50, critical
         100.
     queue: Whether alerts wait for a person in the queue. If false they are reports, such as totals, and have a view of their
@@ -186,6 +203,7 @@ class Rule:
         (), ["customer_id"], ["customer_id", "terminal_id"], default=[]
     )
     entity: Annotated[str, kinds.visible_text(_ENTITY)] = key("", "customer_id")
+    entities: Annotated[tuple[str, ...], _Entities] = key((), ["customer_id", "terminal_id"], default=[])
     score: Annotated[int, _Score] = key(SCORES["medium"], 25)
     queue: kinds.Flag = key(True, False)
     where: Annotated[str | None, expression(_WHERE)] = key(None, "payment_type = 'CSH'")
@@ -301,11 +319,8 @@ def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Proble
                 f"leave out this {each.window.kind} window in a {window.kind} rule"
             )
             problems.append(Problem(f"measures.{each.name}.window", message))
-    entity = next((name for name in rule.group_by if name.lower() == rule.entity.lower()), "")
-    # A group_by that cannot be read has a problem of its own.
-    if rule.entity and not entity and (rule.group_by or document.get("group_by", []) == []):
-        message = f"{quote_value(rule.entity)} is not in group_by; name one of its fields, or add it there"
-        problems.append(Problem("entity", message))
+    if "entity" in document and "entities" in document:
+        problems.append(Problem("entity", "`entity: x` means `entities: [x]`; leave it out and write all in entities"))
     if rule.late == "revise" and ("sequence" in document or window.kind == EVENT):
         this = "an event rule" if window.kind == EVENT else "a sequence"
         problems.append(Problem("late", f"revise is for lookback rules; {this} takes evaluate or record"))
@@ -323,7 +338,7 @@ def _combine(rule: Rule, document: Mapping[str, Any]) -> tuple[Rule, list[Proble
         rule,
         window=None if "sequence" in document else window,
         measures=tuple(measures),
-        entity=entity,
+        entities=(rule.entity,) if rule.entity else rule.entities,
         where=rule.where or None,
         document=copy.deepcopy(dict(document)),
     )

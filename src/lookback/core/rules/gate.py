@@ -65,14 +65,17 @@ class Condition:
 def hash_document(document: Mapping[str, Any]) -> str:
     """Returns a hash of what a rule means: of the document with its parameters filled in, without tests and texts.
 
-    These do not change the hash: the order of keys and of group_by, tests, message, DESCRIPTIONS, and whether a value is
+    These do not change the hash: the order of keys, of group_by and of entities, tests, message, DESCRIPTIONS, and whether a value is
     written in or is a parameter.
     """
     values = document.get("parameters")
     parameters = Parameters(values if isinstance(values, Mapping) else {})
     meaning = {name: _fill(value, parameters) for name, value in document.items() if name not in _TEXTS}
-    if isinstance(meaning.get("group_by"), list):
-        meaning["group_by"] = sorted(meaning["group_by"], key=str)
+    if "entity" in meaning:
+        meaning.setdefault("entities", [meaning.pop("entity")])
+    for name in ("group_by", "entities"):
+        if isinstance(meaning.get(name), list):
+            meaning[name] = sorted(meaning[name], key=str)
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

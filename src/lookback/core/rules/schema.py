@@ -50,8 +50,11 @@ def build_rule_schema() -> dict[str, Any]:
         ),
         "properties": {key: schema["properties"][key] for key in (*COMMON_KEYS, *_KEYS_OF_SOME)},
         "required": ["rule_id", "stream"],
-        "dependentRequired": {"entity": ["group_by"]},
         "allOf": [
+            {
+                "not": {"required": ["entity", "entities"]},
+                "errorMessage": "entity: x means entities: [x]; leave entity out and write all in entities",
+            },
             {
                 "if": {
                     "required": ["measures"],

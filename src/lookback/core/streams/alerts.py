@@ -1,7 +1,7 @@
 """The rows that the engine writes: alerts, late events and failures. Also alert ids and the order of alerts.
 
-The stream `alerts` lets rules read alerts: a row that opens or retracts an alert is an event of that stream.
-`FIELDS` lists the fields of these events.
+The stream `alerts` lets rules read alerts: a row that opens or retracts an alert is an event of that stream, one for
+each entity of the alert. `FIELDS` lists the fields of these events.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ FIELDS: Mapping[str, DataType] = {
         "entity": "string",
         "entity_id": "string",
         "score": "bigint",
+        "tags": "array<string>",
     }.items()
 }
 # A privacy request replaces values in measures and texts with this, in rows that are kept.
@@ -57,7 +58,7 @@ _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_ke
 class Alert:
     """A row of the alerts table. measures: typed values by name; times are aware UTC; decided_at: set when written.
 
-    entity, entity_id: the field of the key that the alert is about, and its value as text; None if the rule names none.
+    entities: whom the alert is about: fields of its key or its event, and their values as text.
     score: the score of the rule. change: BEGINS, GOES_ON or CEASES; a suppressed alert is open, like a raised one.
     queue: False for a report, which is not queued for review. tags: those of the rule.
 
@@ -82,8 +83,7 @@ class Alert:
     message: str
     evidence: Sequence[str]
     arrival: int
-    entity: str | None = None
-    entity_id: str | None = None
+    entities: Mapping[str, str | None] = field(default_factory=dict)
     score: int = 0
     change: int = BEGINS
     queue: bool = True

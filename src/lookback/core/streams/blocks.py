@@ -55,8 +55,7 @@ ALERTS_SCHEMA = pa.schema(
         ("message", pa.string()),
         ("evidence", pa.list_(pa.string())),
         ("arrival", pa.int64()),
-        ("entity", pa.string()),
-        ("entity_id", pa.string()),
+        ("entities", _TEXTS),
         ("score", pa.int64()),
         ("change", pa.int32()),
         ("queue", pa.bool_()),
@@ -232,7 +231,7 @@ def _read_column(table: pa.Table, name: str, type_: DataType) -> Column:
 def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] | None = None) -> bytes:
     """Packs alerts and their order into a block, with measures as exact texts. tried: each row's candidate number."""
     columns: dict[str, list[Any]] = {name: [getattr(alert, name) for _, alert in rows] for name in ALERTS_SCHEMA.names}
-    columns["key"] = [list(key.items()) for key in columns["key"]]
+    columns |= {name: [list(texts.items()) for texts in columns[name]] for name in ("key", "entities")}
     columns["measures"] = [[(name, to_text(value)) for name, value in each.items()] for each in columns["measures"]]
     columns |= {
         f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event", "key")

@@ -103,10 +103,44 @@ def read_group_by(document: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def put_group_by(text: RuleText, chosen: Iterable[str]) -> RuleText:
     """Writes the fields of group_by; existing ones keep their order, and new ones follow."""
-    wanted, before = list(chosen), read_group_by(text.document) or ()
-    names = [name for name in before if name in wanted]
-    names += [name for name in wanted if name not in before]
-    return text.put(["group_by"], names) if names else text.remove(["group_by"])
+    return put_list(text, "group_by", _keep_order(read_group_by(text.document) or (), chosen))
+
+
+def read_entities(document: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Reads the fields of entity or entities; None if they are not names."""
+    value = document.get("entities", [document["entity"]] if "entity" in document else [])
+    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
+
+
+def put_entities(text: RuleText, chosen: Iterable[str]) -> RuleText:
+    """Writes the fields of entities, in the order of `put_group_by`. A change replaces the key `entity`."""
+    before = read_entities(text.document) or ()
+    names = _keep_order(before, chosen)
+    return text if names == list(before) else put_list(text.remove(["entity"]), "entities", names)
+
+
+def _keep_order(before: Iterable[str], chosen: Iterable[str]) -> list[str]:
+    wanted, known = list(chosen), list(before)
+    return [*(name for name in known if name in wanted), *(name for name in wanted if name not in known)]
+
+
+def read_words(document: Mapping[str, Any], name: str) -> ValueField:
+    """Reads a list of texts without blanks as one text, such as tags."""
+    value = document.get(name, [])
+    is_whole = isinstance(value, list) and all(isinstance(each, str) and each.split() == [each] for each in value)
+    return ValueField(name, " ".join(value) if is_whole else "", is_whole)
+
+
+def put_words(text: RuleText, name: str, written: str) -> RuleText:
+    """Writes the words of a text as a list."""
+    return put_list(text, name, written.split())
+
+
+def put_list(text: RuleText, name: str, values: Sequence[str]) -> RuleText:
+    """Writes a list; an empty one removes the key, unless the document spells it out."""
+    if not values and not text.get(name):
+        return text
+    return text.put([name], list(values)) if values else text.remove([name])
 
 
 def read_window(document: Mapping[str, Any]) -> WindowField:

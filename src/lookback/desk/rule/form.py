@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from lookback.desk.rule.text import RuleText
 
 _SHORT = {"width": "265px"}
-# The keys with a single value: title and hint of the field. The first four have two lines.
+# The keys with a single value: title and hint of the field. The first five have two lines.
 _VALUES = {
     "description": ("Description", "What the rule looks for, for reviewers of its alerts"),
     "where": ("Where", "The events that the rule sees, as Spark SQL; empty: all"),
     "when": ("When", "The condition that raises an alert, over measures and fields, as Spark SQL"),
     "message": ("Message", "The text of the alert; names in braces are filled in"),
+    "runbook": ("Runbook", "What to do about an alert: a text or a URL"),
     "rule_id": ("Rule id", "The rule's name: lower-case letters, digits, '.', '_' or '-'. It never changes"),
     "suppress": (
         "Suppress",
@@ -40,7 +41,12 @@ _VALUES = {
     "effective_from": ("From", "Events before this time trigger nothing; empty: no limit"),
     "effective_until": ("Until", "Events at or after this time trigger nothing; empty: no limit"),
 }
-_LONG = tuple(_VALUES)[:4]
+_LONG = tuple(_VALUES)[:5]
+# The keys with a list of texts without blanks.
+_WORDS = {
+    "tags": ("Tags", "Words by which people find the rule and its alerts, such as attack.t1110, separated by blanks"),
+    "references": ("References", "URLs of what the rule is based on, separated by blanks"),
+}
 _CHOICES = {
     "severity": ("Severity", "Severity of the alerts", SEVERITIES),
     "late": ("Late events", "What the rule does with a late event", LATE_POLICIES),
@@ -143,7 +149,8 @@ class RuleForm:
         parameters = [heading("Parameters"), self._rows["parameters"].widget, row(add_parameter)]
         alert = [heading("Alert"), of["message"], row(of["suppress"], of["late"], of["allowed_lateness"])]
         last = [row(of["effective_from"], of["effective_until"]), row(*(of[name] for name in _FLAGS))]
-        first += [row(of["entity"], of["score"]), of["where"]]
+        first += [row(of["entities"], of["score"]), of["where"]]
+        alert += [of["tags"], of["references"], of["runbook"]]
         return parts.make_column(*first, *window, *measures, *parameters, *alert, *last)
 
     def _add(
@@ -163,6 +170,9 @@ class RuleForm:
         for name, (title, hint) in _VALUES.items():
             control = make_area(title, hint, 2) if name in _LONG else _make_text_field(title, hint, layout=_SHORT)
             self._add(name, control, partial(_read_value, name), _put(name))
+        for name, (title, hint) in _WORDS.items():
+            control = _make_text_field(title, hint, layout=parts.WIDE)
+            self._add(name, control, partial(_read_words, name), _put_words(name))
         for name, (title, hint, known) in _CHOICES.items():
             self._add(name, _make_dropdown(title, hint), partial(_read_choice, name, known), _put(name))
         for name, (title, hint, default) in _FLAGS.items():
@@ -175,8 +185,9 @@ class RuleForm:
         hint = "The fields that make the key; Ctrl and Space add one"
         group_by = parts.make_list(ipywidgets.SelectMultiple, "Group by", hint, 5)
         self._add("group_by", group_by, self._read_group_by, rulefields.put_group_by)
-        entity = _make_dropdown("Entity", "Whom the alerts are about: a field of group_by")
-        self._add("entity", entity, _read_entity, _put("entity"))
+        hint = "Whom the alerts are about: fields of the event, and of group_by if the rule has windows of the clock or sessions"
+        entities = parts.make_list(ipywidgets.SelectMultiple, "Entities", hint, 5)
+        self._add("entities", entities, self._read_entities, rulefields.put_entities)
         kind = _make_dropdown("Kind", "How events are combined: not at all, by a window, or as steps in order")
         self._add("kind", kind, _read_kind, rulefields.choose_kind)
 
@@ -238,15 +249,21 @@ class RuleForm:
         return named.value, named.is_whole, _with_unknown(self._streams, named.value)
 
     def _read_group_by(self, document: Mapping[str, Any]) -> _Shown:
-        group_by, fields = rulefields.read_group_by(document), self._list_fields()
-        unknown = [name for name in group_by or () if name not in fields]
+        return self._offer_fields(rulefields.read_group_by(document))
+
+    def _read_entities(self, document: Mapping[str, Any]) -> _Shown:
+        return self._offer_fields(rulefields.read_entities(document))
+
+    def _offer_fields(self, chosen: Sequence[str] | None) -> _Shown:
+        fields = self._list_fields()
+        unknown = [name for name in chosen or () if name not in fields]
         options = [(f"{name} ({type_})", name) for name, type_ in fields.items()]
         options += [(parts.clean_text(f"{name} (not a field of the stream)", 120), name) for name in unknown]
-        return group_by or (), group_by is not None, options
+        return chosen or (), chosen is not None, options
 
     def _list_places(self) -> dict[str, FormPlace]:
         """Maps places of the document to the fields that show their problems."""
-        places = {**self._places, "window": self._places["kind"]}
+        places = {**self._places, "window": self._places["kind"], "entity": self._places["entities"]}
         if self._text is not None and not isinstance(self._text.get("window"), Mapping):
             places["window"] = self._places["window.lookback"]
         for key, rows in self._rows.items():
@@ -334,12 +351,21 @@ def _put(name: str) -> Callable[[RuleText, Any], RuleText]:
     return lambda text, value: rulefields.put_value(text, name, value)
 
 
+def _put_words(name: str) -> Callable[[RuleText, Any], RuleText]:
+    return lambda text, value: rulefields.put_words(text, name, value)
+
+
 def _put_flag(name: str, default: bool) -> Callable[[RuleText, Any], RuleText]:
     return lambda text, value: rulefields.put_flag(text, name, value, default)
 
 
 def _read_value(name: str, document: Mapping[str, Any]) -> _Shown:
     read = rulefields.read_value(document, name)
+    return read.value, read.is_whole
+
+
+def _read_words(name: str, document: Mapping[str, Any]) -> _Shown:
+    read = rulefields.read_words(document, name)
     return read.value, read.is_whole
 
 
@@ -353,10 +379,6 @@ def _read_choice(name: str, known: Iterable[str], document: Mapping[str, Any]) -
 def _read_flag(name: str, default: bool, document: Mapping[str, Any]) -> _Shown:
     value = document.get(name, default)
     return value is True, isinstance(value, bool)
-
-
-def _read_entity(document: Mapping[str, Any]) -> _Shown:
-    return _read_choice("entity", rulefields.read_group_by(document) or (), document)
 
 
 def _read_kind(document: Mapping[str, Any]) -> _Shown:

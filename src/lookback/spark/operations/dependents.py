@@ -80,7 +80,10 @@ class Dependents:
         alerts = self._read_own("alerts")
         named = alerts.select("alert_id", F.explode(list_named_events()).alias("event_id"))
         by_event = named.join(self.ids, "event_id", "left_semi")
-        found = by_event.select("alert_id").union(self._select_by_key(alerts, F.col("alert_id")))
+        # An alert is about its entities as it is about its key.
+        parts = F.array_union(F.map_entries("key"), F.coalesce(F.map_entries("entities"), F.array()))
+        about = alerts.withColumn("key", F.map_from_entries(parts))
+        found = by_event.select("alert_id").union(self._select_by_key(about, F.col("alert_id")))
         if self.stream.is_of_alerts:
             events = self.tables.read_events(self.stream.name).where(self.holds)
             found = found.union(events.select("alert_id"))

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lookback.places import Place
     from lookback.spark.tables.lakehouse import Tables
 
-_MAPS = ("key", "measures")
+_MAPS = ("key", "measures", "entities")
 
 
 @dataclass(frozen=True)

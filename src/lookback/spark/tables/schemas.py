@@ -99,9 +99,8 @@ ALERTS = _read_columns("""
     evidence         list        Sequence: ids of the events, at most 100
     arrival          bigint!     Commit of the stream's table whose events or watermark caused this row
     decided_at       timestamp!  When the row was created
-    entity           string      The key field that the alert is about; NULL if the rule has none
-    entity_id        string      Its value, exact text
-    score            bigint      What the alert adds to the risk of its entity, from the rule
+    entities         texts       Whom the alert is about: field -> value, exact text
+    score            bigint      What the alert adds to the risk of each entity, from the rule
     change           int!        1: with this row the alert begins to stand, raised or suppressed; -1: it ceases to; 0:
         it stood before
     queue            boolean!    false: the rule only reports, so the alert is not in the queue
