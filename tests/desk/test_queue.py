@@ -61,6 +61,14 @@ def test_alerts_are_filtered_by_rule_severity_entity_and_snooze():
     assert queue_of(*alerts).list_rules() == ["burst", "day-spend"]
 
 
+def test_c12_2_alerts_are_filtered_by_a_tag_whatever_its_capitals():
+    alerts = (alert(1), alert(2, tags=("attack.T1110", "b")), alert(3, tags=("ATTACK.t1110",)))
+    assert queue_of(*alerts).list_tags() == ["attack.t1110", "b"]
+    assert ids(queue_of(*alerts, tag="attack.t1110").shown) == [2, 3]
+    assert ids(queue_of(*alerts, tag="b").shown) == [2]
+    assert ids(queue_of(*alerts, tag="attack").shown) == []
+
+
 # decided:   8 d        7 d + 1 us   7 d      1 d        1 h + 1 us  1 h       now
 #            |----------|------------|--------|----------|-----------|---------|
 @pytest.mark.parametrize(

@@ -334,6 +334,7 @@ def test_filters_and_orders_choose_what_is_listed():
     assert [line.split()[3] for line in person.listed] == ["burst"]
     assert person.status == "4 alerts wait, 1 of them shown."
     person.fill("filter-rule", None)
+    assert [value for _, value in person.find("filter-tag").options] == [None]
     person.fill("filter-snoozed", "snoozed ones only")
     assert [line.split()[:2] for line in person.listed] == [["high", "zz"]]
     assert ", snoozed: " in person.title
@@ -416,7 +417,7 @@ def test_every_control_has_a_title_and_a_sentence_and_tab_reaches_it_in_the_orde
     assert all(each.tabbable is None for each in controls)
     names = [next(name for name in each._dom_classes if name not in ("lookback-list",)) for each in controls]
     assert names == [
-        "lookback-filter-rule", "lookback-filter-severity", "lookback-filter-entity", "lookback-filter-age",
+        "lookback-filter-rule", "lookback-filter-severity", "lookback-filter-tag", "lookback-filter-entity", "lookback-filter-age",
         "lookback-filter-snoozed", "lookback-order", "lookback-read", "lookback-queue-list", "lookback-previous-page",
         "lookback-next-page", "lookback-choose-all", "lookback-note", "lookback-decide-confirmed",
         "lookback-decide-false-positive", "lookback-decide-benign", "lookback-decide-unclear", "lookback-skip", "lookback-undo",

@@ -46,6 +46,7 @@ COMMANDS = {
     "advance": ["transactions", "2026-01-01"],
     "backtest": [RULE], "prove": ["transactions"], "rules push": [RULE], "rules list": [], "rules show": ["r"], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
     "rules set": ["r", "n=1"], "rules compare": ["r"], "rules activate": ["r"], "rules diff": ["r", "1", "2"], "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
+    "rules coverage": [],
 }  # fmt: skip
 WITHOUT = {"rules check": [RULE], "rules schema": [], "stream new": [str(ROOT / "conf/samples/transactions.parquet")]}
 # It talks to a workspace and has an extra of its own.

@@ -623,6 +623,24 @@ def test_the_queue_is_by_severity_then_newest_and_leaves_out_what_needs_nobody(t
     ]  # fmt: skip
 
 
+def test_c12_2_alerts_are_listed_and_queued_by_a_tag(tables: Tables, capsys: Any):
+    tags = {1: ["attack.T1110", "a"], 2: ["ATTACK.t1110"], 3: ["attack.t1110.003"], 4: [], 5: None}
+    rows = [alert_row(number, tags=each) for number, each in tags.items()]
+    rows.append(alert_row(6, tags=["attack.t1110"], verdict="suppressed"))
+    tables.append(tables.spark.createDataFrame(rows, ALERTS), "alerts")
+
+    def listed(*words: str) -> set[int]:
+        assert main(["--root", str(tables.root), "alerts", "--json", *words]) == 0
+        return {int(json.loads(line)["alert_id"]) for line in capsys.readouterr().out.splitlines()}
+
+    assert listed("--tag", "attack.t1110") == {1, 2, 6}
+    assert listed("--queue", "--tag", "attack.t1110") == {1, 2}
+    assert listed("--tag", "attack.t1110.003") == {3}
+    assert listed("--queue", "--tag", "t1110") == set()
+    assert len(listed()) == 6
+    assert {int(row["alert_id"]) for row in open_queue(tables, tag="A").collect()} == {1}
+
+
 @pytest.mark.long
 def test_reports_are_not_in_the_queue_and_have_a_view_of_their_own(tables: Tables, capsys: Any):
     late = START + dt.timedelta(days=1)

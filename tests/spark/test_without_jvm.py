@@ -57,7 +57,7 @@ def desk(created: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     append(tables, events[:50])
     Evaluation(tables, STREAM, STREAMS, checkpoint_folder(tables, STREAM), once=True).run()
     table = RulesTable(tables, STREAMS)
-    table.push({**RULES[0], "description": ODD}, comment=ODD)
+    table.push({**RULES[0], "description": ODD, "tags": ["attack.T1078"]}, comment=ODD)
     table.push({**RULES[0], "when": "n >= 3"}, status="shadow")
     place = tables.identifier("rules")
     # By SQL: a document that is no rule, an UPDATE in place, and a draft without a version.
@@ -112,6 +112,8 @@ def say(tables: Tables, words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 COMMANDS = [
     ["alerts"], ["alerts", "--rule", "by-customer"], ["alerts", "--queue"], ["alerts", "--queue", "--rule", ODD],
+    ["alerts", "--tag", "ATTACK.t1110"], ["alerts", "--queue", "--tag", "attack.T1110"], ["alerts", "--queue", "--tag", ODD],
+    ["rules", "list", "--tag", "attack.t1078"], ["rules", "coverage"],
     ["alerts", "--queue", "--stream", "payins", "--days", "3000"], ["snoozes", "--all"], ["rules", "list"],
     ["rules", "show", "by-customer"], ["rules", "diff", "by-customer", "1", "2"], ["lists", "show"], ["lists", "show", "vips"],
     ["lists", "show", "nope"], ["explain", "nope"], ["explain", "--rule", "nope", "--event", "e1"], ["status"],

@@ -35,6 +35,7 @@ def add_commands(commands: Commands) -> None:
     alerts = commands.add("alerts", _list_alerts, "list alerts")
     option(alerts, "--rule", "only alerts of this rule")
     option(alerts, "--stream", "only alerts of this stream")
+    option(alerts, "--tag", "only alerts with this tag, such as attack.t1110; capitals make no difference")
     waiting = alerts.add_mutually_exclusive_group()
     flag(waiting, "--queue", "the open queue: alerts that nobody has reviewed yet")
     flag(waiting, "--reports", "alerts of rules with `queue: false` or severity info, which the queue leaves out")
@@ -96,12 +97,12 @@ def _read_alerts(tables: Tables, options: CommandOptions) -> tuple[list[dict[str
         from lookback.spark.review import QUEUE_DAYS, open_queue
 
         days = QUEUE_DAYS if options.days is None else options.days
-        frame = open_queue(tables, options.rule, options.stream, days, reports=options.reports)
+        frame = open_queue(tables, options.rule, options.stream, days, tag=options.tag, reports=options.reports)
         note = "\n".join(verbs.list_queue_notes(tables, days)) if options.queue else ""
     else:
         from lookback.spark.review import list_alerts
 
-        frame, note = list_alerts(tables, options.rule, options.stream), ""
+        frame, note = list_alerts(tables, options.rule, options.stream, options.tag), ""
     return [row.asDict() for row in frame.toLocalIterator()], note
 
 

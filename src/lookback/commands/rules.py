@@ -26,7 +26,9 @@ from lookback.commands.options import (
 )
 from lookback.config import load_rule_document
 from lookback.core.errors import LookbackError, SetupError
+from lookback.core.rules.descriptions import has_tag
 from lookback.core.rules.document import read_rule
+from lookback.core.rules.techniques import describe_coverage, find_coverage
 from lookback.core.values.texts import count_noun, join_words
 from lookback.views.terminal import describe_redundant, print_document, print_json, print_table
 
@@ -63,7 +65,10 @@ def _add_subcommands(commands: Commands) -> None:
     option(check, "--max-alerts-per-day", text, "N", type=float)
     option(check, "--since", "with --backtest: the event time from which alerts count", "TIME")
     option(check, "--until", "with --backtest: the event time before which alerts count", "TIME")
-    commands.add("list", _list_rules, "list the last version of every rule")
+    listed = commands.add("list", _list_rules, "list the last version of every rule")
+    option(listed, "--tag", "only rules with this tag, such as attack.t1110; capitals make no difference")
+    text = "show which MITRE ATT&CK techniques and tactics have rules, by the tags of the rules"
+    commands.add("coverage", _show_coverage, text)
     commands.add("show", _show_rule, "show a rule in words, its versions and its document", "rule_id")
     for name, status in (("pause", "paused"), ("resume", "active"), ("retire", "retired")):
         text = f"publish a version with status {status}"
@@ -272,11 +277,18 @@ def _diff_versions(options: CommandOptions) -> None:
 
 
 def _list_rules(options: CommandOptions) -> None:
-    rows = [asdict(row) for row in _read_rules(options, lambda rules: rules.list_rows())]
+    found = _read_rules(options, lambda rules: rules.list_rows())
+    rows = [asdict(row) for row in found if options.tag is None or has_tag(row.document, options.tag)]
     for row in rows if not options.wants_json else ():
         document = row["document"] or {}
         row.update(stream=document.get("stream"), when=read_rule(document)[0].when)
     options.show_rows(rows, ("rule_id", "version", "status", "stream", "when", "author", "changed_at"))
+
+
+def _show_coverage(options: CommandOptions) -> None:
+    found = find_coverage(_read_rules(options, lambda rules: rules.list_rows()))
+    rows = [asdict(row) for row in found]
+    options.show_rows(rows, ("technique", "rule_id", "version", "status"), describe_coverage(found))
 
 
 def _show_rule(options: CommandOptions) -> None:

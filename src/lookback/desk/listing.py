@@ -20,6 +20,7 @@ _LIST_ROWS = 14
 _FILTERS: dict[str, tuple[str, str, str, Sequence[Any]]] = {
     "rule_id": ("Rule", "Show only the alerts of this rule", "filter-rule", [_ANY]),
     "severity": ("Severity", "Show only alerts of this severity", "filter-severity", [_ANY, *_SEVERITIES]),
+    "tag": ("Tag", "Show only alerts whose rule has this tag", "filter-tag", [_ANY]),
     "entity": ("Entity", "Show only alerts whose key contains this text; Enter applies it", "filter-entity", ()),
     "age": ("Age", "Show only alerts decided this long ago", "filter-age", list(AGES)),
     "snoozed": ("Snoozed", "Whether snoozed alerts are shown", "filter-snoozed", SNOOZED),
@@ -67,14 +68,15 @@ class QueueView:
         pages = parts.make_row(before, self._page, after, choosing)
         self.widget = parts.make_column(filters, self._head, self._list, pages, name="lookback-queue")
 
-    def offer_rules(self, rules: Sequence[str]) -> None:
-        """Offers the rules with open alerts, and keeps the chosen one."""
-        field = self._filters["rule_id"]
-        with self._filling:
-            chosen = field.value
-            names = sorted({*rules, *filter(None, [chosen])})
-            field.options = [_ANY, *((parts.clean_text(name, 100), name) for name in names)]
-            field.value = chosen
+    def offer(self, rules: Sequence[str], tags: Sequence[str]) -> None:
+        """Offers the rules and the tags of open alerts, and keeps the chosen ones."""
+        for name, offered in (("rule_id", rules), ("tag", tags)):
+            field = self._filters[name]
+            with self._filling:
+                chosen = field.value
+                names = sorted({*offered, *filter(None, [chosen])})
+                field.options = [_ANY, *((parts.clean_text(each, 100), each) for each in names)]
+                field.value = chosen
 
     def refresh(self, queue: ReviewQueue, chosen: Sequence[str]) -> None:
         """Shows the page of the queue, with the chosen alerts marked."""

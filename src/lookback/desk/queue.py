@@ -45,6 +45,7 @@ class QueuedAlert:
     key: Mapping[str, str | None] = field(default_factory=dict)
     measures: Mapping[str, str | None] = field(default_factory=dict)
     message: str = ""
+    tags: Sequence[str] = ()
     is_snoozed: bool = False
 
     @property
@@ -57,12 +58,13 @@ class QueuedAlert:
 class QueueFilter:
     """Selects the alerts that a queue shows.
 
-    None selects any rule or severity. `entity` is a part of the key in words, ignoring case; `age` is one of AGES,
+    None selects any rule, severity or tag. `entity` is a part of the key in words, ignoring case; `age` is one of AGES,
     `snoozed` one of SNOOZED.
     """
 
     rule_id: str | None = None
     severity: str | None = None
+    tag: str | None = None
     entity: str = ""
     age: str = next(iter(AGES))
     snoozed: str = WITHOUT_SNOOZED
@@ -74,6 +76,7 @@ class QueueFilter:
         return (
             self.rule_id in (None, alert.rule_id)
             and self.severity in (None, alert.severity)
+            and (self.tag is None or self.tag in (tag.lower() for tag in alert.tags))
             and self.entity.strip().casefold() in alert.entity.casefold()
             and (at_least is None or age > at_least)
             and (at_most is None or age <= at_most)
@@ -191,6 +194,10 @@ class ReviewQueue:
     def list_rules(self) -> list[str]:
         """Lists the rules with open alerts, by name."""
         return sorted({each.rule_id for each in self._alerts.values()})
+
+    def list_tags(self) -> list[str]:
+        """Lists the tags of open alerts, in lower case, by name."""
+        return sorted({tag.lower() for each in self._alerts.values() for tag in each.tags})
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_QUEUED = 20_000
 _MAX_EVENTS = 50
 _COLUMNS: tuple[str, ...] = ("alert_id", "revision", "severity", "event_time", "decided_at", "rule_id", "rule_version")
-_COLUMNS += ("stream", "key", "measures", "message")
+_COLUMNS += ("stream", "key", "measures", "message", "tags")
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,13 @@ class AlertRecords:
 def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> QueuedAlert:
     """Makes an alert of the queue from a row of `alerts` and the active snoozes."""
     maps: dict[str, Any] = {name: dict(row[name] or []) for name in ("key", "measures")}
-    values: dict[str, Any] = {name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message")}
+    values: dict[str, Any] = {
+        name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message", "tags")
+    }
     values |= {name: row[name].astimezone(dt.timezone.utc) for name in ("event_time", "decided_at")}
     is_snoozed = any(each.covers({**values, **maps}) for each in snoozes)
-    return QueuedAlert(**values, **maps, message=row["message"] or "", is_snoozed=is_snoozed)
+    values |= {"message": row["message"] or "", "tags": tuple(row["tags"] or ()), "is_snoozed": is_snoozed}
+    return QueuedAlert(**values, **maps)
 
 
 def list_events(explanation: Explanation, stream: Stream) -> Iterator[ListedEvent]:

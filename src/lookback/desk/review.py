@@ -57,7 +57,7 @@ class ReviewDesk:
             self._is_cut = reading.is_cut
             self._seen_reviews.clear()
             self._ahead.forget()
-            self._list.offer_rules(self.queue.list_rules())
+            self._list.offer(self.queue.list_rules(), self.queue.list_tags())
             self.status.show(f"{sentences.describe_queue(self.queue, is_cut=self._is_cut)} {reading.note}".rstrip())
             self._open_first()
 

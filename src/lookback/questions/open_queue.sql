@@ -9,5 +9,6 @@ WHERE queue <> :reports
   AND (:with_snoozed OR coalesce(array_size(snoozed_by), 0) = 0)
   AND (:rule_id IS NULL OR rule_id = :rule_id)
   AND (:stream IS NULL OR stream = :stream)
+  AND (:tag IS NULL OR array_contains(transform(tags, t -> lower(t)), lower(:tag)))
 ORDER BY
   array_position(array('info', 'low', 'medium', 'high', 'critical'), severity) DESC, event_time DESC, rule_id, alert_id

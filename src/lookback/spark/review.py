@@ -66,9 +66,11 @@ _ANY_TIME = dt.datetime(1, 1, 2, tzinfo=dt.timezone.utc)
 _MAX_DAYS = 36_500
 
 
-def list_alerts(tables: Tables, rule_id: str | None = None, stream: str | None = None) -> DataFrame:
-    """Reads all rows of alerts in order of arrival, optionally of one rule or stream, with the columns of the table."""
-    return tables.ask("listed_alerts", rule_id=rule_id, stream=stream)
+def list_alerts(
+    tables: Tables, rule_id: str | None = None, stream: str | None = None, tag: str | None = None
+) -> DataFrame:
+    """Reads all rows of alerts in order of arrival, optionally of one rule, stream or tag, with the table's columns."""
+    return tables.ask("listed_alerts", rule_id=rule_id, stream=stream, tag=tag)
 
 
 def open_queue(
@@ -77,6 +79,7 @@ def open_queue(
     stream: str | None = None,
     days: float = QUEUE_DAYS,
     *,
+    tag: str | None = None,
     with_snoozed: bool = False,
     reports: bool = False,
 ) -> DataFrame:
@@ -91,6 +94,7 @@ def open_queue(
         rule_id: Only alerts of this rule.
         stream: Only alerts of this stream.
         days: Maximum age of an alert, in days since it was decided; see `note_on_older`.
+        tag: Only alerts with this tag; capitals make no difference.
         with_snoozed: Whether to include snoozed alerts.
         reports: Whether to read the reports instead.
 
@@ -101,7 +105,7 @@ def open_queue(
     Raises:
         ReviewError: If `days` is out of range.
     """
-    given = select_open(days, rule_id=rule_id, stream=stream, with_snoozed=with_snoozed, reports=reports)
+    given = select_open(days, rule_id=rule_id, stream=stream, tag=tag, with_snoozed=with_snoozed, reports=reports)
     return tables.ask("open_queue", **given)
 
 
@@ -112,6 +116,7 @@ def select_open(days: float = QUEUE_DAYS, **chosen: object) -> dict[str, object]
         "ended_after": None,
         "rule_id": None,
         "stream": None,
+        "tag": None,
         "with_snoozed": False,
         "reports": False,
     }

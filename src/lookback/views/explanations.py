@@ -24,6 +24,11 @@ def describe_alert(explanation: Explanation) -> Iterator[str]:
     yield f"Alert {alert['alert_id']}, revision {alert['revision']} ({alert['severity']}): {message}"
     yield f"Rule {alert['rule_id']}, version {alert['rule_version']}{author}. {explanation.sentence}"
     yield " ".join([_describe_key(explanation.key), *explanation.notes, _describe_check(explanation)])
+    about = {name: text for name, text in (alert.get("entities") or {}).items() if name not in explanation.key}
+    if about:
+        yield f"About: {_join_texts(about)}."
+    if alert.get("tags"):
+        yield f"Tags: {', '.join(alert['tags'])}."
 
 
 def describe_event(found: EventExplanation) -> Iterator[str]:
@@ -53,8 +58,11 @@ def _describe_window(window: JudgedWindow) -> str:
 
 
 def _describe_key(key: Mapping[str, str | None]) -> str:
-    texts = ", ".join(f"{name} = {text}" for name, text in key.items())
-    return f"Key: {texts or 'all events together'}."
+    return f"Key: {_join_texts(key) or 'all events together'}."
+
+
+def _join_texts(texts: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} = {text}" for name, text in texts.items())
 
 
 def _describe_check(explanation: Explanation) -> str:

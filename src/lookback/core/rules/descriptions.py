@@ -58,6 +58,17 @@ def _read_tags(value: Any, _: Reading) -> tuple[str, ...]:
     return settle(tuple(tags.values()), problems)
 
 
+def list_tags(document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Lists the tags of a document, which may be wrong in other places."""
+    tags = (document or {}).get("tags")
+    return tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
+
+
+def has_tag(document: Mapping[str, Any] | None, tag: str) -> bool:
+    """Returns whether a document has a tag, whatever its capitals."""
+    return tag.lower() in (each.lower() for each in list_tags(document))
+
+
 def _find_wrong_url(text: str) -> str | None:
     if len(text) > MAX_URL_CHARACTERS:
         return f"has {len(text):,} characters, and a URL has at most {MAX_URL_CHARACTERS:,}; use a shorter one"

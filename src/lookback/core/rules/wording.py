@@ -88,6 +88,8 @@ def describe_rule(rule: CompiledRule) -> str:
         parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
     if spec.effective_from is not None or spec.effective_until is not None:
         parts.append(_describe_effective_time(spec.effective_from, spec.effective_until))
+    if not set(rule.entities) <= set(rule.group_by):
+        parts.append(f"its alerts are about {join_words(rule.entities)}")
     if not spec.queue:
         parts.append("its alerts are reports, which wait for nobody")
     return "; ".join(parts) + "."

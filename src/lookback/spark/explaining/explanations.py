@@ -296,7 +296,7 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
 
 def _read_maps(row: dict[str, Any]) -> dict[str, Any]:
     """Returns an Arrow row with its maps as dicts."""
-    return {**row, **{name: dict(row[name] or []) for name in ("key", "measures")}}
+    return {**row, **{name: dict(row[name] or []) for name in ("key", "measures", "entities")}}
 
 
 def find_revision(rows: list[dict[str, Any]], alert_id: str, revision: int | None) -> dict[str, Any]:
