@@ -23,6 +23,7 @@ from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.snoozes import snooze
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.schemas import ALERTS
 from payins import START, STREAM, append, publish
 
 if TYPE_CHECKING:
@@ -218,9 +219,12 @@ def test_c12_2_each_entity_of_an_alert_is_an_event_and_all_go_with_their_alert(r
             ("shop-risk", 1, True)
         ]
 
-    # Who is forgotten leaves the risk of the shop too: 15 + 15, and not 45.
+    # Who is forgotten leaves the risk of the shop too: 15 + 15, and not 45. So does an alert that only its entity tells of.
+    row = ready.read("alerts").where("entities['customer'] = '1'").collect()[0].asDict()
+    gone = {**row, "alert_id": "0" * 32, "event_id": "gone", "key": {}, "change": 0}
+    ready.append(ready.spark.createDataFrame([gone], ALERTS), "alerts")
     report = forget(ready, STREAM, "customer = 1", checkpoint=checkpoint_folder(ready, STREAM))
-    assert report.rows["alerts"] == 1
+    assert report.rows["alerts"] == 2
     append(ready, [{**THIRD, "customer": 3, "amount": "97.00"}])
     evaluate(ready, STREAM)
     evaluate(ready, OWN)
