@@ -23,6 +23,7 @@ from lookback.spark.replay.backtest import Candidate, backtest
 from lookback.spark.replay.proof import prove
 from lookback.spark.snoozes import snooze
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.folders import open_folders
 from lookback.spark.tables.schemas import ALERTS
 from payins import START, STREAM, append, publish
 
@@ -91,6 +92,12 @@ def evaluate(tables: Tables, stream: Stream, **options: Any) -> Evaluation:
 def events_of(tables: Tables) -> list[tuple[Any, ...]]:
     names = ("rule_id", "mode", "verdict", "entity", "entity_id", "score")
     return [tuple(row) for row in tables.read_events(OWN.name).select(*names).collect()]
+
+
+def read_about(tables: Tables) -> list[dict[str, Any]]:
+    """The ids of the events and whom they are about, by id."""
+    rows = tables.read_events(OWN.name).select("change_id", "alert_id", "entity", "entity_id", "score", "tags")
+    return sorted(rows.toArrow().to_pylist(), key=lambda row: str(row["change_id"]))
 
 
 def risks(tables: Tables) -> list[tuple[str, int]]:
@@ -200,13 +207,15 @@ def test_c12_2_each_entity_of_an_alert_is_an_event_and_all_go_with_their_alert(r
         "rule_id": "shop-risk", "stream": OWN.name, "group_by": ["entity", "entity_id"], "window": "7 days",
         "measures": {"risk": "sum(score)"}, "when": "risk >= 30",
     }  # fmt: skip
-    publish(ready, [LARGE, shop_risk])
+    publish(ready, [{**LARGE, "tags": ["a"]}, shop_risk])
     append(ready, [FIRST, {**SECOND, "customer": 2, "amount": "96.00"}])
     evaluate(ready, STREAM)
     assert Counter(events_of(ready)) == Counter(
         ("large", "active", "raised", *about, 15)
         for about in (("customer", "1"), ("customer", "2"), ("shop", "a"), ("shop", "a"))
     )
+    with open_folders(str(ready.root)) as folders:
+        assert read_about(folders) == read_about(ready)
     ids = [(row["change_id"], row["alert_id"]) for row in ready.read_events(OWN.name).collect()]
     assert len({change_id for change_id, _ in ids}) == 4
     assert len({alert_id for _, alert_id in ids}) == ready.read("alerts").count() == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import cases as generated
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from lookback.core.streams.declarations import Declarations, Declared
 from lookback.core.streams.events import Events, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
+from lookback.views.explanations import describe_alert
 
 STREAM = Stream.from_dict(
     {
@@ -697,3 +699,29 @@ def test_a_rule_whose_alerts_are_reports_says_so_in_words(changes: dict[str, Any
     said = describe_rule(compile_rule({**KINDS["tumbling"], **changes}, STREAM))
     assert said.endswith("; its alerts are reports, which wait for nobody.")
     assert "report" not in describe_rule(compile_rule({**KINDS["tumbling"], **changes, "queue": True}, STREAM))
+
+
+def test_c12_2_a_rule_says_whom_its_alerts_are_about_unless_its_key_does():
+    document = {key: value for key, value in KINDS["lookback"].items() if key != "entity"}
+    said = describe_rule(compile_rule(document, STREAM))
+    assert describe_rule(compile_rule({**document, "entities": document["group_by"]}, STREAM)) == said
+    about = describe_rule(compile_rule({**document, "entities": [*document["group_by"], "amount"]}, STREAM))
+    names = " and ".join([*document["group_by"], "amount"])
+    assert about == f"{said.removesuffix('.')}; its alerts are about {names}."
+
+
+def test_c12_2_an_explained_alert_has_its_tags_and_whom_it_is_about_beside_its_key():
+    alert = {
+        "alert_id": "a", "revision": 0, "severity": "high", "rule_id": "r", "rule_version": 1, "message": "much",
+        "key": {"k": "x"}, "entities": {"k": "x", "shop": "7"}, "tags": ["attack.t1110", "b"],
+    }  # fmt: skip
+
+    def describe(**changes: Any) -> list[str]:
+        row = {**alert, **changes}
+        explained = Explanation(alert=row, rule={}, sentence="In words.", limits={}, timeline=pd.DataFrame())
+        return list(describe_alert(explained))
+
+    plain = describe(entities={"k": "x"}, tags=[])
+    assert describe() == [*plain, "About: shop = 7.", "Tags: attack.t1110, b."]
+    # A row that was written by hand may lack both.
+    assert describe(entities=None, tags=None) == plain
