@@ -32,11 +32,10 @@ import yaml
 import lookback
 from lookback.cli import _make_parser, main
 from lookback.config import load_streams
-from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.errors import StreamError
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.expressions.forms import FORMS
-from lookback.core.expressions.functions import FUNCTIONS
+from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
 from lookback.core.rules import document as rules
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -382,8 +381,8 @@ def test_example_of_a_key_is_a_rule_of_each_kind_that_it_is_for(row: dict[str, s
 
 def test_guide_has_every_aggregate_with_its_type() -> None:
     rows = rows_with("aggregate")
-    names = {re.match(r"\w+", row["aggregate"].strip("`"))[0] for row in rows}  # type: ignore[index]
-    assert names | {"count_distinct"} == set(AGGREGATES)
+    names = {name.partition("(")[0] for row in rows for name in names_in(row["aggregate"])}
+    assert names == {*AGGREGATE_ARGUMENTS, *AGGREGATE_ALIASES}
     for row in rows:
         measures = {"m": row["example"].strip("`")}
         rule = {"rule_id": "example", "stream": "payments", **BASES["lookback"], "measures": measures}

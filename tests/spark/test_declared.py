@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.streams.declarations import list_settings
+from lookback.core.values.zones import ZONES_RELEASE
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.explaining.explanations import explain, explain_event
 from lookback.spark.replay.backtest import Candidate, backtest
@@ -65,6 +66,7 @@ def test_c10_2_declarations_are_logged_when_they_change_and_proved_and_rebuilt_b
     assert [arrival for arrival, _ in listed] == [None, 4, 8]
     for (_, settings), stream in zip(listed, (STREAM, STRICT, LAX), strict=True):
         release = settings.pop("release")
+        assert settings.pop("zones") == ZONES_RELEASE
         assert release
         assert settings == list_settings(stream)
     found = proofs_of(ready, LAX)

@@ -1196,12 +1196,14 @@ def aggregate(measure: CompiledMeasure, rows: list[_Row]) -> Column:
     """The measure over rows; under error where the result does not fit its type."""
     feature, type_ = measure.feature, measure.type
     ordered = sorted(rows, key=lambda row: row.event.place)
-    result = _FUNCTIONS[feature.function]([row.values[feature.feature_id] for row in ordered], feature)
+    result = _FUNCTIONS[feature.function.partition("(")[0]](
+        [row.values[feature.feature_id] for row in ordered], feature
+    )
     if type_.is_decimal and result is not None and abs(result) >= 10**type_.precision:
         return Column(type_, from_values(type_, [0]).values, None, np.array([True]))
     if type_.name == "bigint" and result is not None and not -(2**63) <= result < 2**63:
         return Column(type_, np.zeros(1, dtype=np.int64), None, np.array([True]))
-    return from_values(type_, [result])
+    return single(type_, result)
 
 
 def _avg(values: list[Any], feature: Feature) -> Any:
@@ -1218,16 +1220,45 @@ def _avg(values: list[Any], feature: Feature) -> Any:
         return int(mean.quantize(Decimal(1), ROUND_HALF_UP))
 
 
-def _stddev(values: list[Any], feature: Feature) -> Any:
-    if len(values) < 2:
+def _variance(values: list[Any], feature: Feature, spare: int) -> Fraction | None:
+    if len(values) <= spare:
         return None
     assert feature.argument_type is not None
     exact = [Fraction(value, 10**feature.argument_type.scale) for value in values]
     mean = sum(exact) / len(exact)
-    variance = sum((value - mean) ** 2 for value in exact) / (len(exact) - 1)
+    return Fraction(sum((value - mean) ** 2 for value in exact), len(exact) - spare)
+
+
+def _rounded(variance: Fraction | None) -> float | None:
+    return None if variance is None else float(variance)
+
+
+def _root(variance: Fraction | None) -> float | None:
+    if not variance:
+        return None if variance is None else 0.0
     with localcontext() as context:
         context.prec = 120
-        return float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt()) if variance else 0.0
+        return float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
+
+
+def _percentile(values: list[Any], feature: Feature) -> float | None:
+    """Spark's: between the two nearest values, by the distance to each."""
+    if not values:
+        return None
+    assert feature.argument_type is not None
+    fraction = float(feature.function.partition("(")[2].rstrip(")") or 0.5)
+    unit = 10**feature.argument_type.scale
+    doubles = [value if isinstance(value, float) else value / unit for value in sorted(values, key=_number)]
+    place = fraction * (len(values) - 1)
+    below, above = doubles[math.floor(place)], doubles[math.ceil(place)]
+    if place == math.floor(place) or below == above:
+        return one_of_equals(below)
+    return one_of_equals((math.ceil(place) - place) * below + (place - math.floor(place)) * above)
+
+
+def _mode(values: list[Any], feature: Feature) -> Any:
+    found = [one_of_equals(value) for value in values]
+    return min(found, key=lambda value: (-found.count(value), _number(value))) if found else None
 
 
 def _number(value: Any) -> Any:
@@ -1248,5 +1279,12 @@ _FUNCTIONS = {
     "max": lambda values, feature: one_of_equals(max(values, key=_number)) if values else None,
     "first": lambda values, feature: values[0] if values else None,
     "last": lambda values, feature: values[-1] if values else None,
-    "stddev_samp": _stddev,
+    "stddev_samp": lambda values, feature: _root(_variance(values, feature, 1)),
+    "stddev_pop": lambda values, feature: _root(_variance(values, feature, 0)),
+    "var_samp": lambda values, feature: _rounded(_variance(values, feature, 1)),
+    "var_pop": lambda values, feature: _rounded(_variance(values, feature, 0)),
+    "median": _percentile,
+    "percentile": _percentile,
+    "mode": _mode,
+    "collect_set": lambda values, feature: sorted({one_of_equals(value) for value in values}, key=_number)[:100],
 }

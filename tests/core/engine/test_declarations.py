@@ -23,6 +23,7 @@ from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.declarations import Declarations, Declared, list_settings, plan_declarations
 from lookback.core.streams.events import read_events
+from lookback.core.values.zones import ZONES_RELEASE
 from payins import STREAM, rule
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def test_c10_2_a_declaration_is_logged_once_and_again_when_one_of_its_settings_c
     output = judge_counts(rows, declared(TX, (3, {"max_revisions": 7}), (6, {"max_revisions": 7})))
     listed = [row for row in output.log if row.action == "declared"]
     assert [row.arrival for row in listed] == [None, 3]
-    assert json.loads(listed[0].message) == {**list_settings(TX), "release": "1"}
+    assert json.loads(listed[0].message) == {**list_settings(TX), "release": "1", "zones": ZONES_RELEASE}
     assert json.loads(listed[1].message)["max_revisions"] == 7
     assert all((row.rule_id, row.version) == (None, None) for row in listed)
 

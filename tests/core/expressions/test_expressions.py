@@ -17,7 +17,7 @@ from lookback.core.errors import ExpressionError
 from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
 from lookback.core.expressions.compiling import Expression, compile_expression, find_comparisons, find_items, recompile
 from lookback.core.expressions.forms import FORMS
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
 from lookback.core.expressions.letters import change_to_lower, change_to_upper
 from lookback.core.expressions.like import compile_like
 from lookback.core.expressions.refusals import REMEDIES
@@ -68,6 +68,9 @@ def outcomes(column: Column) -> list[Any]:
     """Values as Python has them, None for NULL, "error" for an error."""
     error = column.error
     return [ERROR if error is not None and error[row] else column.item(row) for row in range(len(column))]
+
+
+AGGREGATES = ", ".join(sorted([*AGGREGATE_ARGUMENTS, *AGGREGATE_ALIASES]))
 
 
 def evaluated(expression: str, /, **values: list[Any]) -> list[Any]:
@@ -554,7 +557,8 @@ def test_all_problems_are_found_at_once() -> None:
         ("sum(i) over ()", "a window function (over) is not allowed; the rule's window and measures do that"),
         ("x -> x", "a lambda (->) is not allowed; use array_contains(), element_at() or size()"),
         ("count(*)", "count() is an aggregate; an aggregate belongs in measures"),
-        ("median(i) > 3", f"median() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {', '.join(sorted(AGGREGATE_ARGUMENTS))}"),
+        ("kurtosis(i) > 3", f"kurtosis() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {AGGREGATES}"),
+        ("any(ok)", "any() is an aggregate; an aggregate belongs in measures"),
         ("current_timestamp()", "current_timestamp() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
         ("at < current_date", "current_date() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
         ("text ilike upper(text)", "the pattern of 'ilike' must be a literal text; use contains(), startswith() or endswith()"),
@@ -730,6 +734,14 @@ def test_no_quotes_are_advised_where_no_text_is_meant(text: str) -> None:
         ("avg(i) FILTER (WHERE amount > 1000)", "avg", "i", "amount > 1000", "avg(i) filter (where amount > 1000)"),
         ("stddev_samp(cast(x as decimal(18,2)))", "stddev_samp", "cast(x as decimal(18,2))", None, "stddev_samp(cast(x as decimal(18,2)))"),
         ("max(at)", "max", "at", None, "max(at)"),
+        ("mean(i)", "avg", "i", None, "avg(i)"),
+        ("std(i)", "stddev_samp", "i", None, "stddev_samp(i)"),
+        ("percentile(i, 0.90)", "percentile(0.9)", "i", None, "percentile(i, 0.9)"),
+        ("median(x)", "median", "x", None, "median(x)"),
+        ("count_if(i > 1 or ok)", "count", None, "i > 1 or ok", "count(*) filter (where i > 1 or ok)"),
+        ("count_if(i > 1) filter (where ok or j = 1)", "count", None, "(ok or j = 1) and i > 1", "count(*) filter (where (ok or j = 1) and i > 1)"),
+        ("every(ok)", "min", "ok", None, "min(ok)"),
+        ("any(ok)", "max", "ok", None, "max(ok)"),
         ("min(x)", "min", "x", None, "min(x)"),
     ],
 )  # fmt: skip
@@ -754,7 +766,13 @@ TEACHING = (
     [
         ("sum(amount) / count(*)", [f"'SUM(amount) / COUNT(*)' is not an aggregate: {TEACHING}"]),
         ("amount", [f"'amount' is not an aggregate: {TEACHING}"]),
-        ("median(i)", [f"median() is not an aggregate that can be used: {TEACHING}; the aggregates are {', '.join(sorted(AGGREGATE_ARGUMENTS))}"]),
+        ("kurtosis(i)", [f"kurtosis() is not an aggregate that can be used: {TEACHING}; the aggregates are {AGGREGATES}"]),
+        ("percentile(i)", ["percentile() takes a field and a number from 0 to 1, such as 0.95; got 1"]),
+        ("percentile(i, 95)", ["percentile() takes a number from 0 to 1 second, such as 0.95; got '95'"]),
+        ("percentile(i, j)", ["percentile() takes a number from 0 to 1 second, such as 0.95; got 'j'"]),
+        ("median(text)", ["median() takes a number, got string; cast it"]),
+        ("every(i)", ["bool_and() takes a condition, got int; compare it with something"]),
+        ("count_if(*)", ["count_if(*) is not allowed; name a field"]),
         ("sum(x)", ["sum() takes exact numbers, since sums of a double depend on order; write cast(x as decimal(18,2)) or as needed"]),
         ("avg(text)", ["avg() takes an integer or a decimal, got string; cast it"]),
         ("min(numbers)", ["min() takes single values, got array<int>"]),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
 import math
 from typing import Any
 
 import pytest
+import tzdata
 
+import lookback
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import compile_expression, drop_uncertain
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.declarations import Declared
 from lookback.core.values.columns import from_values
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP, array, decimal
 
@@ -201,3 +206,62 @@ def test_c12_9_a_wrong_call_is_refused_with_a_remedy(text: str, problem: str) ->
 )  # fmt: skip
 def test_c12_9_functions_of_arrays_at_their_edges(text: str, values: dict[str, Any], value: Any) -> None:
     assert evaluated(text, **values) == value
+
+
+# Local time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("utc", "zone", "local"),
+    [
+        # Summer time begins and ends, on both hemispheres.
+        ("2024-03-31 00:59:59.999999", "Europe/Berlin", "2024-03-31 01:59:59.999999"), ("2024-03-31 01:00:00", "Europe/Berlin", "2024-03-31 03:00:00"),
+        ("2024-10-27 00:59:59", "Europe/Berlin", "2024-10-27 02:59:59"), ("2024-10-27 01:00:00", "Europe/Berlin", "2024-10-27 02:00:00"),
+        ("2024-04-06 15:00:00", "Australia/Lord_Howe", "2024-04-07 01:30:00"), ("2024-01-01 00:00:00", "Asia/Kathmandu", "2024-01-01 05:45:00"),
+        ("1969-12-31 23:59:59", "America/New_York", "1969-12-31 18:59:59"), ("1850-01-01 00:00:00", "America/New_York", "1849-12-31 19:03:58"),
+        ("2100-07-01 12:00:00", "Europe/Dublin", "2100-07-01 13:00:00"), ("2024-01-01 00:00:00", "-05:30", "2023-12-31 18:30:00"), ("2024-01-01 00:00:00", "Z", "2024-01-01 00:00:00"),
+    ],
+)  # fmt: skip
+def test_c12_10_the_clock_of_a_zone(utc: str, zone: str, local: str) -> None:
+    for text, value in ((f"'{zone}'", None), ("t", zone)):
+        assert evaluated(f"from_utc_timestamp(timestamp '{utc}', {text}) = timestamp '{local}'", t=value), text
+
+
+def test_c12_10_an_unknown_zone_in_a_field_is_an_error_of_its_row_alone() -> None:
+    zones = ["UTC", "Mars/Base", None, "Asia/Tokyo", ""]
+    columns = {"t": from_values(STRING, zones), "at": from_values(TIMESTAMP, [0] * 5)}
+    column = compile_expression("hour(from_utc_timestamp(at, t))", SCHEMA).evaluate(columns, 5)
+    assert column.error is not None
+    assert column.error.tolist() == [False, True, False, False, True]
+    assert column.to_list() == [0, None, None, 9, None]
+    assert evaluated("from_utc_timestamp(at, t) is null", at=2**63 - 1, t="Asia/Tokyo") == ERROR
+
+
+def test_c12_10_an_unknown_zone_in_a_rule_is_refused() -> None:
+    assert "'Europe/Berlim' is not a time zone; did you mean 'Europe/Berlin'?" in refusal(
+        "hour(from_utc_timestamp(at, 'Europe/Berlim'))"
+    )
+    assert "write a region such as 'Europe/Berlin' or a distance such as '+02:00'" in refusal(
+        "from_utc_timestamp(at, '+25:00')"
+    )
+
+
+def test_c12_10_a_parameter_is_a_zone_and_is_refused_when_it_is_written() -> None:
+    rule = {
+        "rule_id": "r",
+        "stream": "s",
+        "parameters": {"zone": "Asia/Tokyo"},
+        "when": "hour(from_utc_timestamp(at, :zone)) < 5",
+    }
+    stream = {"stream": "s", "event_id": "id", "event_time": "at", "fields": {"id": "string", "at": "timestamp"}}
+    rows = [{"id": str(hour), "at": hour * 3_600_000_000} for hour in range(24)]
+    assert [alert.event_id for alert in lookback.replay([rule], rows, stream).alerts] == ["15", "16", "17", "18", "19"]
+    with pytest.raises(lookback.RuleError, match="'Tokyo' is not a time zone"):
+        lookback.replay([{**rule, "parameters": {"zone": "Tokyo"}}], rows, stream)
+
+
+def test_c12_10_the_release_of_the_zones_is_logged() -> None:
+    stream = Stream.from_dict(
+        {"stream": "s", "event_id": "id", "event_time": "at", "fields": {"id": "string", "at": "timestamp"}}
+    )
+    assert json.loads(Declared.now(stream, "1").text)["zones"] == tzdata.IANA_VERSION

@@ -182,7 +182,7 @@ WRONG = [
     ({"measures": {}}, "measures must be a mapping"),
     ({"measures": {"n": "amount"}}, "measures.n"),
     ({"measures": {"n": "sum(rate)"}}, "cast"),
-    ({"measures": {"n": "median(amount)"}}, "median"),
+    ({"measures": {"n": "kurtosis(amount)"}}, "kurtosis"),
     ({"measures": {"amount": "count(*)"}, "when": "true"}, "'amount' is a field of the stream"),
     ({"measures": {"window_complete": "count(*)"}, "when": "true"}, "is reserved"),
     ({"measures": {"n": {"measure": "count(*)", "windw": "1 hour"}}}, "unknown key 'windw'"),

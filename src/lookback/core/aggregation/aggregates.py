@@ -1,25 +1,20 @@
 """The aggregates that measures can use: one small class each, and one table that names them.
 
-An aggregate works on ranges of rows sorted by (key, time). It indexes the rows once, aggregates any number of ranges
-with that index, merges the partial results that several sorted runs contribute to one window, and finishes with a
-column of the type that Spark would return. All arithmetic is exact. A result that does not fit its type is an error of
-that row.
-
 The types that an aggregate accepts are checked when a measure is compiled: `AGGREGATE_ARGUMENTS` in
 expressions/functions.py.
 """
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lookback.core.aggregation.aggregate import Aggregate
+from lookback.core.aggregation.edges import First, Last
 from lookback.core.aggregation.exact import (
     MAX_ERROR,
     SMALL_SUM,
@@ -33,60 +28,9 @@ from lookback.core.aggregation.exact import (
     multiply,
     prefix_sums,
 )
-from lookback.core.values.columns import Column, Values, from_values, make_objects, normalize_zeros
-from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
-
-
-class Aggregate(ABC):
-    """One aggregate function.
-
-    Attributes:
-        stores_value: State keeps the values of the argument.
-        additive: The contribution of rows is a sum over them, so that rows can be combined into one (see `index_sums`
-            and `sum_ranges`) and subtracted again.
-        is_ordered: The result depends on the order of rows. Such an aggregate includes rows whose argument is NULL.
-    """
-
-    stores_value = True
-    additive = False
-    is_ordered = False
-
-    @abstractmethod
-    def result_type(self, argument: DataType | None) -> DataType:
-        """Returns the type of the result, as in Spark; `argument` is None for count(*)."""
-
-    @abstractmethod
-    def build_index(self, values: Values) -> Any:
-        """Builds the index for `aggregate_ranges` over the values of rows sorted by (key, time)."""
-
-    def index_rows(self, values: Values, times: Int64s, arrivals: Int64s) -> Any:
-        """Builds the same index for an aggregate that depends on the order of rows.
-
-        Args:
-            values: The values of rows sorted by (key, time, arrival).
-            times: The times of the rows.
-            arrivals: The positions of the rows in the batch; STORED for rows of earlier batches.
-        """
-        return self.build_index(values)
-
-    @abstractmethod
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Aggregates the indexed rows [low, high) of each window; low == high is an empty window."""
-
-    def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
-        """Aggregates the first `high` rows of `index` except the first `low` of `without`, which must be among them.
-
-        Only for additive aggregates. Both indexes hold the same rows, in different orders.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not additive")
-
-    @abstractmethod
-    def merge(self, left: Partial, right: Partial) -> Partial:
-        """Merges the contributions of two disjoint sets of rows, window by window."""
-
-    @abstractmethod
-    def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the results as a column of `result_type`: NULL as in SQL, an error where a result does not fit."""
+from lookback.core.aggregation.gathered import CollectSet, Mode, Percentile
+from lookback.core.values.columns import Column, Values, normalize_zeros
+from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal
 
 
 class Count(Aggregate):
@@ -185,8 +129,14 @@ class Avg(Sum):
         return checked_column(result, divide_half_up(shifted, divisor), empty)
 
 
-class StddevSamp(Sum):
-    """The sample standard deviation from exact sums, rounded once to the nearest double; NULL below two rows."""
+class Variance(Sum):
+    """The variance from exact sums, or its square root, rounded once to the nearest double.
+
+    That of a sample of n rows has the divisor n - 1 and is NULL below two rows; that of the population has n.
+    """
+
+    def __init__(self, *, is_sample: bool, is_root: bool) -> None:
+        self._is_sample, self._is_root = is_sample, is_root
 
     def result_type(self, argument: DataType | None) -> DataType:
         """Returns double."""
@@ -223,17 +173,23 @@ class StddevSamp(Sum):
         return high - low, sums[high] - sums_without[low], squares
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the square root of (n * sum(x^2) - sum(x)^2) / (n * (n - 1)), at the argument's scale."""
+        """Returns (n * sum(x^2) - sum(x)^2) / (n * divisor), at the argument's scale, or its square root."""
         assert argument is not None
-        unit, few = 10 ** (2 * argument.scale), partial[0] < 2
-        roots = np.sqrt(estimate_variances(partial) / np.longdouble(unit))
-        # If both ends of the error interval round to the same double, that is the exact root rounded once.
-        values = np.asarray(roots * (1 - MAX_ERROR), dtype=np.float64)
-        is_open = ~few & (values != np.asarray(roots * (1 + MAX_ERROR), dtype=np.float64))
-        values[few] = 0
+        unit, counts = 10 ** (2 * argument.scale), partial[0]
+        few = counts < (2 if self._is_sample else 1)
+        estimates = estimate_variances(partial) / np.longdouble(unit)
+        if not self._is_sample:
+            estimates *= np.asarray(counts - 1, dtype=np.longdouble) / np.maximum(counts, 1)
+        if self._is_root:
+            estimates = np.sqrt(estimates)
+        # If both ends of the error interval round to the same double, that is the exact value rounded once.
+        values = np.asarray(estimates * (1 - MAX_ERROR), dtype=np.float64)
+        is_open = (counts > 1) & (values != np.asarray(estimates * (1 + MAX_ERROR), dtype=np.float64))
+        values[counts < 2] = 0
         for row in np.flatnonzero(is_open).tolist():
             n, total, squares = (int(part[row]) for part in partial)
-            values[row] = find_nearest_root(Fraction(n * squares - total * total, n * (n - 1) * unit))
+            variance = Fraction(n * squares - total * total, n * (n - self._is_sample) * unit)
+            values[row] = find_nearest_root(variance) if self._is_root else float(variance)
         return Column(DOUBLE, values, few if few.any() else None)
 
 
@@ -327,115 +283,6 @@ class Max(_Extreme):
         return larger
 
 
-class Edge(Aggregate):
-    """The value of the first or last row by (time, arrival), which may be NULL, as with Spark's first and last.
-
-    Each value is kept as a text together with the id of its event, so that a deletion removes the row of its own event.
-    Another row with the same time and value may have a different place in the order.
-    """
-
-    is_ordered = True
-
-    def result_type(self, argument: DataType | None) -> DataType:
-        """Returns the argument's type."""
-        assert argument is not None
-        return argument
-
-    def pack(self, column: Column, ids: Sequence[str]) -> Column:
-        """Returns the texts that are kept for the argument's values and the ids of their events."""
-        rows = zip(column.to_stored_list(), ids, strict=True)
-        texts = [
-            f"{len(id_)}{'!' if value is None else '='}{id_}{'' if value is None else value}" for value, id_ in rows
-        ]
-        return Column(STRING, make_objects(texts), error=column.error)
-
-    def build_index(self, values: Values) -> Any:
-        """Returns the index of rows that all have the same time and arrived with the same commit."""
-        zeros = np.zeros(len(values), dtype=np.int64)
-        return self.index_rows(values, zeros, zeros)
-
-    def index_rows(self, values: Values, times: Int64s, arrivals: Int64s) -> Any:
-        """Returns the rows."""
-        return times, arrivals, values
-
-    @abstractmethod
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the position of the first or last of the rows [low, high)."""
-
-    @abstractmethod
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks the windows whose row is that of `right`, if both sides have one; on a tie, `right` arrived later."""
-
-    @abstractmethod
-    def find_running(self, times: Int64s) -> Int64s:
-        """Returns for each row the position of the first or last row up to it; rows are in order of arrival."""
-
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Returns the count of each range and the time, arrival and value of its row, undefined for an empty range."""
-        if not len(index[0]):
-            return high - low, low.copy(), low.copy(), np.full(len(low), "", dtype=object)
-        rows = np.where(high > low, self.find_row(low, high), 0)
-        return high - low, *(part[rows] for part in index)
-
-    def merge(self, left: Partial, right: Partial) -> Partial:
-        """Adds the counts and picks the first or last row of each pair; where only one side has rows, its row."""
-        takes_right = (right[0] > 0) & ((left[0] == 0) | self.prefers_right(left, right))
-        picked = (np.where(takes_right, b, a) for a, b in zip(left[1:], right[1:], strict=True))
-        return left[0] + right[0], *picked
-
-    def finish(self, partial: Partial, argument: DataType | None) -> Column:
-        """Returns the values: NULL for an empty window and for a row whose value is NULL."""
-        assert argument is not None
-        count, _, _, packed = partial
-        read = _READERS.get(argument.name, int)
-        values = []
-        for rows, text in zip(count.tolist(), packed.tolist(), strict=True):
-            digits = _DIGITS.match(text) if rows else None
-            has_value = digits is not None and text[digits.end()] == "="
-            values.append(read(text[digits.end() + 1 + int(digits[0]) :]) if digits and has_value else None)
-        return from_values(argument, values)
-
-
-class First(Edge):
-    """The value of the first row."""
-
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the first rows."""
-        return low
-
-    def find_running(self, times: Int64s) -> Int64s:
-        """Returns the earliest rows."""
-        is_earliest = np.diff(np.minimum.accumulate(times), prepend=times[:1]) < 0
-        return np.maximum.accumulate(np.where(is_earliest, np.arange(len(times)), 0))
-
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks where the right row is earlier."""
-        is_before: npt.NDArray[np.bool_] = (right[1] < left[1]) | ((right[1] == left[1]) & (right[2] < left[2]))
-        return is_before
-
-
-class Last(Edge):
-    """The value of the last row."""
-
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the last rows."""
-        return high - 1
-
-    def find_running(self, times: Int64s) -> Int64s:
-        """Returns the latest rows."""
-        is_latest = times == np.maximum.accumulate(times)
-        return np.maximum.accumulate(np.where(is_latest, np.arange(len(times)), 0))
-
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks where the right row is not earlier."""
-        is_after: npt.NDArray[np.bool_] = (right[1] > left[1]) | ((right[1] == left[1]) & (right[2] >= left[2]))
-        return is_after
-
-
-# How to read the value of a packed text, by type. All other types are read as integers.
-_READERS: dict[str, Callable[[str], Any]] = {"string": str, "boolean": "True".__eq__, "double": float, "float": float}
-_DIGITS = re.compile("[0-9]+")
-
 AGGREGATES: dict[str, Aggregate] = {
     "count": Count(),
     "count_distinct": CountDistinct(),
@@ -445,5 +292,20 @@ AGGREGATES: dict[str, Aggregate] = {
     "max": Max(),
     "first": First(),
     "last": Last(),
-    "stddev_samp": StddevSamp(),
+    "stddev_samp": Variance(is_sample=True, is_root=True),
+    "stddev_pop": Variance(is_sample=False, is_root=True),
+    "var_samp": Variance(is_sample=True, is_root=False),
+    "var_pop": Variance(is_sample=False, is_root=False),
+    "median": Percentile(0.5),
+    "mode": Mode(),
+    "collect_set": CollectSet(),
 }
+# The aggregate that a call names with its second argument, such as percentile(0.9).
+PERCENTILE = "percentile"
+
+
+@lru_cache(maxsize=1_000)
+def find_aggregate(function: str) -> Aggregate:
+    """Returns the aggregate of a feature's function: a name in AGGREGATES, or percentile(p)."""
+    name, _, fraction = function.partition("(")
+    return Percentile(float(fraction.rstrip(")"))) if name == PERCENTILE else AGGREGATES[name]

@@ -33,7 +33,7 @@ def sum_ranges(index: Partial, low: Int64s, high: Int64s) -> Partial:
 
 
 def exact_squares(index: Any) -> Values:
-    """Returns the exact prefix sums of squares of an index of StddevSamp, computed when first needed."""
+    """Returns the exact prefix sums of squares of an index of Variance, computed when first needed."""
     values, exact = index[3:]
     if not exact:
         exact.append(prefix_sums(values.astype(object) ** 2))

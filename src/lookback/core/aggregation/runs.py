@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate
+from lookback.core.aggregation.aggregate import Aggregate
+from lookback.core.aggregation.aggregates import AGGREGATES
 from lookback.core.aggregation.distinct import STORED
 from lookback.core.aggregation.exact import Partial, index_sums, sum_ranges
 from lookback.core.aggregation.grouping import Queries
@@ -132,7 +133,7 @@ class Run:
     def prepare(self, name: str, aggregate: Aggregate) -> None:
         """Builds the search and the index ahead of time, so that the first measurement need not wait for them."""
         _ = self._search
-        if name != "count_distinct":
+        if name != "count_distinct" and not aggregate.is_gathered:
             self._index(name, aggregate)
 
     def _index(self, name: str, aggregate: Aggregate) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Aggregate
+from lookback.core.aggregation.aggregate import Aggregate
 from lookback.core.aggregation.distinct import STORED
 from lookback.core.aggregation.exact import Partial
 from lookback.core.aggregation.grouping import Queries

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Aggregate
+from lookback.core.aggregation.aggregate import Aggregate
 from lookback.core.aggregation.exact import Partial
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator

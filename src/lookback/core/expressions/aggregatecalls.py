@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_tree
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, check_ordered
+from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, check_ordered
 from lookback.core.expressions.syntax import parse, quote_node, unwrap
 from lookback.core.values.limits import DEFAULT_LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
@@ -20,7 +20,7 @@ class AggregateCall:
     """An aggregate over the events of a window, such as `avg(x) filter (where amount > 1000)`.
 
     Attributes:
-        function: One of `AGGREGATES`, such as count_distinct.
+        function: A name that `find_aggregate` knows, such as count_distinct or percentile(0.95).
         argument: The argument; None for count(*).
         filter: Only rows for which it is true are counted; None for all rows.
         sql: Canonical SQL, as in Expression.
@@ -54,6 +54,7 @@ def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits 
     if not isinstance(tree, exp.Anonymous):
         raise ExpressionError([f"{quote_node(tree)} is not an aggregate: {_TEACHING}"])
     name = str(tree.name).lower()
+    name = AGGREGATE_ALIASES.get(name, name)
     if name not in AGGREGATE_ARGUMENTS:
         raise ExpressionError(
             [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_list_aggregates()}"]
@@ -62,7 +63,7 @@ def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits 
 
 
 def _list_aggregates() -> str:
-    return ", ".join(sorted(AGGREGATE_ARGUMENTS))
+    return ", ".join(sorted([*AGGREGATE_ARGUMENTS, *AGGREGATE_ALIASES]))
 
 
 def _compile_call(
@@ -70,6 +71,7 @@ def _compile_call(
 ) -> AggregateCall:
     problems: list[str] = []
     distinct, parts = _read_arguments(name, tree, problems)
+    fraction = _read_fraction(parts, problems) if name == "percentile" and len(parts) == 2 else ""
     argument = None
     if len(parts) == 1 and not _is_star(parts[0]):
         argument = _compile_argument(parts[0], schema, limits, problems)
@@ -86,11 +88,36 @@ def _compile_call(
         )
     if problems:
         raise ExpressionError(problems)
+    if name == "count_if":
+        # Only where the filter is true is the condition computed.
+        both = parts[0] if condition is None else exp.And(this=exp.paren(condition), expression=exp.paren(parts[0]))
+        name, argument, where = "count", None, _compile_argument(both, schema, limits, problems)
+    name = _SAME.get(name, name)
     shown = "*" if argument is None else argument.sql
     if distinct:
         shown = f"distinct {shown[1:-1] if len(parts) > 1 else shown}"
-    sql = f"{name}({shown})" + (f" filter (where {where.sql})" if where is not None else "")
-    return AggregateCall("count_distinct" if distinct else name, argument, where, sql)
+    sql = f"{name}({shown}{fraction and f', {fraction}'})" + (
+        f" filter (where {where.sql})" if where is not None else ""
+    )
+    function = "count_distinct" if distinct else f"{name}({fraction})" if fraction else name
+    return AggregateCall(function, argument, where, sql)
+
+
+# false is less than true.
+_SAME = {"bool_and": "min", "bool_or": "max"}
+
+
+def _read_fraction(parts: list[exp.Expr], problems: list[str]) -> str:
+    """Takes the second argument of percentile from `parts`, and returns it in one form."""
+    number = unwrap(parts.pop())
+    text = number.name if isinstance(number, exp.Literal) and not number.is_string else ""
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        problems.append(f"percentile() takes a number from 0 to 1 second, such as 0.95; got {quote_node(number)}")
+    return repr(fraction)
 
 
 def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[bool, list[exp.Expr]]:
@@ -103,6 +130,9 @@ def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[boo
             problems.append(f"{name}(distinct ...) is not supported; only count takes distinct")
     if any(map(_is_star, parts)) and distinct:
         problems.append("count(distinct *) is not allowed; name a field")
+    elif name == "percentile" and not distinct:
+        if len(parts) != 2:
+            problems.append(f"percentile() takes a field and a number from 0 to 1, such as 0.95; got {len(parts)}")
     elif len(parts) != 1 and not (distinct and parts):
         known = "; to leave NULLs out add filter (where x is not null)" if name in ("first", "last") else ""
         problems.append(f"{name}() takes one argument, got {len(parts)}{known}")

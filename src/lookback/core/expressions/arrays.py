@@ -59,7 +59,8 @@ def drop_repeated(call: Call, values: Sequence[Values]) -> KernelResult:
 def _keep_first(items: list[Any]) -> list[Any]:
     first: dict[Any, Any] = {}
     for item in items:
-        first.setdefault(replace_nan(item), item)
+        # Spark, too, writes one of the two zeros.
+        first.setdefault(replace_nan(item), item + 0.0 if isinstance(item, float) else item)
     return list(first.values())
 
 

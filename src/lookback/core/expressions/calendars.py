@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from lookback.core.expressions.casts import SECOND_US, timestamps_to_dates
-from lookback.core.expressions.kernels import KernelResult, divide_integers
+from lookback.core.expressions.kernels import KernelResult, add_integers, divide_integers, mask_or_none
 from lookback.core.expressions.signatures import TRUNCATIONS, UNITS, Call
 from lookback.core.values.columns import Values
+from lookback.core.values.keys import number_values
 from lookback.core.values.times import DAY_US
+from lookback.core.values.zones import find_zone
 
 _DAY_SECONDS = DAY_US // SECOND_US
 
@@ -60,6 +62,21 @@ def truncate(call: Call, values: Sequence[Values]) -> KernelResult:
         days = timestamps_to_dates(times)
         return KernelResult((days - (days + 3) % 7) * DAY_US)
     return KernelResult(times // UNITS[unit] * UNITS[unit])
+
+
+def convert_to_local(call: Call, values: Sequence[Values]) -> KernelResult:
+    """Converts UTC times to the clock of a zone; an unknown zone is an error."""
+    times, names = values
+    codes, different = number_values(names)
+    offsets, error = np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=bool)
+    for code, name in enumerate(different.tolist()):
+        rows, zone = np.flatnonzero(codes == code), find_zone(name)
+        if zone is None:
+            error[rows] = True
+        else:
+            offsets[rows] = zone.find_offsets(times[rows])
+    moved = add_integers(times, offsets, 64)
+    return KernelResult(moved.values, mask_or_none(error if moved.error is None else error | moved.error))
 
 
 def count_seconds(call: Call, values: Sequence[Values]) -> KernelResult:

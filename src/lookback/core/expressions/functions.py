@@ -16,6 +16,7 @@ import numpy as np
 from lookback.core.expressions.arrays import contains_item, drop_repeated, find_item, pick_item, take_item
 from lookback.core.expressions.calendars import (
     add_days,
+    convert_to_local,
     count_months,
     count_months_between,
     count_seconds,
@@ -76,6 +77,7 @@ from lookback.core.expressions.signatures import (
     type_concat,
     type_date_trunc,
     type_element_at,
+    type_from_utc_timestamp,
     type_reverse,
     type_round,
     type_unix_timestamp,
@@ -297,6 +299,7 @@ FUNCTIONS: dict[str, Function] = {
     "date_add": Function(takes(DATE, INT, gives=DATE), _map_values(add_days)),
     "date_sub": Function(takes(DATE, INT, gives=DATE), _map_values(lambda day, less: add_days(day, -less))),
     "months_between": Function(takes(TIMESTAMP, TIMESTAMP, BOOLEAN, gives=DOUBLE, optional=1), count_months_between),
+    "from_utc_timestamp": Function(type_from_utc_timestamp, convert_to_local),
     "unix_timestamp": Function(type_unix_timestamp, count_seconds),
     "date_trunc": Function(type_date_trunc, truncate),
     "datediff": Function(takes_dates(2), _map_values(np.subtract)),
@@ -365,6 +368,16 @@ def check_exact_number(type_: DataType) -> str | None:
     return None if type_.is_integer or type_.is_decimal else f"takes an integer or a decimal, got {type_}; cast it"
 
 
+def check_number(type_: DataType) -> str | None:
+    """Accepts numbers. Returns the problem with any other type."""
+    return None if type_.is_numeric else f"takes a number, got {type_}; cast it"
+
+
+def check_condition(type_: DataType) -> str | None:
+    """Accepts conditions. Returns the problem with any other type."""
+    return None if type_ == BOOLEAN else f"takes a condition, got {type_}; compare it with something"
+
+
 def check_ordered(type_: DataType) -> str | None:
     """Accepts single values, which have an order. Returns the problem with any other type."""
     return f"takes single values, got {type_}" if type_.name in ("array", "null") else None
@@ -381,4 +394,24 @@ AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
     "first": check_ordered,
     "last": check_ordered,
     "stddev_samp": check_exact_number,
+    "stddev_pop": check_exact_number,
+    "var_samp": check_exact_number,
+    "var_pop": check_exact_number,
+    "median": check_number,
+    "percentile": check_number,
+    "mode": check_ordered,
+    "collect_set": check_ordered,
+    "count_if": check_condition,
+    "bool_and": check_condition,
+    "bool_or": check_condition,
+}
+# Other names of aggregates.
+AGGREGATE_ALIASES = {
+    "mean": "avg",
+    "stddev": "stddev_samp",
+    "std": "stddev_samp",
+    "variance": "var_samp",
+    "every": "bool_and",
+    "any": "bool_or",
+    "some": "bool_or",
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from sqlglot import exp
 
 from lookback.core.expressions.forms import FORMS
-from lookback.core.expressions.functions import AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
 from lookback.core.expressions.like import quote_text
 from lookback.core.expressions.syntax import LookbackSql, quote_node
 from lookback.core.values.suggestions import find_nearest, suggest
@@ -27,10 +27,8 @@ _CLOCKS = {
 }
 _RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
 _OTHER_AGGREGATES = {
-    "mean", "stddev", "std", "stddev_pop", "variance", "var_samp", "var_pop", "first_value",
-    "last_value", "any_value", "approx_count_distinct", "collect_list", "collect_set", "array_agg", "count_if", "median",
-    "mode", "percentile", "percentile_approx", "approx_percentile", "bool_and", "bool_or", "every", "any", "some", "max_by",
-    "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
+    "first_value", "last_value", "any_value", "approx_count_distinct", "collect_list", "array_agg", "percentile_approx",
+    "approx_percentile", "max_by", "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
 }  # fmt: skip
 REMEDIES = {
     "ilike": "use x ilike 'a%'",
@@ -88,10 +86,10 @@ def explain_ambiguous_field(name: str, matches: Sequence[str]) -> str:
 
 def explain_no_function(name: str) -> str:
     """Explains why a function is not allowed."""
-    if name in AGGREGATE_ARGUMENTS:
+    if name in AGGREGATE_ARGUMENTS or name in AGGREGATE_ALIASES:
         return f"{name}() is an aggregate; an aggregate belongs in measures"
     if name in _OTHER_AGGREGATES:
-        listed = ", ".join(sorted(AGGREGATE_ARGUMENTS))
+        listed = ", ".join(sorted([*AGGREGATE_ARGUMENTS, *AGGREGATE_ALIASES]))
         return f"{name}() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {listed}"
     if name in _CLOCKS:
         return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
@@ -143,5 +141,5 @@ _REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Parameter: ("a parameter", "write the value, or a name without braces"),
     exp.Dot: ("a nested field", "declare it as a field of the stream"),
     exp.Collate: ("collate", "use lower() to ignore case"),
-    exp.AtTimeZone: ("at time zone", "times are UTC; add an interval"),
+    exp.AtTimeZone: ("at time zone", "times are UTC; use from_utc_timestamp(t, 'Europe/Berlin')"),
 }

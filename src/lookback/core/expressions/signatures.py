@@ -25,6 +25,7 @@ from lookback.core.values.types import (
     array,
     decimal,
 )
+from lookback.core.values.zones import explain_no_zone, find_zone
 
 Arguments = Sequence[Node]
 # A call has all its arguments in memory at once, for all events of a batch.
@@ -223,6 +224,15 @@ def read_places(name: str, arguments: Arguments) -> int:
     if not isinstance(places, int) or abs(places) > 38:
         raise RefusedOperator(f"{name}() takes its number of places as an integer literal from -38 to 38")
     return places
+
+
+def type_from_utc_timestamp(name: str, arguments: Arguments) -> Call:
+    """Types a call with a timestamp and a zone as a text, which must exist if it is a literal."""
+    call = takes(TIMESTAMP, STRING, gives=TIMESTAMP)(name, arguments)
+    zone = arguments[1].literal
+    if isinstance(zone, str) and find_zone(zone) is None:
+        raise RefusedOperator(f"{name}(): {explain_no_zone(zone)}")
+    return call
 
 
 def type_date_trunc(name: str, arguments: Arguments) -> Call:

@@ -6,10 +6,11 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Edge
 from lookback.core.aggregation.distinct import STORED, DistinctCounter, GroupedRows
+from lookback.core.aggregation.edges import Edge
 from lookback.core.aggregation.exact import Partial
 from lookback.core.aggregation.featurerows import FeatureRows, merge_at
+from lookback.core.aggregation.gathered import GatheredAggregate
 from lookback.core.aggregation.grouping import Grouping, Queries
 from lookback.core.aggregation.runs import Run, has_negative
 from lookback.core.aggregation.sharedruns import FeatureColumn
@@ -360,6 +361,10 @@ class Measuring:
             queries = queries.clip_to(state.floor)
         if feature.function == "count_distinct" and len(queries.first):
             return Column(BIGINT, self._find_distinct(feature, keys, queries, shared).count(queries.first))
+        if isinstance(aggregate, GatheredAggregate) and len(queries.first):
+            gathered, groups = self._gather_rows(feature, keys, queries, queries.earliest)
+            picked = aggregate.aggregate_windows(gathered, groups, queries.positions, queries.first, queries.last)
+            return aggregate.finish(picked, feature.argument_type)
         partial = self.select_rows(feature).aggregate_windows(queries)
         windows = queries if queries.windows is None else queries.windows
         for stored, run in self._find_runs(feature, windows.earliest, windows.latest):
@@ -435,12 +440,22 @@ class Measuring:
         Counts of distinct values cannot be added over runs, so the counter gathers the rows of all runs. `shared`
         identifies windows that differ only in their size and share one counter.
         """
-        if shared is None:
-            return self._gather_rows(feature, keys, queries, queries.earliest)
-        return self._distincts.get(shared, lambda: self._gather_rows(feature, keys, queries, -NEVER_DUE))
 
-    def _gather_rows(self, feature: Feature, keys: Keys | None, queries: Queries, earliest: int) -> DistinctCounter:
-        """Gathers the rows of the keys from the events, and from all runs those from `earliest` on."""
+        def count_from(earliest: int) -> DistinctCounter:
+            rows, groups = self._gather_rows(feature, keys, queries, earliest)
+            return DistinctCounter(rows, groups, queries.positions, queries.last)
+
+        if shared is None:
+            return count_from(queries.earliest)
+        return self._distincts.get(shared, lambda: count_from(-NEVER_DUE))
+
+    def _gather_rows(
+        self, feature: Feature, keys: Keys | None, queries: Queries, earliest: int
+    ) -> tuple[GroupedRows, Int64s]:
+        """Gathers the rows of the keys from the events, and from all runs those from `earliest` on.
+
+        Returns the rows, and the group of each query among them.
+        """
         grouping, rows = self.group_events(feature.group_by), self.select_rows(feature)
         assert rows.all_values is not None
         if keys is None:
@@ -470,5 +485,4 @@ class Measuring:
         gathered = GroupedRows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         # The copies of the rows are among the largest objects of a batch.
         parts.clear()
-        gathered = gathered.take(order_by_group(gathered.groups, gathered.times))
-        return DistinctCounter(gathered, groups, queries.positions, queries.last)
+        return gathered.take(order_by_group(gathered.groups, gathered.times)), groups

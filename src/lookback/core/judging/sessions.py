@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lookback.core.aggregation.aggregates import Edge
 from lookback.core.aggregation.distinct import count_from_start
+from lookback.core.aggregation.edges import Edge
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.measuring import select_kept, select_values
 from lookback.core.judging.opensessions import OpenSession, SessionRow, SessionRows, Sessions

@@ -11,7 +11,8 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
 from typing import Any
 
-from lookback.core.aggregation.aggregates import AGGREGATES, Aggregate
+from lookback.core.aggregation.aggregate import Aggregate
+from lookback.core.aggregation.aggregates import PERCENTILE, find_aggregate
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.expressions.compiling import Expression, Membership, find_rising
 from lookback.core.rules.document import Rule
@@ -57,7 +58,7 @@ class Feature:
     @property
     def aggregate(self) -> Aggregate:
         """The feature's aggregate function."""
-        return AGGREGATES[self.function]
+        return find_aggregate(self.function)
 
     @cached_property
     def memberships(self) -> tuple[Membership, ...]:
@@ -80,14 +81,19 @@ class Feature:
         return self.buckets is None and self.function in _RISING
 
     @property
+    def is_in_units(self) -> bool:
+        """True if the result has the unit of the argument, but may have more digits."""
+        return self.function.startswith(("avg", "stddev", "median", PERCENTILE))
+
+    @property
     def is_safe(self) -> bool:
         """True if the aggregate cannot fail, whatever the rows."""
         type_ = self.argument_type
         if self.function == "avg":
             return type_ is not None and (not type_.is_decimal or type_.precision + 4 <= 38)
-        if self.function in ("min", "max", "first", "last"):
+        if self.function in ("min", "max", "first", "last", "mode", "collect_set"):
             return type_ is not None and type_.name not in ("timestamp", "date")
-        return self.function in ("count", "count_distinct", "stddev_samp")
+        return self.function != "sum"
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class CompiledMeasure:
     def _last_digit(self) -> Decimal | None:
         """The unit to which the value is rounded for people, such as 0.01; None for the exact value."""
         scale = 0 if self.feature.argument_type is None else self.feature.argument_type.scale
-        return Decimal(1).scaleb(-scale) if scale and self.feature.function in ("avg", "stddev_samp") else None
+        return Decimal(1).scaleb(-scale) if scale and self.feature.is_in_units else None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lookback.core.aggregation.aggregates import AGGREGATES
+from lookback.core.aggregation.aggregates import find_aggregate
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
@@ -397,7 +397,7 @@ class _Binder:
                 self._problems.extend(make_problem(place, problem) for problem in error.problems)
                 continue
             window = measure.window
-            if isinstance(window, Lookback) and window.resolution and not AGGREGATES[call.function].additive:
+            if isinstance(window, Lookback) and window.resolution and not find_aggregate(call.function).additive:
                 self._add_problem(place, _describe_no_resolution(call, window))
                 continue
             feature = _make_feature(self._identify_state(group_by, lateness), where, call, window)

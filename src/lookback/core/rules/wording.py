@@ -9,12 +9,13 @@ from typing import Any
 from sqlglot import exp
 
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
-from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
+from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.texts import collapse_spaces, join_words
 from lookback.core.values.times import format_time
+from lookback.core.values.types import BOOLEAN
 from lookback.core.values.windows import EVENT, LOOKBACK, Lookback, Moment, Session, Step, TiledWindow, Window
 
 
@@ -56,6 +57,13 @@ _AGGREGATES = {
     "first": "the first {}",
     "last": "the last {}",
     "stddev_samp": "the standard deviation of {}",
+    "stddev_pop": "the standard deviation of {}",
+    "var_samp": "the variance of {}",
+    "var_pop": "the variance of {}",
+    "median": "the median of {}",
+    "percentile": "percentile {1} of {0}",
+    "mode": "the most frequent {}",
+    "collect_set": "the different values of {}",
 }
 _BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
 _DAY = MICROSECONDS["day"]
@@ -99,9 +107,17 @@ def describe_measure(measure: CompiledMeasure) -> str:
     """Describes a measure and its window, such as `the number of events over the 10 minutes up to each event`."""
     feature = measure.feature
     argument = "" if feature.argument is None else feature.argument.sql
-    aggregate = "the number of events" if not argument else _AGGREGATES[feature.function].format(argument)
+    aggregate = _describe_aggregate(feature, argument) if argument else "the number of events"
     where = f" where {feature.filter.sql}" if feature.filter is not None else ""
     return f"{aggregate}{where} {_describe_window(measure.window)}"
+
+
+def _describe_aggregate(feature: Feature, argument: str) -> str:
+    name, _, fraction = feature.function.partition("(")
+    if feature.argument_type == BOOLEAN and name in ("min", "max"):
+        return f"whether {argument} for {'all events' if name == 'min' else 'any event'}"
+    percents = f"{100 * float(fraction.rstrip(')')):g}" if fraction else ""
+    return _AGGREGATES[name].format(argument, percents)
 
 
 def describe_step(step: Step) -> str:

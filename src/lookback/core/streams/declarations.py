@@ -15,6 +15,7 @@ from lookback.core.errors import StreamError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import WIDEST_LIMITS
+from lookback.core.values.zones import ZONES_RELEASE
 
 # The keys of a declaration that affect how events are judged. Keys that only ingest reads are not among them.
 SETTINGS = (
@@ -31,8 +32,8 @@ SETTINGS = (
 class Declared(NamedTuple):
     """A declaration of a stream as logged in rule_log.
 
-    after: the last commit judged before it took effect; None for the first. text: the settings and the release of
-    Lookback, as JSON.
+    after: the last commit judged before it took effect; None for the first. text: the settings, the release of
+    Lookback and that of the zone database, as JSON.
     """
 
     after: int | None
@@ -47,7 +48,7 @@ class Declared(NamedTuple):
     @classmethod
     def now(cls, stream: Stream, release: str, after: int | None = None) -> Declared:
         """Makes the entry for a stream's declaration under a release of Lookback."""
-        return cls(after, stream, json.dumps({**list_settings(stream), "release": release}))
+        return cls(after, stream, json.dumps({**list_settings(stream), "release": release, "zones": ZONES_RELEASE}))
 
     @classmethod
     def from_text(cls, stream: Stream, text: str, after: int | None) -> Declared | None:

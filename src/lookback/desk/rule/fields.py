@@ -27,7 +27,11 @@ KINDS = tuple(KEYS_OF_KIND)
 AGGREGATES = {
     "count(*)": "",
     "count(distinct {})": "count",
-    **{f"{name}({{}})": name for name in AGGREGATE_ARGUMENTS if name != "count"},
+    **{
+        f"{name}({{}}{', 0.95' if name == 'percentile' else ''})": name
+        for name in AGGREGATE_ARGUMENTS
+        if name != "count"
+    },
 }
 _OWN_WINDOW_KEYS = WINDOW_FORMS[LOOKBACK][:2]
 _FIRST_SIZE = "1 hour"
