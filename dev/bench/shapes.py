@@ -376,6 +376,12 @@ SHAPES = (
         _rule("1 hour", "m > 0 and n = 1", reset_on_alert=True), _KNOWN, 100, MINUTE, (0, 1, 0)), 400),
     Shape("avg", 50_000, lambda: _judge_aggregate("avg(amount)")),
     Shape("stddev_samp", 50_000, lambda: _judge_aggregate("stddev_samp(amount)"), 5, against="avg"),
+    Shape("median", 50_000, lambda: _judge_aggregate("median(amount)"), 70, against="avg"),
+    Shape("median, one key, 25,000 rows in a window", 50_000, lambda: _judge_once(
+        [{**_rule("1 day", "m < 0"), "measures": {"m": "median(amount)"}}], _spread_times(50_000, DAY), np.zeros(50_000)), 100,
+        against="avg"),
+    Shape("median, Zipf, 5 % late", 20_000, lambda: _judge_on(
+        20_000, [{**_rule("1 hour", "m < 0"), "measures": {"m": "median(amount)"}}], late_by=HOUR // 2), 300, against="avg"),
     Shape("state of one aggregate, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX[:1]), unit="bytes a row"),
     Shape("state of six aggregates, 50,000 rows", 50_000, lambda: _measure_bytes(_SIX),
           1.1, against="state of one aggregate, 50,000 rows", unit="bytes a row"),

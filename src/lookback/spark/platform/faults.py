@@ -35,7 +35,8 @@ _STATE_ERROR = re.compile(r"StateError: (.+)")
 _SETUP_ERROR = re.compile(r"SetupError: (.+)")
 # Raised in an executor's Python, which on a cluster is a different installation from the driver's.
 _NO_MODULE = re.compile(
-    r"ModuleNotFoundError: No module named '((?:ahocorasick|lookback|numpy|pandas|pyarrow|pydantic|sqlglot)[\w.]*)'"
+    r"ModuleNotFoundError: No module named "
+    r"'((?:ahocorasick|lookback|numpy|pandas|pyarrow|pydantic|sqlglot|tzdata)[\w.]*)'"
 )
 _FILE = re.compile(r"(?:file:(?://)?|File `)(/[^\n]*?\.(?:parquet|json)|/[^\n]*/(?:offsets|commits|state)/[\w./-]*\w)")
 # How Java, Python and Arrow report a full disk.
