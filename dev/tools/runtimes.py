@@ -81,7 +81,11 @@ class Runtime:
         needed = dict(each.split("==") for each in self.needed)
         brought = [f"{name}=={version}" for name, version in {**pinned, **needed}.items()]
         locked = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-        own = [line for line in locked if line.split("==")[0] in ("hypothesis", "pyahocorasick", "pytest", "sqlglot")]
+        own = [
+            line
+            for line in locked
+            if line.split("==")[0] in ("hypothesis", "pyahocorasick", "pytest", "sqlglot", "tzdata")
+        ]
         return [f"pyspark=={self.spark}", f"delta-spark=={self.delta}", *brought, *own]
 
 

@@ -52,8 +52,8 @@ BOARDS: dict[str, dict[str, Any]] = {
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 RUNTIMES = ROOT / "tests" / "data" / "runtimes"
-# The packages that no runtime has.
-INSTALLED = ("sqlglot", "pyahocorasick")
+# The packages that no runtime has, or not in the version that is pinned.
+INSTALLED = ("sqlglot", "pyahocorasick", "tzdata")
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 # What the command-line interface of Databricks knows of a bundle without asking its files.
 GIVEN = {

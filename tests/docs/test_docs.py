@@ -36,6 +36,7 @@ from lookback.core.errors import StreamError
 from lookback.core.expressions.compiling import compile_expression
 from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.lambdas import LAMBDAS
 from lookback.core.rules import document as rules
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import Alert, LateEvent
@@ -391,7 +392,7 @@ def test_guide_has_every_aggregate_with_its_type() -> None:
 
 def test_guide_has_every_function() -> None:
     listed = [name for row in rows_with("function") for name in names_in(row["function"])]
-    assert sorted(listed) == sorted([*FUNCTIONS, *FORMS])
+    assert sorted(listed) == sorted([*FUNCTIONS, *FORMS, *LAMBDAS])
 
 
 @pytest.mark.parametrize("row", [*rows_with("function"), *rows_with("operator")], ids=lambda row: row["example"])

@@ -177,7 +177,7 @@ l in (1, 9223372036854775807) | i in (1, 9223372036854775808) | day1 in (day2, '
 i between 1 and 5 | i not between j and 10 | d182 between 0 and 1000 | t between 'a' and 'b' | ts1 between ts2 and '2024-01-01' | i between null and 5 | 1 / i between 0 and 1 and b
 t like 'a%' | t like '%' | t like '' | t like '_' | t like '%b%' | t like 'a\\_c' | t like 'a\\%c' | t like 'a!%c' escape '!' | t like '%a%a%' | t not like '%a' | t like '_日%' | t like '%語' | t like 'x%y' | t like '__'
 t like 'a\\\\\\\\c' | t like 'a_c' | t like '%aa%aa' | t like '%aa%aaa' | t like '%ß%' | t like '😀_' | t not like '%!_%' escape '!'
-t ilike 'A%' | t ilike '%B%' | t not ilike '%SS' | t ilike '_日%' | t ilike 'A\\_C' | t ilike 'A!%C' escape '!' | t ilike '%Ä%' | upper(t) ilike 'a%'
+t ilike 'A%' | t ilike '%B%' | t not ilike '%SS' | t ilike '_日%' | t ilike 'A\\_C' | t ilike 'A!%C' escape '!' | t ilike '%Ä%' | lower(t) ilike 'a%'
 t rlike '^a' | t not rlike '.b$' | regexp_like(t, '(?i)Ä') | rlike(t, 'x\\ny') | regexp(t, r'\\s') | t regexp '' | regexp_extract(t, '^(.)(.*)$', 2) | regexp_extract(t, '(a+)') | length(regexp_extract(t, '.+', 0))
 t like any ('a%', '%b') | t ilike any ('A%', '_') | not (t like any ('a%', '%b')) | t like all ('%a%', '%b%') | t ilike all ('%A%', '%B%') | t like any ('a')
 case when b then i when c then l end | case when i > 1 then 'x' else t end | case i when 1 then 'one' when j then 'two' else 'three' end | case when b then 1 else 1.5 end | case when 1 / i > 0 then b else c end
@@ -200,6 +200,11 @@ hour(ts1) | minute(ts1) | second(ts1) | hour(day1) | dayofweek(ts1) | dayofweek(
 date_trunc('hour', ts1) | date_trunc('DAY', ts1) | date_trunc('week', ts1) | date_trunc('month', ts1) | date_trunc('quarter', ts1) | date_trunc('year', ts1) | date_trunc('minute', ts1) | date_trunc('second', ts1) | date_trunc('millisecond', ts1) | date_trunc('microsecond', ts1) | date_trunc('month', day1) | date_trunc('MM', ts1) | date_trunc('yy', ts1)
 ts1 + interval '10' minutes | ts1 - interval '1' day | ts1 + interval 2 weeks | interval '3' hours + ts1 | ts1 + interval '90' seconds > ts2 | ts1 - interval '5' milliseconds | ts1 + interval '7' microseconds | ts1 + interval '1' day - interval '1' hour
 array_contains(ai, i) | array_contains(at, t) | array_contains(at, 'a') | array_contains(ai, 1) | array_contains(ai, l) | array_contains(ad, d182) | array_contains(ax, x) | not array_contains(at, t) | size(ai) | size(at) = 0 | element_at(ai, 1) | element_at(at, -1) | element_at(ad, 2) | element_at(ai, i) | element_at(ax, 1) | element_at(at, 0) | size(ai) >= 2 and element_at(ai, 2) > 0
+exists(ai, e -> e > 0) | exists(ai, e -> e = i) | exists(ai, e -> 10 / e > 1) | exists(at, e -> e like 'a%' or b) | exists(ai, e -> null) | exists(ad, e -> e > d182) | exists(ax, e -> e > x) | not exists(at, e -> e is null)
+forall(ai, e -> e > 0) | forall(ai, e -> e <> j) | forall(ai, e -> 10 / e > 1) | forall(at, e -> length(e) < 3) | forall(ax, e -> e >= z) | forall(ai, e -> b) | forall(filter(ai, e -> e > 0), g -> g < 100)
+filter(ai, e -> e > j) | filter(ai, e -> 1 / e > 0) | filter(at, e -> e <> t) | filter(ad, e -> e is null) | size(filter(ax, e -> e > 0)) | array_contains(filter(ai, e -> e > 0), i) | filter(ax, e -> true) | filter(at, e -> e in (t, u))
+transform(ai, e -> e + i) | transform(ai, e -> cast(e as bigint) * 2) | transform(at, e -> upper(e)) | transform(ad, e -> e * d52) | transform(ax, e -> e + x) | transform(ai, e -> e > i) | transform(at, e -> ts1) | transform(ai, e -> 1 / e) | transform(ad, e -> cast(e as decimal(38,18))) | transform(at, e -> case when e = 'a' then day1 end)
+array_join(at, ',') | array_join(at, t) | array_join(at, '', u) | array_join(at, ', ', '?') | array_join(transform(ai, e -> cast(e as string)), '-') | array_size(ai) | array_size(filter(at, e -> e > 'a')) | element_at(transform(ai, e -> coalesce(e, i)), 1)
 pmod(i, j) | pmod(l, m) | pmod(y, y) | pmod(y, s) | pmod(s, y) | pmod(i, -2147483648) | pmod(i, l) | pmod(l, -9223372036854775808) | pmod(y, -128) | pmod(i, 0) | pmod(x, z) | pmod(f, f) | pmod(-x, 3) | pmod(x, -2.5) | pmod(x, f) | pmod(d182, d186)
 pmod(d52, d182) | pmod(-d52, d182) | pmod(d182, d52) | pmod(d380, d3838) | pmod(d3838, d380) | pmod(d3818, d2810) | pmod(d52, i) | pmod(i, d52) | pmod(i, 3) | pmod(i, null) | pmod(-7, 3) | pmod(d182, x) | pmod(d3818, d3818) | pmod(d180, d52) | pmod(1 / i, 0)
 isnan(x) | isnan(f) | isnan(i) | isnan(d182) | isnan(null) | isnan(1 / i) | not isnan(x) and x > 1 | nanvl(x, z) | nanvl(f, f) | nanvl(x, f) | nanvl(f, x) | nanvl(x, 0) | nanvl(f, 0) | nanvl(x, null) | nanvl(f, null) | nanvl(null, f) | nanvl(i, x) | nanvl(x, 1 / i) | nanvl(x, 0.5) > 1 | nanvl(d182, 1)
@@ -305,7 +310,32 @@ class Generator:
             lambda: f"months_between({self._moment(less)}, {self._moment(less)})",
             lambda: f"{self._pick('array_max', 'array_min')}({self._pick('ai', 'ad', 'ax')})",
             lambda: f"array_position({self._pick('ai, i', 'at, t', 'ad, d182', 'ax, x')})",
+            lambda: f"size({self._array(less)})",
         ])()  # fmt: skip
+
+    def _array(self, depth: int) -> str:
+        name = self._pick("ai", "at", "ad", "ax")
+        e = {"ai": "e % 3", "at": "length(e)", "ad": "e * 2", "ax": "e - x"}[name]
+        return self._pick(
+            f"filter({name}, e -> {self._item(name, depth)})",
+            f"transform({name}, e -> if({self._item(name, depth)}, {e}, {self._number(depth - 1)}))",
+            f"filter(transform({name}, e -> {e}), g -> g > {self._number(depth - 1)})",
+        )
+
+    def _decision(self, depth: int) -> str:
+        name = self._pick("ai", "at", "ad", "ax")
+        return f"{self._pick('exists', 'forall')}({name}, e -> {self._item(name, depth)})"
+
+    def _item(self, name: str, depth: int) -> str:
+        """A condition on an item `e` of an array."""
+        text = self._pick("e = t", "e like 'a%'", "e rlike '[a-b]$'", "length(e) > i", "e in ('a', u)", "e is null")
+        number = self._pick(
+            f"e > {self._number(depth - 1)}", "10 / e > 1", "e = i", "e is null", "e in (1, null)", "e % 2 = 0"
+        )
+        item = text if name == "at" else number
+        return self._pick(
+            item, item, f"({item} {self._pick('and', 'or')} {self._condition(depth - 1)})", f"not ({item})"
+        )
 
     def _condition(self, depth: int) -> str:
         if depth <= 0:
@@ -314,6 +344,7 @@ class Generator:
         return self._chance.choice([
             lambda: f"({c(less)} and {c(less)})",
             lambda: f"({c(less)} or {c(less)})",
+            lambda: self._decision(less),
             lambda: f"not ({c(less)})",
             lambda: f"({self._number(less)} {self._pick('=', '!=', '<', '<=', '>', '>=', '<=>')} {self._number(less)})",
             lambda: f"({self._number(less)} {self._pick('=', '<', '>')} {self._number(less)})",

@@ -18,6 +18,7 @@ from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggr
 from lookback.core.expressions.compiling import Expression, compile_expression, find_comparisons, find_items, recompile
 from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.lambdas import LAMBDAS
 from lookback.core.expressions.letters import change_to_lower, change_to_upper
 from lookback.core.expressions.like import compile_like
 from lookback.core.expressions.refusals import REMEDIES
@@ -555,12 +556,13 @@ def test_all_problems_are_found_at_once() -> None:
         ("select 1", "a query is not allowed; an expression sees the fields of one event"),
         ("i in (select 1)", "a query is not allowed; an expression sees the fields of one event"),
         ("sum(i) over ()", "a window function (over) is not allowed; the rule's window and measures do that"),
-        ("x -> x", "a lambda (->) is not allowed; use array_contains(), element_at() or size()"),
+        ("x -> x", "a lambda (->) is not allowed; use it in exists(), forall(), filter() or transform()"),
         ("count(*)", "count() is an aggregate; an aggregate belongs in measures"),
         ("kurtosis(i) > 3", f"kurtosis() is an aggregate that rules cannot use; the aggregates, which belong in measures, are {AGGREGATES}"),
         ("any(ok)", "any() is an aggregate; an aggregate belongs in measures"),
         ("current_timestamp()", "current_timestamp() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
         ("at < current_date", "current_date() is not allowed; it reads a clock, so a replay would differ; use the event's time"),
+        ("upper(text) ilike 'a%'", "'ilike' of 'upper(text)' changes the case twice; leave upper() out"),
         ("text ilike upper(text)", "the pattern of 'ilike' must be a literal text; use contains(), startswith() or endswith()"),
         ("text not like any ('a', 'b')", "\"text NOT LIKE ANY ('a', 'b')\" is easily misread; where none of the patterns matches, write not (x like any (...))"),
         ("text ilike all ()", "'text ILIKE ALL ()': ilike all takes patterns in parentheses, such as ('a%', 'b%')"),
@@ -683,7 +685,7 @@ def test_a_wrong_range_is_refused_with_a_remedy(text: str, remedy: str) -> None:
     assert refusals(text) == [remedy]
 
 
-@pytest.mark.parametrize("name", sorted([*FUNCTIONS, *FORMS]))
+@pytest.mark.parametrize("name", sorted([*FUNCTIONS, *FORMS, *LAMBDAS]))
 def test_every_function_refuses_too_many_arguments_of_a_wrong_kind(name: str) -> None:
     assert refusals(f"{name}(numbers, ok, at, numbers)")
 
@@ -823,7 +825,7 @@ def test_small_letters_and_capitals_do_not_depend_on_the_version_of_python() -> 
 
 # What is written in place of each function that a message names a remedy for.
 REMEDIED = {
-    "ilike": "text ilike 'a'", "decimal": "cast(i as decimal(9,2))", "cardinality": "size(numbers)", "array_size": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
+    "ilike": "text ilike 'a'", "decimal": "cast(i as decimal(9,2))", "cardinality": "size(numbers)", "nvl2": "case when i is not null then j else 0 end",
     "decode": "case when i = 1 then 'a' end", "iff": "if(ok, i, j)",
 }  # fmt: skip
 

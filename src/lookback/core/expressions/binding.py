@@ -15,6 +15,7 @@ from lookback.core.errors import TypeNameError
 from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
+from lookback.core.expressions.lambdas import LAMBDAS, make_lambda, make_variable
 from lookback.core.expressions.like import make_like, quote_text
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
@@ -77,6 +78,8 @@ class Binder:
         self._names: dict[str, list[str]] = {}
         for name in schema:
             self._names.setdefault(name.lower(), []).append(name)
+        # The name and the node of the variable of the lambda that is being bound.
+        self._variable: tuple[str, Node] | None = None
         self.problems: list[str] = []
         # The calls of in_list by the names of their columns: the SQL, the list's name, and the text to look up.
         self.memberships: dict[str, tuple[str, str, Node]] = {}
@@ -120,7 +123,10 @@ class Binder:
 
     def _is_unknown(self, tree: exp.Expr) -> bool:
         """Returns whether the tree is a name that is not in the schema."""
-        return isinstance(unwrap(tree), exp.Column) and _column_name(tree).lower() not in self._names
+        if not isinstance(unwrap(tree), exp.Column):
+            return False
+        name = _column_name(tree).lower()
+        return name not in self._names and not (self._variable and name == self._variable[0].lower())
 
     def _report(self, message: str) -> None:
         if message not in self.problems:
@@ -128,8 +134,16 @@ class Binder:
 
     # Leaves
 
+    def _bind_variable(self, tree: exp.Expr) -> Node:
+        if self._variable is None:
+            raise RefusedOperator(explain_refusal(tree))
+        return self._variable[1]
+
     def _bind_column(self, tree: exp.Expr) -> Node:
         name = _column_name(tree)
+        if self._variable and name.lower() == self._variable[0].lower():
+            # The parser finds variables by their exact spelling.
+            return self._variable[1]
         matches = self._names.get(name.lower(), [])
         if len(matches) == 1:
             return make_field(matches[0], self._schema[matches[0]], name_as_sql(matches[0]))
@@ -281,11 +295,35 @@ class Binder:
         name = str(tree.name).lower()
         if name == IN_LIST:
             return self._bind_membership(self.bind_all(tree.expressions))
+        if name in LAMBDAS:
+            return self._bind_lambda(name, tree.expressions)
         if name in FUNCTIONS or name in FORMS:
             return make_call(name, self.bind_all(tree.expressions))
         self._report(explain_no_function(name))
         self.bind_all([tree for tree in tree.expressions if not isinstance(tree, (exp.Star, exp.Distinct))])
         raise _OperandProblems
+
+    def _bind_lambda(self, name: str, arguments: Sequence[exp.Expr]) -> Node:
+        example = f"{name}(a, x -> {'x + 1' if name == 'transform' else 'x > 1'})"
+        is_call = len(arguments) == 2 and isinstance(arguments[1], exp.Lambda)
+        variables = arguments[1].expressions if is_call else []
+        if len(variables) != 1 or arguments[1].args.get("colon"):
+            raise RefusedOperator(f"{name}() takes an array and a lambda with one variable, such as {example}")
+        if self._variable:
+            raise RefusedOperator(f"{name}() is in another lambda; write it outside, or use array_contains() there")
+        variable = str(variables[0].name)
+        if variable.lower() in self._names:
+            raise RefusedOperator(f"{name}(): {variable} is a field; give the items another name, such as item -> ...")
+        (items,) = self.bind_all(arguments[:1])
+        if items.type.element is None:
+            raise RefusedOperator(f"{name}() takes an array, but {items.sql!r} is of type {items.type}")
+        node = make_variable(variable, items.type.element)
+        self._variable = variable, node
+        try:
+            (body,) = self.bind_all([arguments[1].this])
+        finally:
+            self._variable = None
+        return make_lambda(name, items, node, body)
 
     def _bind_membership(self, arguments: Sequence[Node]) -> Node:
         example = "in_list(terminal_id, 'known-terminals')"
@@ -303,6 +341,9 @@ class Binder:
             raise RefusedOperator(
                 f"in_list(): {value.sql} is the same for all events; look a field up, such as {example}"
             )
+        if self._variable and self._variable[1].fields & value.fields:
+            remedy = "look up a field, or list the values with in"
+            raise RefusedOperator(f"in_list(): {value.sql} is an item of an array; {remedy}")
         sql = f"in_list({value.sql}, {quote_text(name)})"
         column = name_membership(sql)
         try:
@@ -431,6 +472,7 @@ _SYMBOLS: dict[type[exp.Expr], str] = {
 # The allow-list: class of syntax node -> (its handler, the arguments it may have).
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
     exp.Column: (Binder._bind_column, "this table db catalog"),
+    exp.Identifier: (Binder._bind_variable, "this quoted"),
     exp.Literal: (Binder._bind_literal, "this is_string"),
     exp.Boolean: (lambda _, tree: make_constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false"), "this"),
     exp.Null: (lambda *_: make_constant(NULL, None, "null"), ""),

@@ -31,13 +31,16 @@ def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores
         ignores_case: Whether it is `ilike`: text and pattern are compared in small letters, as Spark does.
 
     Raises:
-        RefusedOperator: The pattern is no literal, or is not a valid one.
+        RefusedOperator: The pattern is no literal, or is not a valid one, or `ilike` has a text in capital letters.
     """
     word = "ilike" if ignores_case else "like"
     if not isinstance(pattern.literal, str):
         raise RefusedOperator(
             f"the pattern of {word!r} must be a literal text; use contains(), startswith() or endswith()"
         )
+    if ignores_case and value.sql.startswith("upper("):
+        # Spark drops the inner change of case, which matters for letters such as the sharp s.
+        raise RefusedOperator(f"'ilike' of {value.sql!r} changes the case twice; leave upper() out")
     sql = f"{value.within(4)} {'not ' if negated else ''}{word} {pattern.sql}"
     if escape != "\\":
         sql += f" escape {quote_text(escape)}"

@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
+from lookback.core.expressions.lambdas import LAMBDAS
 from lookback.core.expressions.like import quote_text
 from lookback.core.expressions.syntax import LookbackSql, quote_node
 from lookback.core.values.suggestions import find_nearest, suggest
@@ -34,7 +35,6 @@ REMEDIES = {
     "ilike": "use x ilike 'a%'",
     "decimal": "use cast(x as decimal(p,s))",
     "cardinality": "use size()",
-    "array_size": "use size()",
     "nvl2": "use case when",
     "decode": "use case when",
     "iff": "use if()",
@@ -97,7 +97,7 @@ def explain_no_function(name: str) -> str:
         return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
     if name in REMEDIES:
         return f"{name}() is not allowed; {REMEDIES[name]}"
-    known = [*FUNCTIONS, *FORMS, IN_LIST]
+    known = [*FUNCTIONS, *FORMS, *LAMBDAS, IN_LIST]
     near = find_nearest(name, known)
     hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted(known))}"
     return f"function {name}() is not allowed; {hint}"
@@ -125,8 +125,8 @@ _REFUSALS: dict[type[exp.Expr], tuple[str, str]] = {
     exp.Exists: ("a subquery", "an expression sees the fields of one event"),
     exp.Window: ("a window function (over)", "the rule's window and measures do that"),
     exp.Filter: ("filter (where ...)", "it belongs to an aggregate, and an aggregate belongs in measures"),
-    exp.Lambda: ("a lambda (->)", "use array_contains(), element_at() or size()"),
-    exp.JSONExtract: ("a lambda (->)", "use array_contains(), element_at() or size()"),
+    exp.Lambda: ("a lambda (->)", "use it in exists(), forall(), filter() or transform()"),
+    exp.JSONExtract: ("a lambda (->)", "use it in exists(), forall(), filter() or transform()"),
     exp.SimilarTo: ("similar to", "use like"),
     exp.Bracket: ("[ ]", "use element_at(), which counts from 1"),
     exp.Interval: ("an interval by itself", "add it to a timestamp or take it from one"),

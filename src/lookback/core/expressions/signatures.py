@@ -295,3 +295,14 @@ def type_array_size(name: str, arguments: Arguments) -> Call:
     require_count(name, arguments, 1, 1)
     _require_array(name, arguments[0])
     return Call(arguments, INT)
+
+
+def type_array_join(name: str, arguments: Arguments) -> Call:
+    """Types a call with an array of strings, a separator and a string for NULLs, which may be left out."""
+    require_count(name, arguments, 2, 3)
+    if _require_array(name, arguments[0]) != STRING:
+        texts = f"transform({arguments[0].sql}, x -> cast(x as string))"
+        raise RefusedOperator(
+            f"{name}() joins texts, but {arguments[0].sql!r} is of type {arguments[0].type}; use {texts}"
+        )
+    return Call([arguments[0], *(require_type(name, each, STRING) for each in arguments[1:])], STRING)

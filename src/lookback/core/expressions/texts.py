@@ -71,6 +71,20 @@ def join_separated(separator: str | None, *parts: str | list[str | None] | None)
     return "" if separator is None else separator.join(_list_texts(parts))
 
 
+def measure_items(items: list[str | None], separator: str, filler: str | None = None) -> int:
+    """Returns the length of `join_items`."""
+    return measure_separated(separator, _fill_items(items, filler))
+
+
+def join_items(items: list[str | None], separator: str, filler: str | None = None) -> str:
+    """Joins the texts of an array with a separator; `filler` stands for NULL, which is left out without one."""
+    return join_separated(separator, _fill_items(items, filler))
+
+
+def _fill_items(items: list[str | None], filler: str | None) -> list[str | None]:
+    return [filler if item is None else item for item in items]
+
+
 def _list_texts(parts: Iterable[str | list[str | None] | None]) -> list[str]:
     items = (item for part in parts for item in (part if isinstance(part, list) else [part]))
     return [item for item in items if item is not None]

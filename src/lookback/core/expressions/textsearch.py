@@ -40,7 +40,9 @@ _SAFE = (
     exp.And, exp.Or, exp.Not, exp.Paren, exp.Like, exp.ILike, exp.Escape, exp.In, exp.Is, exp.EQ, exp.NEQ, exp.LT,
     exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Column, exp.Identifier, exp.Null, exp.Boolean, exp.Literal,
 )  # fmt: skip
-_SAFE_FUNCTIONS = {"lower", "upper", "trim", "ltrim", "rtrim", "length", "startswith", "endswith", "contains"}
+_SAFE_FUNCTIONS = {
+    "cidr_match", "contains", "endswith", "length", "lower", "ltrim", "regexp_like", "rtrim", "startswith", "trim", "upper",
+}  # fmt: skip
 _TESTS = {"startswith", "endswith", "contains"}
 
 
