@@ -79,16 +79,14 @@ class Runtime:
         lines = (ROOT / "tests/data/runtimes" / f"{self.pins}.txt").read_text(encoding="utf-8").splitlines()
         pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
         needed = dict(each.split("==") for each in self.needed)
-        brought = [f"{name}=={version}" for name, version in {**pinned, **needed}.items()]
         locked = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-        own = [
-            line
-            for line in locked
-            if line.split("==")[0] in ("hypothesis", "pyahocorasick", "pytest", "sqlglot", "tzdata")
-        ]
-        return [f"pyspark=={self.spark}", f"delta-spark=={self.delta}", *brought, *own]
+        own = dict(line.split("==") for line in locked if line.split("==")[0] in _OWN)
+        there = [f"{name}=={version}" for name, version in {**pinned, **needed, **own}.items()]
+        return [f"pyspark=={self.spark}", f"delta-spark=={self.delta}", *there]
 
 
+# What the jobs install, and what only tests need.
+_OWN = ("hypothesis", "pyahocorasick", "pytest", "sqlglot", "tzdata")
 _CONNECT_4_0 = ("grpcio==1.67.0", "grpcio-status==1.67.0", "googleapis-common-protos==1.65.0")
 _CONNECT = ("grpcio==1.76.0", "grpcio-status==1.76.0", "googleapis-common-protos==1.71.0", "zstandard==0.25.0")
 RUNTIMES = {
