@@ -87,6 +87,8 @@ def make_health_notice(status: Mapping[str, Any], now: dt.datetime) -> dict[str,
         "evidence": [],
         "arrival": status["judged"],
         "decided_at": now,
+        "entities": {},
+        "tags": [],
     }
 
 
