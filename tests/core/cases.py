@@ -38,7 +38,7 @@ _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "count(distinct k, n)", "sum(a)", "sum(n)",
     "sum(n * 4611686018427387904)", "sum(12 div n)", "max(10 div (n - 1))",
     # From 1970 on, the year 10000.
-    "max(at + interval 2932897 days)",
+    "max(at + interval 2932897 days)", "collect_set(at + interval 2932897 days)", "mode(at + interval 2932897 days)",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
     "var_samp(n)", "var_pop(a)", "stddev_pop(n)", "median(a)", "median(d)", "percentile(n, 0.9)", "percentile(a, 0.25)", "mode(n)", "mode(k)", "mode(d)",
     "collect_set(k)", "collect_set(n)", "collect_set(d)", "count_if(n > 0)", "count_if(10 / n > 2)", "bool_and(n > 0)", "bool_or(a > 1)",
@@ -101,7 +101,17 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
             text = text.partition(" filter")[0] + " filter (where n > 1)"
         # The conditions compare the first measure with numbers.
         if at == 0:
-            for name in ("max(k)", "last(k)", "max(at", "last(at", "mode(k", "collect_set(", "bool_and(", "bool_or("):
+            for name in (
+                "max(k)",
+                "last(k)",
+                "max(at",
+                "last(at",
+                "mode(k",
+                "mode(at",
+                "collect_set(",
+                "bool_and(",
+                "bool_or(",
+            ):
                 text = text.replace(name, f"count{name[name.index('(') :]}")
         own = draw(st.sampled_from([None, None, 1, 3, 7, 12])) if own_windows else None
         found[f"m{at}"] = text if own is None else {"measure": text, "window": draw(look_back_windows([own]))}

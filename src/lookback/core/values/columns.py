@@ -141,11 +141,18 @@ _CALENDAR = {"timestamp": (FIRST_TIME_US, LAST_TIME_US), "date": (FIRST_TIME_US 
 
 
 def find_beyond_calendar(column: Column) -> Mask | None:
-    """Marks the times or dates outside the years 1 to 9999; None if there are none."""
-    if column.type.name not in _CALENDAR:
+    """Marks the times or dates outside the years 1 to 9999, and arrays with one; None if there are none."""
+    type_ = column.type.element or column.type
+    if type_.name not in _CALENDAR:
         return None
-    first, last = _CALENDAR[column.type.name]
-    beyond: Mask = column.is_known() & ((column.values < first) | (column.values > last))
+    first, last = _CALENDAR[type_.name]
+    if column.type.element is None:
+        beyond = (column.values < first) | (column.values > last)
+    else:
+        listed = (items if isinstance(items, list) else [] for items in column.values.tolist())
+        found = (any(item is not None and not first <= item <= last for item in items) for items in listed)
+        beyond = np.fromiter(found, dtype=bool, count=len(column))
+    beyond = column.is_known() & beyond
     return beyond if beyond.any() else None
 
 
