@@ -198,10 +198,10 @@ class KeyJudge:
         If the evidence has its maximum length, the next alert with the same first rows has the same evidence, unless a
         row arrived late.
         """
+        if self._is_once:
+            return _list_evidence(taken, self._rule_run.max_evidence)
         # The events that a step of a wait took may have been deleted since.
         begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
-        if self._is_once:
-            return _list_evidence(taken, most)
         if len(self._evidence) < most or begins != self._evidence_begins:
             self._evidence, self._evidence_begins = _list_evidence(taken, most), begins
         return self._evidence

@@ -289,6 +289,9 @@ def check_name(value: object) -> str | None:
     """Returns the message for what is not the name of a parameter, a measure or a step; None for a name."""
     if isinstance(value, str) and NAME.fullmatch(value):
         return None
+    if isinstance(value, bool):
+        word = quote_value(value)
+        return f"{word} is not a name; YAML reads on, off, yes and no without quotes as true and false; write 'on' with them"
     return f"{quote_value(value)} is not a name; use letters, digits and _, no digit first, at most 128 in all"
 
 
