@@ -351,7 +351,8 @@ class Generator:
             lambda: f"({self._text(less)} {self._pick('=', '<', '>=', '<=>')} {self._text(less)})",
             lambda: f"({self._moment(less)} {self._pick('=', '<', '>=')} {self._moment(less)})",
             lambda: f"({self._number(less)} in ({self._number(less)}, {self._number(0)}, 1))",
-            lambda: f"({self._number(less)} between {self._number(less)} and {self._number(less)})",
+            # Spark evaluates a longer operand before the condition around it, so that its error counts where it should not.
+            lambda: f"({self._number(0)} between {self._number(less)} and {self._number(less)})",
             lambda: f"({self._any(less)} is {self._pick('', 'not ')}null)",
             lambda: f"(({c(less)}) is {self._pick('true', 'false', 'not true', 'not false')})",
             lambda: f"({self._text(less)} like {self._pick(repr('a%'), repr('%b%'), repr('_'), repr('%a_'))})",

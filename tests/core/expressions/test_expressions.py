@@ -623,10 +623,10 @@ def test_what_cannot_be_read_is_one_sentence(text: str) -> None:
 
 
 def test_length_and_depth_have_limits() -> None:
-    assert compiled("i" + " " * 9_999).sql == "i"
-    (long,) = refusals("i" + " " * 10_000)
+    assert compiled("i" + " " * 99_999).sql == "i"
+    (long,) = refusals("i" + " " * 100_000)
     assert long == (
-        "the expression has 10,001 characters, more than 10,000; split it into smaller ones "
+        "the expression has 100,001 characters, more than 100,000; split it into smaller ones "
         "(limits.expression_characters of the stream)"
     )
     assert compiled("(" * 100 + "i" + ")" * 100).sql == "i"
