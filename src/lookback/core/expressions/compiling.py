@@ -244,6 +244,8 @@ def split_condition(condition: Expression) -> list[Expression]:
     return [compile_tree(tree, schema) for tree in split_conjuncts(parse(condition.sql, CANONICAL))]
 
 
+# Shards ask in each batch for each rule.
+@lru_cache(maxsize=20_000)
 def drop_uncertain(condition: Expression) -> Expression | None:
     """Returns a condition that is true or an error whenever the given one is, for any lists and on any machine.
 
