@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,11 @@ IMAGE = Anchor("image", False, "ab.exe")
 )
 def test_a_clause_has_texts_of_which_one_must_occur(text: str, clauses: list[tuple[Anchor, ...]]) -> None:
     assert list(find_clauses(compile_expression(text, FIELDS))) == clauses
+
+
+def test_a_condition_whose_sql_cannot_be_read_again_is_evaluated_for_every_event() -> None:
+    condition = replace(compile_expression("image = 'ab.exe'", FIELDS), sql="image = (")
+    assert find_clauses(condition) == ()
 
 
 def test_few_conditions_are_evaluated_as_they_are() -> None:

@@ -141,7 +141,11 @@ def find_clauses(condition: Expression) -> tuple[Clause, ...]:
 
     There are none if nothing is known, or if the condition may have an error, which counts for any event.
     """
-    if condition.memberships or not all(_is_safe_type(each) for each in condition.types.values()):
+    if (
+        condition.memberships
+        or not condition.is_readable
+        or not all(_is_safe_type(each) for each in condition.types.values())
+    ):
         return ()
     tree = parse(condition.sql, CANONICAL)
     if not all(_is_safe(node) for node in tree.walk()):

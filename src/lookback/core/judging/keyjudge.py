@@ -48,6 +48,8 @@ class SequenceRun:
 
     Attributes:
         absent: The step that waits for an absent event; None for none.
+        is_fixed: Whether matches have fixed expiry.
+        is_once: Whether one partial match waits at each stage (`take: once`).
         wait: How long to wait for it.
         floor: The time below which no row counts.
         complete_from: See `RuleRun`.
@@ -59,7 +61,8 @@ class SequenceRun:
     def __init__(self, rule_run: RuleRun) -> None:
         assert rule_run.spec.sequence is not None
         self.rule_run, self.spec, self.steps = rule_run, rule_run.spec.sequence, Steps(rule_run)
-        self.absent, self.is_fixed = self.steps.compiled.absent, self.spec.expiry == "fixed"
+        self.absent = self.steps.compiled.absent
+        self.is_fixed, self.is_once = self.spec.expiry == "fixed", self.spec.take == "once"
         self.wait = 0 if self.absent is None else self.absent.step.within
         floor = rule_run.state.features[rule_run.rule.store].floor
         self.floor = NEVER if floor is None else floor
@@ -75,7 +78,7 @@ class KeyJudge:
     def __init__(self, common: SequenceRun, key: Key, state: KeyState) -> None:
         self._common, self._rule_run, self._spec, self._steps = common, common.rule_run, common.spec, common.steps
         self._key, self._state, self._rank = key, state, 0
-        self._absent, self._wait, self._is_once = common.absent, common.wait, common.spec.take == "once"
+        self._absent, self._wait = common.absent, common.wait
         self._key_texts: dict[str, str | None] | None = None
         # The latest time of a row that an alert has removed.
         self._emptied = NEVER
@@ -198,7 +201,7 @@ class KeyJudge:
         If the evidence has its maximum length, the next alert with the same first rows has the same evidence, unless a
         row arrived late.
         """
-        if self._is_once:
+        if self._common.is_once:
             return _list_evidence(taken, self._rule_run.max_evidence)
         # The events that a step of a wait took may have been deleted since.
         begins, most = [list(rows[:1]) for rows in taken], self._rule_run.max_evidence
@@ -312,13 +315,13 @@ class KeyJudge:
 
     def _find_ranges(self, wait: Wait) -> list[Taken] | None:
         """Does the same as `_find_taken` without copying rows; returns None if that is not possible."""
-        if not self._is_once and (wait.since < self._state.since or self._has_late(wait)):
+        if not self._common.is_once and (wait.since < self._state.since or self._has_late(wait)):
             return None
         return self._list_taken(wait)
 
     def _list_taken(self, wait: Wait) -> list[Taken]:
         """Lists the rows that the steps took, without a list of them; all rows from the first on must count."""
-        if self._is_once:
+        if self._common.is_once:
             return self._list_once(wait)
         begins, taken = wait.begins, list[Taken]()
         ends = [*begins[1:], (wait.time, wait.number + 1)]

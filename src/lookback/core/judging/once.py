@@ -42,6 +42,7 @@ class OnceSearch:
 
     def __init__(self, steps: Steps, rows: KeyedRows, ends: Int64s, within: int) -> None:
         self._steps, self._rows, self._ends, self._within = steps, rows, ends, within
+        self._times: list[int] = rows.times.tolist()
         # The step of each stage.
         self._stages = list_stages(steps)
         # The stages, last first, whose gates a row satisfies, by its bits.
@@ -105,7 +106,7 @@ class OnceSearch:
         return able
 
     def _is_in_time(self, partial: Partial, at: int) -> bool:
-        return bool(self._rows.times[partial[0]] >= self._rows.times[at] - self._within)
+        return self._times[partial[0]] >= self._times[at] - self._within
 
     def _is_taken(self, step: int, at: int, partial: Partial) -> bool | None:
         """Returns whether a step takes a row that satisfies its gate; None if its condition has an error."""
@@ -119,7 +120,7 @@ class OnceSearch:
 
     def _make_row(self, at: int) -> Row:
         rows = self._rows
-        return Row(int(rows.times[at]), "", int(rows.bits[at]), self._values[at], int(rows.numbers[at]))
+        return Row(self._times[at], "", int(rows.bits[at]), self._values[at], int(rows.numbers[at]))
 
 
 def list_stages(steps: Steps) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lookback.core.aggregation.grouping import Grouping
 from lookback.core.expressions.compiling import add_memberships
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import earliest_in_time
@@ -30,6 +31,7 @@ class RuleRun:
 
     Attributes:
         wanted: Marks the events of this shard for which the rule's `where` holds.
+        grouping: The events by the fields that route them to shards, which are those of the key if anything is kept of it.
         failed: Marks the events with an error.
         is_late: Marks the events below their watermark.
         is_evaluated: Whether the status of the rule allows alerts.
@@ -163,18 +165,25 @@ class RuleRun:
         bound = self.complete_from
         return np.ones(len(starts), dtype=bool) if bound is None else np.asarray(starts >= bound)
 
+    @cached_property
+    def _keys(self) -> Grouping:
+        """The events by the keys of alerts; other than `grouping` if events are routed by their ids."""
+        return self.measuring.group_events(self.rule.group_by)
+
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""
         return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
 
     def list_keys(self, positions: Int64s) -> list[Key]:
         """Returns the keys of events as in keyed tables."""
-        return self.grouping.distinct.take(self.grouping.numbers[positions]).list_pairs()
+        grouping = self._keys
+        return grouping.distinct.take(grouping.numbers[positions]).list_pairs()
 
     def list_key_texts(self, positions: Int64s) -> list[dict[str, str | None]]:
         """Returns the texts of the keys of events; events with the same key share one dictionary."""
-        numbers, of_key = np.unique(self.grouping.numbers[positions], return_inverse=True)
-        texts = list_key_texts(self.events, self.rule.group_by, self.grouping.first_positions[numbers])
+        grouping = self._keys
+        numbers, of_key = np.unique(grouping.numbers[positions], return_inverse=True)
+        texts = list_key_texts(self.events, self.rule.group_by, grouping.first_positions[numbers])
         return [texts[at] for at in of_key.tolist()]
 
     def list_stored_keys(self, positions: Int64s | slice) -> list[list[Any]]:

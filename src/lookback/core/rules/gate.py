@@ -65,8 +65,8 @@ class Condition:
 def hash_document(document: Mapping[str, Any]) -> str:
     """Returns a hash of what a rule means: of the document with its parameters filled in, without tests and texts.
 
-    These do not change the hash: the order of keys, of group_by and of entities, tests, message, DESCRIPTIONS, and whether a value is
-    written in or is a parameter.
+    These do not change the hash: the order of keys, of group_by and of entities, tests, message, DESCRIPTIONS, and
+    whether a value is written in or is a parameter.
     """
     values = document.get("parameters")
     parameters = Parameters(values if isinstance(values, Mapping) else {})
