@@ -82,6 +82,11 @@ _REVISABLE = (
     "window", "measures", "when", "early", "late", "reset_on_alert", "suppress", "message", "where", "allowed_lateness",
     "effective_from", "effective_until", "group_by", "entities", "tags",
 )  # fmt: skip
+# Entries of a key beside fields. Some are an error for some events, or NULL, and some are equal to a field.
+_KEY_EXPRESSIONS = [
+    "upper(k)", "upper(k)", "coalesce(k, 'x')", "nullif(k, 'x')", "concat(k, 'y')", "n > 0", "10 div n", "n * 1000000000", "k", "n",
+    "d", "d * -1", "a * 2", "at + interval 2932897 days", "cast(at as date)", "case when n > 1 then c end",
+]  # fmt: skip
 _KINDS_OF_WINDOWS = ("tumbling", "sliding", "session")
 # An UPDATE may make a version of another kind of it once: then it has remembered nothing of that kind yet.
 _MEMORY_OF_KIND = {"tumbling": "tiles", "sliding": "tiles"}
@@ -309,10 +314,16 @@ def conditions(draw: st.DrawFn, earlier: int) -> str:
 def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
     own = {"event": event_rules, "lookback": lookbacks, "sequence": sequences}
     keys = [["k"], ["k"], [], ["c"], ["k", "c"], ["d"], ["d", "k"]]
-    document = {"rule_id": rule_id, "stream": "tx", "group_by": draw(st.sampled_from(keys))}
+    group_by = draw(key_expressions()) if draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(keys))
+    document = {"rule_id": rule_id, "stream": "tx", "group_by": group_by}
     document |= draw(own[kind]() if kind in own else windows(kind))
+    if "p" in _key_names(document) and draw(st.booleans()):
+        read = draw(st.sampled_from(["p is not null", "p is null or p = p"]))
+        if kind != "sequence":
+            document["when"] = f"({document['when']}) and ({read})" if "when" in document else f"(true) and ({read})"
+        document["message"] = f"{document['message']} {{p}}"
     # A window has many events, so that only its key has one value of a field.
-    about = document["group_by"] if kind in _KINDS_OF_WINDOWS else list("ckand")
+    about = _key_names(document) if kind in _KINDS_OF_WINDOWS else sorted({*_key_names(document), *"ckand"})
     optional = {
         "entities": draw(st.none() | st.lists(st.sampled_from(about), unique=True)) if about else None,
         "tags": draw(st.sampled_from([None, None, ["a"], ["attack.t1110", "b"]])),
@@ -326,6 +337,19 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
         # One of its two conditions is enough.
         optional["where"] = document.pop("when")
     return document | {key: value for key, value in optional.items() if value is not None}
+
+
+@st.composite
+def key_expressions(draw: st.DrawFn) -> list[Any]:
+    """A key with an expression, or two of them, or one beside a field."""
+    first, second = draw(st.lists(st.sampled_from(_KEY_EXPRESSIONS), min_size=2, max_size=2, unique=True))
+    keys: list[Any] = [[{"p": first}], [{"p": first}], [{"p": first}, {"q": second}], [{"q": first}]]
+    field = draw(st.sampled_from("kc"))
+    return draw(st.sampled_from([*keys, [field, {"p": first}]] if first != field else keys))
+
+
+def _key_names(document: dict[str, Any]) -> list[str]:
+    return [name for each in document["group_by"] for name in (each if isinstance(each, dict) else [each])]
 
 
 @st.composite
@@ -360,10 +384,16 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
 
 
 def _about_key(document: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rule without entities that are not in its key, where windows need that."""
-    if kind not in _KINDS_OF_WINDOWS or "entities" not in document:
-        return document
-    return document | {"entities": [name for name in document["entities"] if name in document["group_by"]]}
+    """The rule without what names an entry that is not in its key."""
+    names, fields = _key_names(document), () if kind in _KINDS_OF_WINDOWS else "ckand"
+    new = dict(document)
+    if "entities" in new:
+        new["entities"] = [name for name in new["entities"] if name in names or name in fields]
+    if "p" not in names:
+        new["message"] = new.get("message", "").replace("{p}", "")
+        if match := re.fullmatch(r"\((.*)\) and \(p [^()]*\)", new.get("when", "")):
+            new["when"] = match[1]
+    return new
 
 
 def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -619,7 +649,7 @@ def _renamed(part: Any, place: str = "") -> Any:
 
 
 # Where names of fields stand in a document: m0, m1 and so on are the measures, on whatever key.
-_TEXTS = ("where", "when", "message", "absent", "until", "measure", "m0", "m1", "m2")
+_TEXTS = ("where", "when", "message", "absent", "until", "measure", "m0", "m1", "m2", "p", "q")
 _FIELD = re.compile(r"(?<![\w'`])[ckand](?![\w'`])")
 
 
@@ -827,8 +857,8 @@ def _asking(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
             measures[name] = spec | {"measure": text} if isinstance(spec, dict) else text
     new["measures"] = measures
     known = "when" in new and draw(st.booleans())
-    keys = ["k", "c", "d"] if kind == "lookback" else new["group_by"]
-    asked = [f"in_list({key}, '{'l1' if key == 'k' else 'l2'}')" for key in keys if key != "d"]
+    keys = ["k", "c", "d"] if kind == "lookback" else _key_names(new)
+    asked = [f"in_list({key}, '{'l1' if key == 'k' else 'l2'}')" for key in keys if key in "kc"]
     first = measures["m0"] if isinstance(measures["m0"], str) else measures["m0"]["measure"]
     if first.startswith(("count", "sum")):
         # No double is a text.

@@ -147,6 +147,8 @@ class Oracle:
         self.failed: dict[tuple[str, int], int] = {}
         self.notes: list[tuple[str, str, int, int]] = []
         self.refused: list[tuple[str, int]] = []
+        # By its SQL, an entry of a key.
+        self.expressions: dict[str, Expression] = {}
         # By list its rows: a value, and the time at which it expires.
         self.lists: dict[str, list[tuple[str, float]]] = {}
 
@@ -348,10 +350,28 @@ class Oracle:
             taken = event.time >= watermark - feature.allowed_lateness
         else:
             taken = bool(alive(feature.tiles, event.time, watermark - feature.allowed_lateness))
-        if taken and self.value(feature.where, event, True) is True:
+        key = self.key_of(feature.group_by, event)
+        if taken and key is not None and self.value(feature.where, event, True) is True:
             values = self.kept(feature, event)
             if values:
-                self.states[feature.feature_id].rows.append(_Row(key_of(feature.group_by, event), event, values))
+                self.states[feature.feature_id].rows.append(_Row(key, event, values))
+
+    def key_of(self, columns: Iterable[str], event: OracleEvent) -> Key | None:
+        """The event's values of fields and of expressions, by their SQL; None if one has an error."""
+        found = []
+        for name in columns:
+            if name in self.stream.fields:
+                value = event.values[name]
+            else:
+                expression = self.expression(name)
+                value = self.value(expression, event, None)
+                if value is ERROR or is_beyond_calendar(expression.type, value):
+                    COVERED["keys with an error"] += 1
+                    return None
+                COVERED["keys with an expression"] += 1
+                COVERED["keys with an expression that is NULL"] += value is None
+            found.append(one_of_equals(value))
+        return tuple(found)
 
     def kept(self, feature: Feature, event: OracleEvent) -> dict[str, Any]:
         """Returns what a feature keeps of an event: nothing where its filter is not true or its argument has no value."""
@@ -368,6 +388,12 @@ class Oracle:
         if expression.sql not in event.known:
             event.known[expression.sql] = outcome(expression.evaluate(self.columns(event), 1))
         return event.known[expression.sql]
+
+    def expression(self, sql: str) -> Expression:
+        """An entry of a key over the event's fields."""
+        if sql not in self.expressions:
+            self.expressions[sql] = compile_expression(sql, self.stream.fields)
+        return self.expressions[sql]
 
     def columns(self, event: OracleEvent) -> dict[str, Column]:
         """The event's fields as columns of one row."""
@@ -405,6 +431,15 @@ class _Kind:
         self.oracle, self.compiled, self.version, self.status = oracle, compiled, version, status
         self.spec, self.rule_id, self.lateness = compiled.spec, compiled.spec.rule_id, compiled.allowed_lateness
         self.evaluated = status in ("active", "shadow")
+        fields = oracle.stream.fields
+        self.where = compile_expression(self.spec.where, fields) if self.spec.where else None
+        self.when = compiled.when
+        # The types of the key's values, by the names that alerts show, in the order of `group_by`.
+        self.named = dict(zip(compiled.key_names, (part.type for part in compiled.key), strict=True))
+        if self.spec.when and set(self.named) - set(fields) and self.spec.kind != "event":
+            measures = {measure.name: measure.type for measure in compiled.measures}
+            seen = {**fields, **self.named, **measures, "window_complete": BOOLEAN}
+            self.when = compile_expression(self.spec.when, seen)
 
     @property
     def judges(self) -> str:
@@ -436,14 +471,24 @@ class _Kind:
 
     def event(self, event: OracleEvent, watermark: int) -> str | None:
         """Judges an event and returns what the rule did with it; None if it does not want it."""
-        where = self.oracle.value(self.compiled.where, event, True)
-        if where is ERROR and event.time >= watermark - self.lateness:
-            self.fail()
+        where = self.oracle.value(self.where, event, True)
+        if where is False:
+            return None
+        if where is ERROR or self.oracle.key_of(self.compiled.group_by, event) is None:
+            if event.time >= watermark - self.lateness:
+                self.fail()
+            return None
         return self.take(event, watermark) if where is True else None
 
     def key(self, event: OracleEvent) -> Key:
-        """The event's key."""
-        return key_of(self.compiled.group_by, event)
+        """The event's key, if it has no error."""
+        key = self.oracle.key_of(self.compiled.group_by, event)
+        assert key is not None
+        return key
+
+    def own(self, key: Key) -> dict[str, Column]:
+        """The values of a key, as columns of one row, by the names that alerts show."""
+        return {name: single(type_, value) for (name, type_), value in zip(self.named.items(), key, strict=True)}
 
     def fail(self) -> None:
         """Counts one failure, while the rule is evaluated."""
@@ -484,11 +529,11 @@ class _Kind:
         except OverflowError:  # a time that Python cannot say
             COVERED["measures beyond the calendar"] += 1
             return None
-        if self.compiled.when is None:
+        if self.when is None:
             return True
         columns = {**own, **measured, "window_complete": single(BOOLEAN, complete)}
-        columns |= self.oracle.look_up(self.compiled.when.memberships, columns, time)
-        result = outcome(self.compiled.when.evaluate(columns, 1))
+        columns |= self.oracle.look_up(self.when.memberships, columns, time)
+        result = outcome(self.when.evaluate(columns, 1))
         return None if result is ERROR else result is True
 
     def judge(
@@ -530,13 +575,13 @@ class _Kind:
             memory = _Memory(self._base(about))
             self.oracle.memories[self._slot(about)] = memory
         verdict = memory.base if holds else "retracted"
-        key = {n: self.oracle.text(n, v) for n, v in zip(self.compiled.group_by, about.key, strict=True)}
+        key = {name: to_text(column.item(0)) for name, column in self.own(about.key).items()}
         # A retracted row may have measures that the version in force does not have.
         types = {
             measure.name: measure.type for measure in self.compiled.measures if measures.get(measure.name) is not None
         }
         typed = {**measures, **{name: from_text(type_, str(measures[name])) for name, type_ in types.items()}}
-        message = self.compiled.message({**shown, **typed, "window_complete": complete})
+        message = self.compiled.message({**key, **shown, **typed, "window_complete": complete})
         self.oracle.alerts.append(
             (
                 compute_alert_id(self.rule_id, self.version, key, about.named), memory.rows, self.rule_id, self.version,
@@ -557,7 +602,7 @@ class _Kind:
 
     def _entities(self, key: Mapping[str, str | None], shown: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...]:
         """The fields that the alert is about, with their texts, sorted: those of the key, else those of its event."""
-        names = {name.lower(): name for name in self.oracle.stream.fields}
+        names = {name.lower(): name for name in (*self.named, *self.oracle.stream.fields)}
         texts = {**{name: to_text(value) for name, value in shown.items() if name in names.values()}, **key}
         return tuple(sorted((names[each.lower()], texts[names[each.lower()]]) for each in self.spec.entities))
 
@@ -577,15 +622,18 @@ class _Event(_Kind):
     def __init__(self, oracle: Oracle, compiled: CompiledRule, version: int, status: str) -> None:
         super().__init__(oracle, compiled, version, status)
         fields = oracle.stream.fields
-        self.conditions = [compile_expression(text, fields) for text in (self.spec.where, self.spec.when) if text]
+        seen = {**fields, **self.named}
+        self.conditions = [compile_expression(text, seen) for text in (self.spec.where, self.spec.when) if text]
 
     def widths(self) -> dict[str, int]:
         return {}
 
     def event(self, event: OracleEvent, watermark: int) -> str | None:
         holds: bool | None = True
-        for condition in self.conditions:
-            value = self.oracle.value(condition, event, True)
+        columns = {**self._read_key(event), **self.oracle.columns(event)}
+        key = self.oracle.key_of(self.compiled.group_by, event)
+        values = [outcome(condition.evaluate(columns, 1)) for condition in self.conditions]
+        for value in [*values, ERROR if key is None else True]:
             if value is ERROR:
                 if event.time >= watermark - self.lateness:
                     self.fail()
@@ -595,6 +643,12 @@ class _Event(_Kind):
                 return None
             holds = holds and value
         return self.take(event, watermark) if holds else None
+
+    def _read_key(self, event: OracleEvent) -> dict[str, Column]:
+        """The values of the key, of which some may have an error."""
+        fields, columns = self.oracle.stream.fields, self.oracle.columns(event)
+        listed = zip(self.named, self.compiled.group_by, strict=True)
+        return {name: self.oracle.expression(sql).evaluate(columns, 1) for name, sql in listed if sql not in fields}
 
     def take(self, event: OracleEvent, watermark: int) -> str | None:
         if event.time < watermark - self.lateness:
@@ -666,7 +720,7 @@ class _Lookback(_Kind):
         )
         text = str(oracle.text(oracle.stream.event_id, event.values[oracle.stream.event_id]))
         about = _Subject(key, text, event.number, text, event.time, *bounds(window, event.time))
-        alerted = self.judge(about, measured, oracle.columns(event), complete, arrival)
+        alerted = self.judge(about, measured, {**self.own(key), **oracle.columns(event)}, complete, arrival)
         if alerted and self.spec.reset_on_alert:
             COVERED["resets: lookback"] += 1
             for feature in self.compiled.features:
@@ -682,18 +736,14 @@ class _Windowed(_Kind):
         """Judges a window. rows: by feature_id."""
         if self.evaluated and self.effective(end):
             measured = {m.name: aggregate(m, rows[m.feature.feature_id]) for m in self.compiled.measures}
-            self.judge(window_subject(key, start, end), measured, self._own(key), complete, arrival)
-
-    def _own(self, key: Key) -> dict[str, Column]:
-        fields = self.oracle.stream.fields
-        return {name: single(fields[name], value) for name, value in zip(self.compiled.group_by, key, strict=True)}
+            self.judge(window_subject(key, start, end), measured, self.own(key), complete, arrival)
 
     def retract(self, key: Key, start: int, complete: bool, arrival: int) -> None:
         """Takes back what was last said of a window that is no more."""
         memory = self.memory(window_subject(key, start, start))
         if self.evaluated and memory is not None:
             about = window_subject(key, start, memory.end)
-            shown = {name: column.item(0) for name, column in self._own(key).items()}
+            shown = {name: column.item(0) for name, column in self.own(key).items()}
             self.settle(about, False, memory.measures, shown, complete, arrival)
 
 
@@ -1147,9 +1197,15 @@ def bounds(window: Lookback, time: int) -> tuple[int, int]:
     return (first - first % window.resolution if window.resolution else first), last
 
 
-def key_of(group_by: Iterable[str], event: OracleEvent) -> Key:
-    """The event's values of the fields grouped by."""
-    return tuple(one_of_equals(event.values[name]) for name in group_by)
+def is_beyond_calendar(type_: DataType, value: Any) -> bool:
+    """Returns whether a stored value is a time or date that Python cannot say."""
+    if value is None or type_.name not in ("date", "timestamp"):
+        return False
+    try:
+        single(type_, value).item(0)
+    except OverflowError:
+        return True
+    return False
 
 
 # NaN is no key of Python's: it does not equal itself, unless it is the same object.

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -174,14 +175,32 @@ def _narrow_column(column: Column) -> Column:
     return replace(column, values=narrow_decimals(column.values))
 
 
-def compile_expression(text: str, schema: Mapping[str, DataType], limits: Limits = DEFAULT_LIMITS) -> Expression:
+def compile_expression(
+    text: str,
+    schema: Mapping[str, DataType],
+    limits: Limits = DEFAULT_LIMITS,
+    named: Mapping[str, str] = MappingProxyType({}),
+) -> Expression:
     """Compiles a Spark SQL expression over a schema (field name -> type).
 
-    Names are case-insensitive. Dotted names of the schema are written without backticks. Raises ExpressionError with
-    all problems: constructs that are not allowed, unknown fields, type errors, and more characters, levels or values of
-    an `in` than `limits` allow.
+    Names are case-insensitive. Dotted names of the schema are written without backticks. `named` has the canonical SQL
+    of expressions by names in lower case, which stand for them in the text. Raises ExpressionError with all problems:
+    constructs that are not allowed, unknown fields, type errors, and more characters, levels or values of an `in` than
+    `limits` allow.
     """
-    return compile_tree(parse(text, limits), schema, limits)
+    tree = parse(text, limits)
+    return compile_tree(_fill_names(tree, named) if named else tree, schema, limits)
+
+
+def _fill_names(tree: exp.Expr, named: Mapping[str, str]) -> exp.Expr:
+    """Writes expressions for the names that stand for them."""
+
+    def fill(node: exp.Expr) -> exp.Expr:
+        is_name = isinstance(node, exp.Column) and len(node.parts) == 1
+        sql = named.get(node.name.lower()) if is_name else None
+        return node if sql is None else exp.Paren(this=parse(sql, CANONICAL))
+
+    return tree.transform(fill)
 
 
 def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
@@ -252,20 +271,20 @@ def drop_uncertain(condition: Expression) -> Expression | None:
     It has no call of in_list, and nothing that is true or false by a rounded digit. Returns None if no such condition
     exists, because the given one may hold for any event.
     """
-    if not condition.memberships and not _has_rounding(condition):
+    if not condition.memberships and not list_rounded(condition):
         return condition
     kept: list[str] = []
     for part in split_condition(condition):
         if not part.memberships:
             # If the part has an error, so has the condition.
-            kept.append(f"({part.sql}) is null or true" if _has_rounding(part) else part.sql)
+            kept.append(f"({part.sql}) is null or true" if list_rounded(part) else part.sql)
             continue
         # A part other than a call of in_list, or `not` with a call, may fail for some contents of the lists only.
         (membership, *others) = part.memberships
         if others or part.sql.removeprefix("not ") != membership.sql:
             return None
         text = membership.text
-        if _has_rounding(text):
+        if list_rounded(text):
             return None
         if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:
             # If the text has an error, so has the condition.
@@ -273,10 +292,10 @@ def drop_uncertain(condition: Expression) -> Expression | None:
     return recompile(" and ".join(f"({part})" for part in kept), dict(condition._schema)) if kept else None
 
 
-def _has_rounding(expression: Expression) -> bool:
-    """Returns whether an expression calls a function whose last digit may be another one on another machine."""
+def list_rounded(expression: Expression) -> list[str]:
+    """Lists the functions that an expression calls whose last digit may be another one on another machine."""
     calls = parse(expression.sql, CANONICAL).find_all(exp.Anonymous)
-    return any(str(call.name).lower() in ROUNDED for call in calls)
+    return sorted({str(call.name).lower() for call in calls} & ROUNDED)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ _SAFE = (
     exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Column, exp.Identifier, exp.Null, exp.Boolean, exp.Literal,
 )  # fmt: skip
 _SAFE_FUNCTIONS = {
-    "cidr_match", "contains", "endswith", "length", "lower", "ltrim", "regexp_like", "rtrim", "startswith", "trim", "upper",
+    "cidr_match", "coalesce", "contains", "endswith", "length", "lower", "ltrim", "regexp_like", "rtrim", "startswith",
+    "trim", "upper",
 }  # fmt: skip
 _TESTS = {"startswith", "endswith", "contains"}
 
@@ -141,16 +142,15 @@ def find_clauses(condition: Expression) -> tuple[Clause, ...]:
 
     There are none if nothing is known, or if the condition may have an error, which counts for any event.
     """
-    if (
-        condition.memberships
-        or not condition.is_readable
-        or not all(_is_safe_type(each) for each in condition.types.values())
-    ):
+    if condition.memberships or not condition.is_readable or not never_fails(condition):
         return ()
-    tree = parse(condition.sql, CANONICAL)
-    if not all(_is_safe(node) for node in tree.walk()):
-        return ()
-    return tuple(dict.fromkeys(_find_clauses(tree, condition.types)))
+    return tuple(dict.fromkeys(_find_clauses(parse(condition.sql, CANONICAL), condition.types)))
+
+
+def never_fails(expression: Expression) -> bool:
+    """Returns whether an expression is sure to have no error for any event; false if that is not known."""
+    is_safe_type = all(_is_safe_type(each) for each in expression.types.values())
+    return is_safe_type and all(_is_safe(node) for node in parse(expression.sql, CANONICAL).walk())
 
 
 def _is_safe_type(type_: DataType) -> bool:
@@ -159,9 +159,16 @@ def _is_safe_type(type_: DataType) -> bool:
 
 def _is_safe(node: exp.Expr) -> bool:
     if isinstance(node, exp.Anonymous):
-        return str(node.name).lower() in _SAFE_FUNCTIONS
+        name = str(node.name).lower()
+        return name in _SAFE_FUNCTIONS or (name == "split_part" and _is_part_number(node.expressions[2]))
     # The number 1.5 is a decimal, and comparing it with an integer casts both.
     return isinstance(node, _SAFE) and not (isinstance(node, exp.Literal) and "." in node.name and not node.is_string)
+
+
+def _is_part_number(node: exp.Expr) -> bool:
+    """Returns whether this is a number other than 0, which split_part refuses."""
+    node = unwrap(node)
+    return isinstance(node, exp.Literal) and node.name.strip("0") != ""
 
 
 def _find_clauses(node: exp.Expr, types: Mapping[str, DataType]) -> list[Clause]:

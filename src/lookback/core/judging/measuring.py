@@ -21,7 +21,7 @@ from lookback.core.state.storedruns import StoredRun
 from lookback.core.streams.events import Events
 from lookback.core.values.cache import RecentCache
 from lookback.core.values.columns import Column, Mask, Values
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, encode_keys, find_keys, number_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_keys, order_by_group
 from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import Lookback, Window
@@ -159,9 +159,7 @@ class Measuring:
         """Groups the events by one grouping set."""
         if group_by not in self._groupings:
             self.forget_searches()
-            keys = self.events.keys.get(group_by)
-            if keys is None:
-                keys = encode_keys([self.events.columns[name] for name in group_by], len(self.events))
+            keys = self.events.find_keys(group_by)
             mine = keys.shard(self._shards) == self._shard
             self._groupings[group_by] = Grouping(keys, self.events.times, mine)
         return self._groupings[group_by]

@@ -172,7 +172,7 @@ class RuleRun:
 
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""
-        return {name: to_text(self.events.columns[name].item(at)) for name in self.rule.group_by}
+        return {part.name: to_text(self.events.key_column(part.column).item(at)) for part in self.rule.key}
 
     def list_keys(self, positions: Int64s) -> list[Key]:
         """Returns the keys of events as in keyed tables."""
@@ -183,32 +183,31 @@ class RuleRun:
         """Returns the texts of the keys of events; events with the same key share one dictionary."""
         grouping = self._keys
         numbers, of_key = np.unique(grouping.numbers[positions], return_inverse=True)
-        texts = list_key_texts(self.events, self.rule.group_by, grouping.first_positions[numbers])
+        texts = list_key_texts(self.events, self.rule.key, grouping.first_positions[numbers])
         return [texts[at] for at in of_key.tolist()]
 
     def list_stored_keys(self, positions: Int64s | slice) -> list[list[Any]]:
         """Returns the values of the keys of events in the form that tables store."""
-        columns = [self.events.columns[name].to_stored_list(positions) for name in self.rule.group_by]
+        columns = [self.events.key_column(name).to_stored_list(positions) for name in self.rule.group_by]
         count = len(self.events.times[positions])
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[] for _ in range(count)]
 
     def key_values(self, stored: Sequence[Any]) -> dict[str, Any]:
         """Returns the values of a key from `list_stored_keys`, as a message shows them."""
-        fields = self.stream.fields
         return {
-            name: from_values(fields[name], [value]).item(0)
-            for name, value in zip(self.rule.group_by, stored, strict=True)
+            part.name: from_values(part.type, [value]).item(0)
+            for part, value in zip(self.rule.key, stored, strict=True)
         }
 
     def key_columns(self, keys: Iterable[Sequence[Any]]) -> dict[str, Column]:
-        """Returns the group_by fields that the rule's condition reads, for keys from `list_stored_keys`.
+        """Returns the entries of the key that the rule's condition reads, for keys from `list_stored_keys`.
 
         Reads `keys` only if the condition reads any such field.
         """
-        when, fields = self.rule.when, self.stream.fields
-        named = [] if when is None else [(at, n) for at, n in enumerate(self.rule.group_by) if n in when.named]
-        listed = list(keys) if named else []
-        return {name: from_values(fields[name], [key[at] for key in listed]) for at, name in named}
+        when = self.rule.when
+        read = [] if when is None else [(at, part) for at, part in enumerate(self.rule.key) if part.name in when.named]
+        listed = list(keys) if read else []
+        return {part.name: from_values(part.type, [key[at] for key in listed]) for at, part in read}
 
     def empty_windows(self, is_emptied: Mask, keys: Iterable[Key]) -> None:
         """Resets the rule's windows of these keys after alerts, and keeps these events out of later windows."""
@@ -224,7 +223,7 @@ class RuleRun:
     def note_flagged(self, positions: Int64s) -> None:
         """Flags events for a rule that writes no alerts (see `Evaluator`)."""
         place = self._segment.flagging[self.entry.rule_id]
-        self._gathered.flags.append(Flags(place, self.rule.group_by, positions))
+        self._gathered.flags.append(Flags(place, self.rule.key, positions))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
         """Adds a row of this shard for rule_log."""

@@ -16,6 +16,7 @@ from lookback.core.judging.lateness import LateEvents
 from lookback.core.judging.measuring import Measuring, select_kept, select_values
 from lookback.core.rules.account import Taken
 from lookback.core.rules.compiled import Feature
+from lookback.core.rules.keys import KeyPart
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import Key
@@ -104,10 +105,10 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Flags:
-    """The positions of the events of a segment that a rule with this group_by has flagged (see `Evaluator`)."""
+    """The positions of the events of a segment that a rule with this key has flagged (see `Evaluator`)."""
 
     place: FlagPlace
-    group_by: tuple[str, ...]
+    key: tuple[KeyPart, ...]
     positions: Int64s
 
 
@@ -184,7 +185,7 @@ class Segment:
         """Merges the events that all rules of a group have flagged."""
         at = np.unique(np.concatenate([flags.positions for flags in listed]))
         bits = make_bits(len(at), [(flags.place.bit, np.searchsorted(at, flags.positions)) for flags in listed])
-        keys = list_key_texts(self.events, listed[0].group_by, at)
+        keys = list_key_texts(self.events, listed[0].key, at)
         events = self.events
         ids = [str(each) for each in events.list_ids(at)]
         return FlaggedEvents(group, keys, ids, events.times[at], events.commits[at], bits)
@@ -256,12 +257,12 @@ class Segment:
         windows.row_sets.add_rows(row_set, grouping.numbers[at], grouping.distinct, times, rows, windows.segments)
 
 
-def list_key_texts(events: Events, group_by: Sequence[str], positions: Int64s) -> list[dict[str, str | None]]:
+def list_key_texts(events: Events, key: Sequence[KeyPart], positions: Int64s) -> list[dict[str, str | None]]:
     """Returns the texts of the keys of events."""
     texts: list[dict[str, str | None]] = [{} for _ in positions]
-    for name in group_by:
-        for row, value in zip(texts, events.columns[name].take(positions).to_list(), strict=True):
-            row[name] = to_text(value)
+    for part in key:
+        for row, value in zip(texts, events.key_column(part.column).take(positions).to_list(), strict=True):
+            row[part.name] = to_text(value)
     return texts
 
 

@@ -113,9 +113,9 @@ class _RuleJudge:
         self._add(results, Verdicts(columns, is_complete, holds, errors))
 
     def _key_columns(self, results: WindowResults) -> dict[str, Column]:
-        """Returns the group_by fields that the condition reads, for each result."""
+        """Returns the entries of the key that the condition reads, for each result."""
         rule = self._rule_run.rule
-        if rule.when is None or rule.when.named.isdisjoint(rule.group_by):
+        if rule.when is None or rule.when.named.isdisjoint(rule.key_names):
             return {}
         used, keys = results.used_groups, results.keys.take(results.used_groups)
         numbered = zip(keys.list_pairs(), results.numbers[used].tolist(), strict=True)

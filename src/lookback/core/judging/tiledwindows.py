@@ -55,7 +55,7 @@ class OpenKeys:
         end, events = rule_run.timeline.end, rule_run.events
         numbers = np.flatnonzero(self._untils > end)
         keys, positions = grouping.distinct.take(numbers), grouping.first_positions[numbers]
-        columns = [events.columns[field].to_stored_list(positions) for field in rule_run.rule.group_by]
+        columns = [events.key_column(name).to_stored_list(positions) for name in rule_run.rule.group_by]
         pairs = keys.list_pairs()
         for row, (key, until) in enumerate(zip(pairs, self._untils[numbers].tolist(), strict=True)):
             if self._table.find_wake(key) < until:

@@ -207,9 +207,9 @@ class AlertWriter:
         event_time, window_end = to_utc(subject.event_time), subject.window_end
         named = subject.event_id if subject.event_id is not None else subject.window_start
         message = rule.spec.message
-        if rule.message_names:
-            message = rule.message({**values, **measures, WINDOW_COMPLETE: is_complete})
         key_texts = subject.key_texts
+        if rule.message_names:
+            message = rule.message({**key_texts, **values, **measures, WINDOW_COMPLETE: is_complete})
         entities = {name: key_texts[name] if name in key_texts else to_text(values[name]) for name in rule.entities}
         arrival = int(segment.timeline.commits.item(order.commit_index))
         # Positional arguments: keywords make this call twice as slow, and a rule may alert on every event.

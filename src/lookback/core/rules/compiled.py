@@ -16,6 +16,7 @@ from lookback.core.aggregation.aggregates import PERCENTILE, find_aggregate
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.expressions.compiling import Expression, Membership, find_rising
 from lookback.core.rules.document import Rule
+from lookback.core.rules.keys import KeyPart
 from lookback.core.values.columns import to_text
 from lookback.core.values.types import DataType
 from lookback.core.values.windows import SESSION, SLIDING, TUMBLING, Lookback, Step, TiledWindow, Window
@@ -44,7 +45,7 @@ class Feature:
     """The part of a rule that needs state. Rules with equal features share one state."""
 
     stream: str
-    group_by: tuple[str, ...]  # in ascending order
+    group_by: tuple[str, ...]  # columns of keys (see `KeyPart`) in ascending order
     function: str
     allowed_lateness: int  # microseconds
     where: Expression | None = field(default=None, compare=False)  # with `filter`, the condition of the events to keep
@@ -160,12 +161,12 @@ class CompiledRule:
     """A rule bound to its stream."""
 
     spec: Rule
-    group_by: tuple[str, ...]
-    where: Expression | None  # of an event rule `where` and `when` together, and `when` is None
+    key: tuple[KeyPart, ...]  # the entries of group_by, by column in ascending order
+    where: Expression | None  # with the guards of `key`; of an event rule also with `when`, which is then None
     measures: tuple[CompiledMeasure, ...]
     when: Expression | None
     allowed_lateness: int
-    fields: tuple[str, ...]  # all fields of the event that the rule reads, group_by included, sorted
+    fields: tuple[str, ...]  # all fields of the event that the rule reads, those of the key included, sorted
     sequence: CompiledSequence | None = None
     # For tumbling and sliding windows: counts events, to find the windows that have any.
     presence: Feature | None = None
@@ -173,9 +174,19 @@ class CompiledRule:
     # Each state that the rule uses -> the microseconds for which it is kept below the watermark.
     needs: Mapping[str, int] = field(default_factory=dict)
     lane: int = 0  # see `compile_rule`
-    entities: tuple[str, ...] = ()  # fields of group_by or of the event, as the stream writes them
-    # The fields whose values decide which shard judges an event: group_by, or the id if nothing is kept of a key.
+    entities: tuple[str, ...] = ()  # names of the key or fields of the event, as the stream writes them
+    # The columns whose values decide which shard judges an event: those of the key, or the id if nothing is kept of it.
     routed_by: tuple[str, ...] = ()
+
+    @cached_property
+    def group_by(self) -> tuple[str, ...]:
+        """The columns of the key, by which state and shards know it; see `KeyPart`."""
+        return tuple(part.column for part in self.key)
+
+    @cached_property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the key's entries in alerts and messages, in the order of `group_by`."""
+        return tuple(part.name for part in self.key)
 
     @property
     def window(self) -> Window | None:
@@ -201,7 +212,7 @@ class CompiledRule:
     @cached_property
     def event_fields(self) -> tuple[str, ...]:
         """The fields that decide what the rule keeps of an event, sorted, without those that only alerts show."""
-        named = {*self.group_by, *(() if self.sequence is None else self.sequence.kept)}
+        named = set(() if self.sequence is None else self.sequence.kept).union(*(part.fields for part in self.key))
         for part in self._event_parts:
             named |= part.named if part is not None else set()
         return tuple(sorted(named & set(self.fields)))
@@ -232,7 +243,7 @@ class CompiledRule:
     @cached_property
     def shown_names(self) -> frozenset[str]:
         """The names whose values alerts show beside the key and the measures: in the message, or as entities."""
-        return self.message_names | (frozenset(self.entities) - frozenset(self.group_by))
+        return self.message_names | (frozenset(self.entities) - frozenset(self.key_names))
 
     @cached_property
     def memory(self) -> str:

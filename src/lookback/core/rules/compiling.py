@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from lookback.core.aggregation.aggregates import find_aggregate
@@ -12,6 +13,7 @@ from lookback.core.aggregation.runs import Buckets
 from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
 from lookback.core.expressions.compiling import Expression, compile_expression, compile_part, find_names, recompile
+from lookback.core.expressions.syntax import name_as_sql
 from lookback.core.rules.compiled import (
     COUNT,
     PLACEHOLDER,
@@ -26,6 +28,7 @@ from lookback.core.rules.compiled import (
     name_owner,
 )
 from lookback.core.rules.document import Rule, read_rule
+from lookback.core.rules.keys import KeyPart, add_guards, bind_key, explain_unknown_field
 from lookback.core.rules.problems import limit_problems, make_problem, quote_value
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import format_duration
@@ -74,27 +77,34 @@ class _Binder:
                 "stream", f"the rule is for stream {quote_value(rule.stream)}, not for {stream.name!r}; {hint}"
             )
             return None
-        group_by = self._bind_group_by()
+        key = self._bind_key()
+        group_by, key_types = tuple(part.column for part in key), {part.name: part.type for part in key}
         where = self._bind_condition(rule.where, stream.fields, "where") if rule.where else None
-        self._entities = self._bind_entities(group_by)
+        if not isinstance(rule.window, Moment):
+            where = add_guards(where, key, stream)
+        self._entities = self._bind_entities(key_types)
         lateness = self._bind_lateness()
         measures = self._bind_measures(group_by, where, lateness)
         sequence = self._bind_sequence() if rule.sequence else None
         schema: dict[str, DataType] = {m.name: m.type for m in measures if m.name.lower() not in self._names}
         schema |= {WINDOW_COMPLETE: BOOLEAN}
         # The events of a window have only the key in common, so `when` and the message can read no other field.
-        readable = stream.fields
-        if rule.kind not in (*PER_EVENT, SEQUENCE):
-            readable = {name: stream.fields[name] for name in group_by}
+        readable = stream.fields if rule.kind in (*PER_EVENT, SEQUENCE) else key_types
         schema = {**readable, WINDOW_COMPLETE: BOOLEAN} if rule.sequence else {**readable, **schema}
         is_event_rule = isinstance(rule.window, Moment)
+        # Where there is an event, the names of its key stand for their expressions.
+        named = {
+            part.name.lower(): part.sql or name_as_sql(part.column) for part in key if part.name not in stream.fields
+        }
+        named = named if rule.kind in PER_EVENT else {}
         seen = stream.fields if is_event_rule else schema
-        when = self._bind_when(seen, {measure.name for measure in measures}) if rule.when else None
-        if is_event_rule and when is not None:
+        when = self._bind_when(seen, {measure.name for measure in measures}, named) if rule.when else None
+        if is_event_rule:
             # One condition decides which events dispatch sends, and which ones alert.
             where, when = self._join_conditions(where, when), None
+            where = add_guards(where, key, stream)
         message_names = self._check_message(
-            schema | (self._type_step_arrays(rule.sequence.steps) if rule.sequence else {})
+            schema | key_types | (self._type_step_arrays(rule.sequence.steps) if rule.sequence else {})
         )
         if self._problems:
             return None
@@ -105,7 +115,7 @@ class _Binder:
         needs = self._find_needs(measures, presence, store, lateness)
         compiled = CompiledRule(
             rule,
-            group_by,
+            key,
             where,
             measures,
             when,
@@ -118,15 +128,17 @@ class _Binder:
             self._lane,
             self._entities,
         )
-        used = {*group_by, *self._entities, *message_names, *(sequence.kept if sequence else ())}
-        used = used.union(*(expression.named for expression in compiled.expressions))
+        used = {*self._entities, *message_names, *(sequence.kept if sequence else ())}
+        used = used.union(*(part.fields for part in key), *(part.named for part in compiled.expressions))
         keeps_nothing = is_event_rule and rule.suppress is None
         routed_by = (stream.event_id,) if keeps_nothing else group_by
         return replace(compiled, fields=tuple(sorted(used & set(stream.fields))), routed_by=routed_by)
 
-    def _join_conditions(self, where: Expression | None, when: Expression) -> Expression:
+    def _join_conditions(self, where: Expression | None, when: Expression | None) -> Expression | None:
         """Returns a condition that holds where both hold."""
-        return when if where is None else recompile(f"({where.sql}) AND ({when.sql})", self._stream.fields)
+        if where is None or when is None:
+            return where or when
+        return recompile(f"({where.sql}) AND ({when.sql})", self._stream.fields)
 
     def _has_all_names(self) -> bool:
         """Returns whether every measure or step of the document could be read, so that an unknown name is an error."""
@@ -140,7 +152,9 @@ class _Binder:
             written, read = sequence.get("steps") if isinstance(sequence, Mapping) else None, len(rule.sequence.steps)
         return isinstance(written, (Mapping, list)) and len(written) == read > 0
 
-    def _bind_when(self, schema: Mapping[str, DataType], sound: set[str]) -> Expression | None:
+    def _bind_when(
+        self, schema: Mapping[str, DataType], sound: set[str], named: Mapping[str, str]
+    ) -> Expression | None:
         if not self._has_all_names():
             return None  # each use of an unreadable measure would be reported again
         reported = {measure.name for measure in self._rule.measures} - sound
@@ -149,7 +163,7 @@ class _Binder:
             if field is not None and field not in schema:
                 self._add_problem("when", self._describe_event_field(field))
                 reported.add(name.lower())
-        return self._bind_condition(self._rule.when, schema, "when", reported)
+        return self._bind_condition(self._rule.when, schema, "when", reported, named)
 
     def _describe_event_field(self, name: str) -> str:
         return (
@@ -247,7 +261,7 @@ class _Binder:
                 looked_up |= {name for call in calls for name in (call.name, call.error_name) if name}
                 kept |= {name for name in compiled.condition.fields if "." not in name}
         if absent is not None:
-            kept |= {self._names.get(name.lower(), name) for name in self._rule.group_by}
+            kept |= {self._names.get(entry.name.lower(), entry.name) for entry in self._rule.group_by}
             kept |= {*self._entities, *PLACEHOLDER.findall(self._rule.message)}
         kept_fields = tuple(sorted((kept & set(self._stream.fields)) | looked_up))
         return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
@@ -321,29 +335,32 @@ class _Binder:
     def _find_field(self, name: str, place: str) -> str | None:
         known = self._names.get(name.lower())
         if known is None:
-            fields = ", ".join(list(self._stream.fields)[:20]) + (", ..." if len(self._stream.fields) > 20 else "")
-            hint = suggest(name, self._stream.fields, f"known: {fields}")
-            self._add_problem(place, f"stream {self._stream.name!r} has no field {quote_value(name)}; {hint}")
+            self._add_problem(place, explain_unknown_field(name, self._stream))
         return known
 
-    def _bind_group_by(self) -> tuple[str, ...]:
-        names = [self._find_field(name, "group_by") for name in self._rule.group_by]
-        for name in names:
-            if name is not None and self._stream.fields[name].name == "array":
-                self._add_problem("group_by", f"field {name!r} is an array and cannot be a key; choose another field")
-        return tuple(sorted(name for name in names if name is not None))
+    def _bind_key(self) -> tuple[KeyPart, ...]:
+        """Binds the entries of group_by, by column, so that their order makes no difference."""
+        steps = self._rule.sequence.steps if self._rule.sequence else ()
+        taken = dict.fromkeys((measure.name.lower() for measure in self._rule.measures), "a measure")
+        taken |= dict.fromkeys((step.name.lower() for step in steps), "a step") | {WINDOW_COMPLETE: "reserved"}
+        parts, problems = bind_key(self._rule.group_by, self._stream, "group_by", taken)
+        self._problems.extend(problems)
+        return tuple(sorted(parts, key=lambda part: part.column))
 
-    def _bind_entities(self, group_by: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the fields that the rule's alerts are about, in the order of the document."""
-        found = []
+    def _bind_entities(self, key: Collection[str]) -> tuple[str, ...]:
+        """Returns the names of the key and the fields that the rule's alerts are about, in the order of the document."""
+        found, names = [], {name.lower(): name for name in key if name not in self._stream.fields}
         for at, name in enumerate(self._rule.entities):
             place = "entity" if self._rule.entity else f"entities[{at}]"
+            if name.lower() in names:
+                found.append(names[name.lower()])
+                continue
             field = self._find_field(name, place)
             if field is None:
                 continue
             if self._stream.fields[field].name == "array":
                 self._add_problem(place, f"field {field!r} is an array and cannot be an entity; choose another field")
-            elif field not in group_by and self._rule.kind not in (*PER_EVENT, SEQUENCE):
+            elif field not in key and self._rule.kind not in (*PER_EVENT, SEQUENCE):
                 self._add_problem(
                     place,
                     f"{quote_value(field)} is not in group_by, and a {self._rule.kind} window has many events; name one of "
@@ -362,13 +379,21 @@ class _Binder:
         return most if own is None else own
 
     def _bind_condition(
-        self, text: str, schema: Mapping[str, DataType], place: str, reported: Iterable[str] = ()
+        self,
+        text: str,
+        schema: Mapping[str, DataType],
+        place: str,
+        reported: Iterable[str] = (),
+        named: Mapping[str, str] = MappingProxyType({}),
     ) -> Expression | None:
-        """Compiles a condition; None if it is wrong. reported: the wrong names in it that were reported already."""
+        """Compiles a condition; None if it is wrong. reported: the wrong names in it that were reported already.
+
+        named: see `compile_expression`.
+        """
         # Names of unknown type become NULL; problems that only follow from that are dropped.
         unsure = dict.fromkeys(reported, NULL)
         try:
-            expression = compile_expression(text, {**schema, **unsure}, self._stream.limits)
+            expression = compile_expression(text, {**schema, **unsure}, self._stream.limits, named)
         except ExpressionError as error:
             problems = [problem for problem in error.problems if not unsure or "null" not in problem.lower()]
             self._problems.extend(make_problem(place, problem) for problem in problems)

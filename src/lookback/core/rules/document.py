@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from lookback.core.errors import Problem, RuleError
 from lookback.core.rules import descriptions, forms, kinds
 from lookback.core.rules.forms import INHERITED, Measure
+from lookback.core.rules.keys import KEY, KeyEntry
 from lookback.core.rules.kinds import WAIT, Kind, Reading, choice, expression, key, list_keys, read_form, settle
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.problems import describe_unknown_key, limit_problems, make_problem, quote_value
@@ -76,20 +77,13 @@ def _read_rule_id(value: Any, _: Reading) -> str:
     return settle(str(value)[:100] if value else "?", [Problem("", message)])
 
 
-def _read_group_by(value: Any, _: Reading) -> tuple[str, ...]:
-    return _read_fields(value, "group_by")
-
-
-def _read_fields(value: Any, place: str) -> tuple[str, ...]:
+def _read_entities(value: Any, _: Reading) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"must be a list of field names, such as [customer_id], got {quote_value(value)}")
-    names = {name.lower(): name for name in reversed(value)}
-    message = f"{place} names a field twice (capitals make no difference): {quote_value(value)}; leave one out"
-    return settle(tuple(reversed(names.values())), [Problem("", message)] if len(names) < len(value) else [])
-
-
-def _read_entities(value: Any, _: Reading) -> tuple[str, ...]:
-    names = _read_fields(value, "entities")
+    names = tuple(reversed({name.lower(): name for name in reversed(value)}.values()))
+    if len(names) < len(value):
+        message = f"entities names a field twice (capitals make no difference): {quote_value(value)}; leave one out"
+        return settle(names, [Problem("", message)])
     if len(names) <= MAX_ENTITIES:
         return names
     message = f"names {len(names):,} fields, and an alert is about at most {MAX_ENTITIES}; leave some out"
@@ -120,7 +114,6 @@ _RuleId = Kind(
         "patternErrorMessage": "use lower-case letters, digits, '.', '_' or '-', such as {}",
     },
 )
-_GroupBy = Kind(_read_group_by, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
 _Entities = Kind(
     _read_entities, {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": MAX_ENTITIES}
 )
@@ -150,8 +143,8 @@ class Rule:
         can be changed by itself, with `lookback rules set`. Default: none.
     stream: The stream whose events the rule judges: a name from conf/streams.
     severity: How grave an alert is; reviewers see the gravest first, and info only among reports. Default: medium.
-    group_by: The fields that make the key: events with equal values are looked at together. Order does not matter, NULL is
-        a value. Default: [], one key for all events.
+    group_by: The fields that make the key: events with equal values are looked at together. An entry may also give a name
+        to an expression over the event. Order does not matter, NULL is a value. Default: [], one key for all events.
     entity: Whom the alerts are about, if that is one field: `entity: x` means `entities: [x]`. Default: none.
     entities: Whom the alerts are about: at most 8 fields of group_by or, unless the rule has a tumbling, sliding or session
         window, of the event. Rules over the stream `alerts` add up the scores of each entity. Default: none.
@@ -199,8 +192,8 @@ class Rule:
     parameters: forms.ParameterValues = key(dict, {"limit": 1000, "span": "24 hours"})
     stream: Annotated[str, kinds.visible_text(_STREAM)] = key("", "payments", missing=_STREAM)
     severity: Annotated[str, choice(SEVERITIES)] = key("medium", default="medium")
-    group_by: Annotated[tuple[str, ...], _GroupBy] = key(
-        (), ["customer_id"], ["customer_id", "terminal_id"], default=[]
+    group_by: Annotated[tuple[KeyEntry, ...], KEY] = key(
+        (), ["customer_id"], ["customer_id", {"domain": "lower(split_part(email, '@', 2))"}], default=[]
     )
     entity: Annotated[str, kinds.visible_text(_ENTITY)] = key("", "customer_id")
     entities: Annotated[tuple[str, ...], _Entities] = key((), ["customer_id", "terminal_id"], default=[])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
+from dataclasses import replace
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 from operator import and_
 from typing import Any
@@ -14,7 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from lookback.core.errors import EventError
-from lookback.core.expressions.compiling import Expression, Membership, add_memberships
+from lookback.core.expressions.compiling import Expression, Membership, add_memberships, recompile
+from lookback.core.expressions.kernels import either_mask
 from lookback.core.expressions.textsearch import TextSearch
 from lookback.core.streams.alerts import sortable_id
 from lookback.core.streams.cells import read_cell
@@ -109,10 +111,19 @@ class Events:
         return holds, None
 
     def find_keys(self, group_by: tuple[str, ...]) -> Keys:
-        """Returns the key of every event under a grouping set."""
+        """Returns the key of every event under a grouping set: fields, and canonical SQL of expressions over them."""
         if group_by not in self.keys:
-            self.keys[group_by] = encode_keys([self.columns[name] for name in group_by], len(self))
+            self.keys[group_by] = encode_keys([self.key_column(name) for name in group_by], len(self))
         return self.keys[group_by]
+
+    def key_column(self, name: str) -> Column:
+        """Returns the values of a field, or of the expression with this canonical SQL; errors and NULLs are NULL."""
+        if name in self.columns:
+            return self.columns[name]
+        column = self.value(compile_key(name, tuple((each, self.columns[each].type) for each in sorted(self.columns))))
+        unknown = either_mask(column.error, find_beyond_calendar(column))
+        # As in fields, there is only one zero.
+        return normalize_zeros(replace(column, null=either_mask(column.null, unknown), error=None))
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
         """Returns the same events with columns for calls of in_list as of each event's time (see `add_memberships`)."""
@@ -230,6 +241,13 @@ class Events:
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: concat_columns([part.columns[name] for part in parts]) for name in common}
         return parts[0]._replace(columns, np.concatenate([part.commits for part in parts]))
+
+
+# Each batch asks again.
+@lru_cache(maxsize=1_000)
+def compile_key(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
+    """Compiles the canonical SQL of an entry of a key over fields with their types."""
+    return recompile(sql, dict(fields))
 
 
 def _write_sortable(column: Column, at: int) -> str:
