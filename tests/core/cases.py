@@ -333,7 +333,7 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
         "effective_from": draw(st.sampled_from([None] * 6 + [0, 10])),
         "effective_until": draw(st.sampled_from([None] * 6 + [15, 25])),
     }
-    if kind == "event" and draw(st.booleans()):
+    if kind == "event" and "(p " not in document["when"] and draw(st.booleans()):
         # One of its two conditions is enough.
         optional["where"] = document.pop("when")
     return document | {key: value for key, value in optional.items() if value is not None}

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from lookback.core.rules.keys import KeyPart, find_key
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events, list_named_events
+from lookback.spark.explaining.keys import add_texts, list_values, write_key
 from lookback.spark.labels import read_labels
 from lookback.spark.tables.sqltexts import to_timestamp
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 _DAY_US = 86_400_000_000
 # Stands for all rules together; no rule can have this id.
 _TOGETHER = ""
-_WITH_NULLS = {"ignoreNullFields": "false"}
 _FIGURES = (
     "rule_id",
     "alerts",
@@ -279,11 +280,12 @@ class RuleFigures:
     def _count_cases(self) -> DataFrame:
         """Counts each rule's keys with a flagged event, and how many of these are positive."""
         found = []
-        for names, rules in self._find_groupings().items():
-            key = F.to_json(
-                F.struct(*[F.col(f"event.`{name}`").cast("string").alias(name) for name in names]), _WITH_NULLS
-            )
-            keyed = self._events.withColumn("key_text", key if names else F.lit(""))
+        own_columns = ("event_id", "positive")
+        for key, rules in self._find_groupings().items():
+            events = self._events.select(*(F.col(name).alias(f"__{name}") for name in own_columns), "event.*")
+            key_text = write_key(key, list_values(key)).alias("key_text")
+            given = [F.col(f"__{name}").alias(name) for name in own_columns]
+            keyed = add_texts(events, self._stream, key).select(*given, key_text)
             all_ = keyed.where("positive").select(F.count_distinct("key_text")).head()
             assert all_ is not None
             own = self.flagged.where(F.col("rule_id").isin(rules)).select("rule_id", "event_id")
@@ -297,18 +299,19 @@ class RuleFigures:
             found, "rule_id string, cases bigint, case_precision double, case_recall double"
         )
 
-    def _find_groupings(self) -> dict[tuple[str, ...], list[str]]:
-        """Groups the rules by the fields of their key, from the highest version on this stream or their alerts."""
+    def _find_groupings(self) -> dict[tuple[KeyPart, ...], list[str]]:
+        """Groups the rules by their key, from the highest version on this stream or the fields of their alerts' keys."""
         is_own = F.get_json_object("document", "$.stream") == self._stream.name
         rows = self._tables.read("rules").where(F.col("rule_id").isin(self.rules) & is_own)
         last = rows.groupBy("rule_id").agg(F.max_by("document", "version").alias("document"))
-        fields = {row["rule_id"]: list(json.loads(row["document"]).get("group_by") or []) for row in last.collect()}
+        written = {row["rule_id"]: json.loads(row["document"]) for row in last.collect()}
         for row in self._alerts.groupBy("rule_id").agg(F.max_by(F.map_keys("key"), "arrival").alias("names")).collect():
-            fields.setdefault(row["rule_id"], list(row["names"] or []))
-        groupings: dict[tuple[str, ...], list[str]] = {}
-        for rule_id, names in sorted(fields.items()):
-            if set(names) <= set(self._stream.fields):
-                groupings.setdefault(tuple(sorted(names)), []).append(rule_id)
+            written.setdefault(row["rule_id"], {"group_by": list(row["names"] or [])})
+        groupings: dict[tuple[KeyPart, ...], list[str]] = {}
+        for rule_id, document in sorted(written.items()):
+            key = find_key(document, self._stream)
+            if key is not None:
+                groupings.setdefault(key, []).append(rule_id)
         return groupings
 
     def _count_days(self) -> float:

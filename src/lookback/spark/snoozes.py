@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, ReviewError
 from lookback.core.rules.document import read_document
+from lookback.core.rules.keys import list_entry_names
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -209,8 +210,8 @@ def _find_subject(
     documents = tables.read("rules").where(F.col("rule_id") == F.lit(subject))
     row = documents.orderBy(F.col("version").desc()).select("document").head()
     if row is not None:
-        grouped = read_document(row["document"]).get("group_by") or []
-        _check_fields(key, set(map(str, grouped)), f"the group_by of rule {subject}")
+        names = list_entry_names(read_document(row["document"]).get("group_by"))
+        _check_fields(key, set(names), f"the group_by of rule {subject}")
         return subject, key
     alert = tables.read("alerts").where(F.col("alert_id") == F.lit(subject)).select("rule_id", "key").head()
     if alert is None:

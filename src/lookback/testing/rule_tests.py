@@ -109,7 +109,7 @@ def _find_wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: Compil
     """Yields a message for each name or value that no alert of the rule can have."""
     named = {
         "measures": ("measure", tuple(measure.name for measure in rule.measures)),
-        "key": ("field of group_by", rule.group_by),
+        "key": ("field of group_by", rule.key_names),
     }
     for number, alert in enumerate(expected, 1):
         for name, value in alert.items():

@@ -59,7 +59,7 @@ def explain_event_at(
         event_time=to_utc(int(events.times[at])),
         arrival=int(events.commits[at]),
         event=texts,
-        key={name: texts[name] for name in rule.group_by},
+        key={part.name: to_text(events.key_column(part.column).item(at)) for part in rule.key},
         is_seen=bool(evidence.is_wanted[at]),
         where=tuple(_judge_parts(rule.where, one)),
         alerts=tuple(alerts),

@@ -11,6 +11,7 @@ from lookback.core.expressions.compiling import Expression, compile_expression, 
 from lookback.core.expressions.syntax import MAX_CHARACTERS, name_as_sql
 from lookback.core.expressions.textsearch import never_fails
 from lookback.core.rules.kinds import NAMES, Kind, Reading, check_name, is_blank, settle
+from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.problems import make_problem, quote_value
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.reading import Refused, put_below
@@ -166,6 +167,17 @@ def bind_key(
             parts[part.column] = part
         problems += [make_problem(here, message) for message in found]
     return list(parts.values()), problems
+
+
+def find_key(document: Mapping[str, Any], stream: Stream) -> tuple[KeyPart, ...] | None:
+    """Finds the key of a document that was checked, by column; None if it does not fit the stream as it is now."""
+    parameters = document.get("parameters")
+    reading = Reading(Parameters(parameters if isinstance(parameters, Mapping) else {}), stream.limits)
+    try:
+        parts, problems = bind_key(read_entries(document.get("group_by") or [], reading), stream, "group_by", {})
+    except ValueError:
+        return None
+    return None if problems else tuple(sorted(parts, key=lambda part: part.column))
 
 
 def explain_unknown_field(name: str, stream: Stream) -> str:

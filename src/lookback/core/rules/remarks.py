@@ -155,6 +155,9 @@ def _list_texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
     spec = rule.spec
     if spec.where:
         yield "where", spec.where
+    for at, entry in enumerate(spec.group_by):
+        if entry.expression:
+            yield f"group_by[{at}].{entry.name}", entry.expression
     yield from ((f"measures.{measure.name}", measure.text) for measure in spec.measures)
     if spec.when:
         yield "when", spec.when

@@ -96,7 +96,7 @@ def describe_rule(rule: CompiledRule) -> str:
         parts.append(f"further alerts of a key within {format_duration(spec.suppress)} of one are suppressed")
     if spec.effective_from is not None or spec.effective_until is not None:
         parts.append(_describe_effective_time(spec.effective_from, spec.effective_until))
-    if not set(rule.entities) <= set(rule.group_by):
+    if not set(rule.entities) <= set(rule.key_names):
         parts.append(f"its alerts are about {join_words(rule.entities)}")
     if not spec.queue:
         parts.append("its alerts are reports, which wait for nobody")
@@ -279,7 +279,11 @@ def _describe_condition(condition: str) -> str:
 
 
 def _describe_key(rule: CompiledRule) -> str:
-    return f"per {' and '.join(rule.group_by)}" if rule.group_by else "over all events together"
+    if not rule.key:
+        return "over all events together"
+    written = {entry.name: collapse_spaces(entry.expression) for entry in rule.spec.group_by if entry.expression}
+    names = [f"{name} ({written[name]})" if name in written else name for name in rule.key_names]
+    return f"per {' and '.join(names)}"
 
 
 def _describe_effective_time(start: int | None, end: int | None) -> str:

@@ -120,10 +120,7 @@ class Events:
         """Returns the values of a field, or of the expression with this canonical SQL; errors and NULLs are NULL."""
         if name in self.columns:
             return self.columns[name]
-        column = self.value(compile_key(name, tuple((each, self.columns[each].type) for each in sorted(self.columns))))
-        unknown = either_mask(column.error, find_beyond_calendar(column))
-        # As in fields, there is only one zero.
-        return normalize_zeros(replace(column, null=either_mask(column.null, unknown), error=None))
+        return _settle_key(self.value(_compile_key_over(name, self.columns)))
 
     def look_up(self, memberships: Iterable[Membership], lists: Lists) -> Events:
         """Returns the same events with columns for calls of in_list as of each event's time (see `add_memberships`)."""
@@ -241,6 +238,21 @@ class Events:
         common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
         columns = {name: concat_columns([part.columns[name] for part in parts]) for name in common}
         return parts[0]._replace(columns, np.concatenate([part.commits for part in parts]))
+
+
+def evaluate_key(sql: str, columns: Mapping[str, Column], rows: int) -> Column:
+    """Evaluates the canonical SQL of an entry of a key as `Events.key_column` does."""
+    return _settle_key(_compile_key_over(sql, columns).evaluate(columns, rows))
+
+
+def _settle_key(column: Column) -> Column:
+    unknown = either_mask(column.error, find_beyond_calendar(column))
+    # As in fields, there is only one zero.
+    return normalize_zeros(replace(column, null=either_mask(column.null, unknown), error=None))
+
+
+def _compile_key_over(sql: str, columns: Mapping[str, Column]) -> Expression:
+    return compile_key(sql, tuple((name, columns[name].type) for name in sorted(columns)))
 
 
 # Each batch asks again.

@@ -99,15 +99,23 @@ def put_flag(text: RuleText, name: str, is_set: bool, default: bool = False) -> 
     return text.put([name], is_set)
 
 
-def read_group_by(document: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Reads the fields of group_by; None if they are not a list of names."""
+def read_group_by(document: Mapping[str, Any]) -> dict[str, str] | None:
+    """Reads the entries of group_by: their names, each with its expression, empty for a field. None if any is wrong."""
     value = document.get("group_by", [])
-    return tuple(value) if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
+    found: dict[str, str] = {}
+    for each in value if isinstance(value, list) else [None]:
+        ((name, text), *more) = (each or {None: None}).items() if isinstance(each, Mapping) else [(each, "")]
+        if more or not isinstance(name, str) or not isinstance(text, str):
+            return None
+        found[name] = text
+    return found
 
 
 def put_group_by(text: RuleText, chosen: Iterable[str]) -> RuleText:
-    """Writes the fields of group_by; existing ones keep their order, and new ones follow."""
-    return put_list(text, "group_by", _keep_order(read_group_by(text.document) or (), chosen))
+    """Writes the entries of group_by by their names; existing ones keep their order, and new fields follow."""
+    known = read_group_by(text.document) or {}
+    names = _keep_order(known, chosen)
+    return put_list(text, "group_by", [{name: known[name]} if known.get(name) else name for name in names])
 
 
 def read_entities(document: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -140,7 +148,7 @@ def put_words(text: RuleText, name: str, written: str) -> RuleText:
     return put_list(text, name, written.split())
 
 
-def put_list(text: RuleText, name: str, values: Sequence[str]) -> RuleText:
+def put_list(text: RuleText, name: str, values: Sequence[object]) -> RuleText:
     """Writes a list; an empty one removes the key, unless the document spells it out."""
     if not values and not text.get(name):
         return text

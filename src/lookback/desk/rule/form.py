@@ -249,15 +249,18 @@ class RuleForm:
         return named.value, named.is_whole, _with_unknown(self._streams, named.value)
 
     def _read_group_by(self, document: Mapping[str, Any]) -> _Shown:
-        return self._offer_fields(rulefields.read_group_by(document))
+        entries = rulefields.read_group_by(document)
+        return self._offer_fields(None if entries is None else tuple(entries), document)
 
     def _read_entities(self, document: Mapping[str, Any]) -> _Shown:
-        return self._offer_fields(rulefields.read_entities(document))
+        return self._offer_fields(rulefields.read_entities(document), document)
 
-    def _offer_fields(self, chosen: Sequence[str] | None) -> _Shown:
-        fields = self._list_fields()
-        unknown = [name for name in chosen or () if name not in fields]
+    def _offer_fields(self, chosen: Sequence[str] | None, document: Mapping[str, Any]) -> _Shown:
+        fields, entries = self._list_fields(), rulefields.read_group_by(document) or {}
+        expressions = {name: text for name, text in entries.items() if text}
+        unknown = [name for name in chosen or () if name not in fields and name not in expressions]
         options = [(f"{name} ({type_})", name) for name, type_ in fields.items()]
+        options += [(parts.clean_text(f"{name} ({text})", 120), name) for name, text in expressions.items()]
         options += [(parts.clean_text(f"{name} (not a field of the stream)", 120), name) for name in unknown]
         return chosen or (), chosen is not None, options
 

@@ -23,7 +23,7 @@ from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.blocks import COMMIT, OwnCount, narrow_columns, pack_events
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import Events
+from lookback.core.streams.events import Events, compile_key
 from lookback.core.values.columns import Mask, from_arrow
 from lookback.core.values.keys import Int64s
 from lookback.core.values.limits import LIMITS
@@ -224,8 +224,10 @@ class _Routing:
             for group_by in coverage.grouping_sets
         ]
         self.reads = set(stream.key_columns)
+        fields = tuple(stream.columns_of_events.items())
         for group_by, conditions in self._needs:
-            self.reads.update(group_by, *(condition.fields for condition in conditions or ()))
+            self.reads.update(*(condition.fields for condition in conditions or ()))
+            self.reads.update(*(_find_key_fields(name, fields) for name in group_by))
 
     def route(self, events: Events, shards: int) -> Iterator[tuple[Mask, list[OwnCount]]]:
         """Routes events to shards.
@@ -273,6 +275,18 @@ def _compile_conditions(texts: list[str] | None, stream: Stream) -> list[Express
         raise
     except Exception:  # noqa: BLE001 - the shards have the rule itself
         return None
+
+
+def _find_key_fields(name: str, fields: tuple[tuple[str, DataType], ...]) -> frozenset[str]:
+    """Finds the fields that an entry of a key reads; none for one that cannot be compiled (see `_find_shards`)."""
+    if name in dict(fields):
+        return frozenset({name})
+    try:
+        return compile_key(name, fields).fields
+    except NOT_THE_RULES:
+        raise
+    except Exception:  # noqa: BLE001 - the shards get the same error and stop the rules of this grouping set
+        return frozenset()
 
 
 def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:

@@ -19,6 +19,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import prepare_evidence, select_changes
 from lookback.spark.explaining.history import RuleHistory, read_feed
+from lookback.spark.explaining.keys import add_texts, list_values, write_key
 from lookback.spark.tables.schemas import ALERTS
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _has_names_of(rule: CompiledRule) -> Column:
         expected = F.array(*map(F.lit, sorted(set(names)))).cast("array<string>")
         return F.array_sort(F.coalesce(F.map_keys(column), F.array().cast("array<string>"))) == expected
 
-    return has_names("key", rule.group_by) & has_names("measures", [each.name for each in rule.measures])
+    return has_names("key", rule.key_names) & has_names("measures", [each.name for each in rule.measures])
 
 
 def _find_by_key(
@@ -120,7 +121,7 @@ def _find_by_key(
     arrival: int,
     stream: Stream,
 ) -> DataFrame:
-    rule_id, names = rule.spec.rule_id, rule.group_by
+    rule_id = rule.spec.rule_id
     feed = read_feed(tables, stream.name)
     version_row = {"rule_id": rule_id, "rule_version": version, "arrival": arrival}
     lanes, make = prepare_evidence(tables, feed, rule, version_row, history)
@@ -149,9 +150,9 @@ def _find_by_key(
                 resetting[number] = other.sequence is not None and other.sequence.absent is not None
         resets = reset_rows.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
         rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
-    key_of_alert = write_key(stream, {name: F.col("key")[F.lit(name)] for name in names})
+    key_of_alert = write_key(rule.key, {name: F.col("key")[F.lit(name)] for name in rule.key_names})
     keyed = rows.withColumn(_KEY, key_of_alert).drop("key")
-    changes = feed.withColumn(_KEY, write_key(stream, {name: F.col(name) for name in names}))
+    changes = add_texts(feed, stream, rule.key).withColumn(_KEY, write_key(rule.key, list_values(rule.key)))
     concerned = keyed.where("is_target").select(_KEY).distinct()
     changes = select_changes(tables, changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, "true", [_KEY])
 
@@ -159,14 +160,6 @@ def _find_by_key(
         return _count_key(make, stream, resetting, alerts, changes.drop_columns([_KEY]))
 
     return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
-
-
-def write_key(stream: Stream, values: Mapping[str, Column]) -> Column:
-    """Writes the values of the fields of a key, or their texts, as a text that is equal for equal keys."""
-    # Both are cast from the field's type, so equal values have equal texts.
-    types = stream.fields
-    texts = [value.cast(str(types[name])).cast("string").alias(name) for name, value in values.items()]
-    return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
 
 
 def _count_key(

@@ -43,9 +43,13 @@ def read_evidence(
     # After the alert's commit, only deletions matter. These conditions let Delta select files by commit and change
     # type.
     known = "(_change_type = 'insert' AND _commit_version <= :arrival) OR _change_type = 'delete'"
-    has_key, key = _write_has_key(stream, rule, alert["key"])
-    changes = select_changes(tables, feed, stream, f"({known}) AND {has_key}", arrival=arrival, **key).toArrow
-    changes = read_or_refuse(changes, stream.name)
+    has_key, key = _write_has_key(rule, alert["key"])
+    rows = select_changes(tables, feed, stream, f"({known}) AND {has_key}", arrival=arrival, **key)
+    if parts := [part for part in rule.key if part.sql]:
+        from lookback.spark.explaining.keys import select_events  # noqa: PLC0415 - questions to folders need no pyspark
+
+        rows = select_events(rows, stream, parts, alert["key"])
+    changes = read_or_refuse(rows.toArrow, stream.name)
     lanes, make = prepare_evidence(tables, feed, rule, alert, history)
     resets = _read_resets(tables, stream, rule, alert, history, lanes, earliest)
     return make(changes, resets=resets, earliest=earliest)
@@ -128,13 +132,16 @@ def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None])
     return tables.run(f"SELECT * FROM alert_rows WHERE true{''.join(conditions)}", {"alert_rows": alerts}, **values)
 
 
-def _write_has_key(stream: Stream, rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[str, dict[str, object]]:
-    """Returns the condition that an event has the key, whose texts are cast to the fields' types, and its values."""
-    conditions = ["true"]
-    for at, name in enumerate(rule.group_by):
-        is_same = "IS NULL" if key.get(name) is None else f"= CAST(:key_{at} AS {stream.fields[name]})"
-        conditions.append(f"{quote_name(name)} {is_same}")
-    return " AND ".join(conditions), {f"key_{at}": key.get(name) for at, name in enumerate(rule.group_by)}
+def _write_has_key(rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[str, dict[str, object]]:
+    """Returns the condition that an event has the fields of the key, whose texts are cast to their types, and its values."""
+    conditions, values = ["true"], dict[str, object]()
+    for at, part in enumerate(part for part in rule.key if not part.sql):
+        text = key.get(part.name)
+        conditions.append(
+            f"{quote_name(part.column)} {'IS NULL' if text is None else f'= CAST(:key_{at} AS {part.type})'}"
+        )
+        values[f"key_{at}"] = text
+    return " AND ".join(conditions), values
 
 
 def select_changes(

@@ -150,7 +150,7 @@ def _explain_by_version(
 def _has_names_of(rule: CompiledRule, alert: Mapping[str, Any]) -> bool:
     """Returns whether a row of an alert has exactly the measures and the key fields of a rule."""
     measures = {each.name for each in rule.measures}
-    return set(alert["measures"]) == measures and set(alert["key"]) == set(rule.group_by)
+    return set(alert["measures"]) == measures and set(alert["key"]) == set(rule.key_names)
 
 
 def explain_event(
@@ -186,7 +186,7 @@ def explain_event(
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
     commit = place.arrival if rule.spec.kind in PER_EVENT else tables.version(stream.name)
-    key = {name: to_text(event.columns[name].item(0)) for name in rule.group_by}
+    key = {part.name: to_text(event.key_column(part.column).item(0)) for part in rule.key}
     start = time = int(event.times[0])
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session

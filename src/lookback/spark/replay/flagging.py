@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.keys import KeyPart
 from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, Session, TiledWindow
-from lookback.spark.explaining.counted import list_named_events, write_key
+from lookback.spark.explaining.counted import list_named_events
+from lookback.spark.explaining.keys import add_texts, list_values, write_key
 from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
 from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course, Trial, make_plan
+from lookback.spark.tables.sqltexts import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -73,9 +76,9 @@ def find_events_behind(
         paused=places,
         max_evidence=sys.maxsize,
     )
-    groupings: dict[tuple[str, ...], list[int]] = {}
+    groupings: dict[tuple[KeyPart, ...], list[int]] = {}
     for at in [*shared, *sequences]:
-        groupings.setdefault(trials[at].rule.group_by, []).append(at)
+        groupings.setdefault(trials[at].rule.key, []).append(at)
     rows = _mark_concerned(history.read_lasting(tables), stream, last, groupings)
     answers = judge(rows, stream, plan, history.events, history.spans, progress)
     events = find_named_events(last.where(~F.col(TRIED).isin(*sequences)))
@@ -102,8 +105,8 @@ def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> tuple[list[int]
     numbers = sorted(row[0] for row in last.where(_STANDS).where(is_short).select(TRIED).distinct().collect())
     sequences = [at for at in numbers if trials[at].rule.spec.kind == SEQUENCE]
     first: dict[object, int] = {}
-    bits: dict[tuple[str, ...], int] = {}
-    groups: dict[tuple[str, ...], int] = {}
+    bits: dict[tuple[KeyPart, ...], int] = {}
+    groups: dict[tuple[KeyPart, ...], int] = {}
     shared: dict[int, int] = {}
     places: dict[int, FlagPlace] = {}
     for at in numbers:
@@ -112,8 +115,8 @@ def _plan_rejudging(trials: Sequence[Trial], last: DataFrame) -> tuple[list[int]
             continue
         shared[at] = first.setdefault(_identify_windows(rule), at)
         if shared[at] == at:
-            group, bit = groups.setdefault(rule.group_by, len(groups)), bits.get(rule.group_by, 0)
-            places[at], bits[rule.group_by] = FlagPlace(group, bit), bit + 1
+            group, bit = groups.setdefault(rule.key, len(groups)), bits.get(rule.key, 0)
+            places[at], bits[rule.key] = FlagPlace(group, bit), bit + 1
     return sequences, shared, places
 
 
@@ -121,7 +124,7 @@ def _identify_windows(rule: CompiledRule) -> object:
     """Returns a value that is equal for two rules if their windows count the same events."""
     where = None if rule.where is None else rule.where.sql
     features = frozenset(measure.feature.feature_id for measure in rule.measures)
-    return rule.group_by, repr(rule.window), rule.allowed_lateness, where, features
+    return rule.key, repr(rule.window), rule.allowed_lateness, where, features
 
 
 def _find_width(rule: CompiledRule) -> int:
@@ -134,23 +137,25 @@ def _find_width(rule: CompiledRule) -> int:
 
 
 def _mark_concerned(
-    rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[tuple[str, ...], Sequence[int]]
+    rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[tuple[KeyPart, ...], Sequence[int]]
 ) -> DataFrame:
     """Marks the events of keys without alerts as deletions, which move the watermark but do not count.
 
-    `groupings` has the trials by the fields of their keys. If a key has no fields or a float field, which has no exact
-    text, all events are judged.
+    `groupings` has the trials by their keys. If a key has no entries or a float, which has no exact text, all events are
+    judged.
     """
-    if any(not names or any(stream.fields[name].is_float for name in names) for names in groupings):
+    if any(not key or any(part.type.is_float for part in key) for key in groupings):
         return rows
     is_concerned = F.lit(False)
     entries = F.map_from_entries(F.from_json("key", _ENTRIES))
-    for at, (names, numbers) in enumerate(groupings.items()):
+    for at, (key, numbers) in enumerate(groupings.items()):
         own = last.where(_STANDS).where(F.col(TRIED).isin(*numbers))
         keys = own.select(
-            write_key(stream, {name: entries[F.lit(name)] for name in names}).alias(f"{_KEY}{at}")
+            write_key(key, {part.name: entries[F.lit(part.name)] for part in key}).alias(f"{_KEY}{at}")
         ).distinct()
-        rows = rows.withColumn(f"{_KEY}{at}", write_key(stream, {name: F.col(f"`{name}`") for name in names}))
+        given = [F.col(quote_name(name)) for name in rows.columns]
+        own_key = write_key(key, list_values(key)).alias(f"{_KEY}{at}")
+        rows = add_texts(rows, stream, key).select(*given, own_key)
         rows = rows.join(keys.withColumn(f"{_IS_CONCERNED}{at}", F.lit(True)), f"{_KEY}{at}", "left")
         is_concerned = is_concerned | F.col(f"{_IS_CONCERNED}{at}").isNotNull()
     return rows.withColumn("_change_type", F.when(is_concerned, F.col("_change_type")).otherwise("delete"))

@@ -19,6 +19,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import DAY_US
 from lookback.spark.checkpoints.histories import name_part
+from lookback.spark.explaining.keys import add_texts, list_values
 from lookback.spark.following.warmups import Request
 from lookback.spark.platform.session import is_connect, open_own_session
 from lookback.spark.replay.history import History
@@ -103,7 +104,8 @@ def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history
 
 def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, settled: int, gap: int) -> DataFrame:
     """Finds the keys without a gap from `begin` to `settled` but with later events. `rows` starts at `begin`."""
-    keys, time = rule.group_by, F.unix_micros(F.col(stream.event_time))
+    rows, time = add_texts(rows, stream, rule.key), F.unix_micros(F.col(stream.event_time))
+    keys = [column.alias(name) for name, column in list_values(rule.key).items()]
     # The last event before `begin` is unknown, so assume that it came right at `begin`.
     before = F.coalesce(F.lag(time).over(Window.partitionBy(*keys).orderBy(time)), F.lit(begin))
     gaps = rows.where(F.col("_change_type") == "insert").select(*keys, time.alias(_TIME), before.alias(_BEFORE))
