@@ -580,6 +580,11 @@ REGRESSIONS: list[dict[str, Any]] = [
         ],
         stream="narrow",
     ),
+    regression(
+        "an event rule shows the keys of its events on whatever shard their ids are",
+        [{"group_by": ["k"], "when": "n >= 0", "message": "{k}"}, {"group_by": [{"p": "upper(k)"}], "when": "p <> 'Q'", "message": "{p}"}],
+        [{"id": name, "at": at, "arrival": 1 + at // 4, "k": name} for at, name in enumerate("qwertyuiopas")],
+    ) | {"shards": 3},
 ]  # fmt: skip
 
 

@@ -648,7 +648,10 @@ class _Event(_Kind):
         """The values of the key, of which some may have an error."""
         fields, columns = self.oracle.stream.fields, self.oracle.columns(event)
         listed = zip(self.named, self.compiled.group_by, strict=True)
-        return {name: self.oracle.expression(sql).evaluate(columns, 1) for name, sql in listed if sql not in fields}
+        return {
+            name: columns[sql] if sql in fields else self.oracle.expression(sql).evaluate(columns, 1)
+            for name, sql in listed
+        }
 
     def take(self, event: OracleEvent, watermark: int) -> str | None:
         if event.time < watermark - self.lateness:

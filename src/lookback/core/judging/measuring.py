@@ -133,7 +133,7 @@ class Measuring:
     ) -> None:
         self.state, self.events, self.watermarks = state, events, watermarks
         self._shard, self._shards, self._uses_state = shard, shards, uses_state
-        self._groupings: dict[tuple[str, ...], Grouping] = {}
+        self._groupings: dict[tuple[tuple[str, ...], tuple[str, ...]], Grouping] = {}
         self._in_time: dict[int, Mask] = {}
         self._listed: dict[tuple[tuple[str, ...], int], Int64s] = {}
         # The arrays in these caches are as long as the batch. Small caches suffice: rules with the same grouping, and
@@ -155,14 +155,14 @@ class Measuring:
         events, watermarks = self.events.take(positions), self.watermarks[positions]
         return Measuring(self.state, events, watermarks, self._shard, self._shards, uses_state=False)
 
-    def group_events(self, group_by: tuple[str, ...]) -> Grouping:
-        """Groups the events by one grouping set."""
-        if group_by not in self._groupings:
+    def group_events(self, group_by: tuple[str, ...], routed_by: tuple[str, ...] | None = None) -> Grouping:
+        """Groups this shard's events by one grouping set; `routed_by` decides which these are, if another one does."""
+        known_as = group_by, group_by if routed_by is None else routed_by
+        if known_as not in self._groupings:
             self.forget_searches()
-            keys = self.events.find_keys(group_by)
-            mine = keys.shard(self._shards) == self._shard
-            self._groupings[group_by] = Grouping(keys, self.events.times, mine)
-        return self._groupings[group_by]
+            mine = self.events.find_keys(known_as[1]).shard(self._shards) == self._shard
+            self._groupings[known_as] = Grouping(self.events.find_keys(group_by), self.events.times, mine)
+        return self._groupings[known_as]
 
     def forget_searches(self) -> None:
         """Drops the caches for measuring the windows of a grouping, except its rows, which must still be stored."""

@@ -168,7 +168,7 @@ class RuleRun:
     @cached_property
     def _keys(self) -> Grouping:
         """The events by the keys of alerts; other than `grouping` if events are routed by their ids."""
-        return self.measuring.group_events(self.rule.group_by)
+        return self.measuring.group_events(self.rule.group_by, self.rule.routed_by)
 
     def key_texts(self, at: int) -> dict[str, str | None]:
         """Returns the texts of an event's key."""

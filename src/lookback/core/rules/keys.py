@@ -154,12 +154,13 @@ def bind_key(
                 part = KeyPart(name, name, stream.fields[name], frozenset({name}))
         else:
             here, owners = f"{place}[{at}].{entry.name}", {**taken, **dict.fromkeys(fields, "a field of the stream")}
-            if owner := owners.get(entry.name.lower()):
-                found.append(f"{entry.name!r} is {owner}; choose another name")
             try:
                 part = _bind_expression(entry, stream)
             except ExpressionError as error:
                 found += error.problems
+            if owner := owners.get(entry.name.lower()):
+                found.append(f"{entry.name!r} is {owner}; choose another name")
+                part = None
         if part is not None and part.column in parts:
             same = parts[part.column].name
             found.append(f"{same} and {part.name} have the same value in every event; leave one of them out")
