@@ -6,6 +6,7 @@ by the clock, the alerts that are still open return to the queue.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.core.errors import DurationError, ReviewError
+from lookback.core.errors import DurationError, ReviewError, RuleError
 from lookback.core.rules.document import read_document
 from lookback.core.rules.keys import list_entry_names
 from lookback.core.values.durations import parse_duration
@@ -205,7 +206,12 @@ def _find_subject(
 ) -> tuple[str | None, Mapping[str, str | None] | None]:
     """Finds the rule and key of a new snooze. Raises ReviewError."""
     if subject == ANY_RULE:
-        _check_fields(key, {name for stream in streams.values() for name in stream.fields}, "any declared stream")
+        known = {name for stream in streams.values() for name in stream.fields}
+        if not set(key or ()) <= known:
+            for (text,) in tables.read("rules").where("rule_id <> '*'").select("document").distinct().collect():
+                with contextlib.suppress(RuleError):
+                    known |= set(list_entry_names(read_document(text).get("group_by")))
+        _check_fields(key, known, "any declared stream, nor of the group_by of any rule")
         return None, key
     documents = tables.read("rules").where(F.col("rule_id") == F.lit(subject))
     row = documents.orderBy(F.col("version").desc()).select("document").head()

@@ -27,6 +27,7 @@ from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations, Declared
+from lookback.core.streams.events import compile_key
 from lookback.core.values.columns import from_text, from_values, to_stored, to_text
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -61,8 +62,8 @@ class Seed:
 
     Attributes:
         high: Their highest event time.
-        raised: The role of a rule, the texts of a key, and the event time of the last alert that the rule raised for
-            that key, which may suppress later alerts.
+        raised: The role of a rule, the texts of a key by column (see `KeyPart`), and the event time of the last alert
+            that the rule raised for that key, which may suppress later alerts.
     """
 
     high: int
@@ -72,13 +73,12 @@ class Seed:
         """Writes the seed into a new state."""
         state.high = self.high
         for role, key, time in self.raised:
-            fields = sorted(key)
+            names, fields = sorted(key), tuple(stream.fields.items())
+            types = [stream.fields[name] if name in stream.fields else compile_key(name, fields).type for name in names]
             columns = [
-                from_values(stream.fields[name], [_read_stored(stream.fields[name], key[name])]) for name in fields
+                from_values(type_, [_read_stored(type_, key[name])]) for name, type_ in zip(names, types, strict=True)
             ]
-            encoded = encode_keys(columns, 1)
-            key_hash = encoded.pair(0)
-            state.tables.raised(role, fields).put(key_hash, time)
+            state.tables.raised(role, names).put(encode_keys(columns, 1).pair(0), time)
 
     def drop_known(self, state: ShardState, rows: Sequence[tuple[AlertOrder, Alert]]) -> list[tuple[AlertOrder, Alert]]:
         """Drops the alerts of windows that begin before the commits that are read; the tables already have them."""

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import DELETED, NO_CHANGES, Schedule, Seed
-from lookback.core.errors import SetupError
+from lookback.core.errors import RuleError, SetupError
+from lookback.core.rules.document import read_document
+from lookback.core.rules.keys import find_key
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declared
@@ -25,7 +27,7 @@ from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.history import choose_log_time
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
@@ -253,12 +255,38 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
         return None
     own = F.col("stream") == stream.name
     raised = tables.read("alerts").where(own & (F.col("arrival") < start) & (F.col("verdict") == "raised"))
-    by_key = raised.groupBy("rule_id", "mode", F.array_sort(F.map_entries("key")).alias("entries"))
-    last = by_key.agg(F.max_by(F.unix_micros("event_time"), F.struct("arrival", "event_time")).alias("at"))
-    listed = last.collect()
-    return Seed(
-        high, [(name_role(each["rule_id"], each["mode"]), dict(each["entries"]), each["at"]) for each in listed]
+    entries = F.array_sort(F.map_entries("key")).alias("entries")
+    last = raised.groupBy("rule_id", "mode", "rule_version", entries).agg(
+        F.max(F.struct("arrival", "event_time")).alias("last")
     )
+    rows = last.select("*", F.unix_micros("last.event_time").alias("at")).orderBy("last").collect()
+    columns = _find_key_columns(tables, stream, rows)
+    found: dict[tuple[str, frozenset[tuple[str, str | None]]], tuple[dict[str, str | None], int]] = {}
+    for row in rows:
+        known = columns.get((row["rule_id"], row["rule_version"]), {})
+        texts: dict[str, str | None] = dict(row["entries"])
+        # Versions with the same expressions share the key, whatever they call it.
+        key = {known.get(name, name): text for name, text in texts.items()}
+        if all(name in stream.fields or name in known.values() for name in key):
+            found[name_role(row["rule_id"], row["mode"]), frozenset(key.items())] = key, row["at"]
+    return Seed(high, [(role, key, at) for (role, _), (key, at) in found.items()])
+
+
+def _find_key_columns(tables: Tables, stream: Stream, alerts: Sequence[Row]) -> dict[tuple[str, int], dict[str, str]]:
+    """Finds the columns of keys by their names in alerts, for each version whose alerts name what is no field."""
+    versions = {
+        (row["rule_id"], row["rule_version"])
+        for row in alerts
+        if any(name not in stream.fields for name in dict(row["entries"]))
+    }
+    found = {}
+    if versions:
+        rows = tables.read("rules").where(F.col("rule_id").isin(sorted({rule_id for rule_id, _ in versions})))
+        for row in rows.select("rule_id", "version", "document").collect():
+            with suppress(RuleError):
+                key = find_key(read_document(row["document"]), stream)
+                found[row["rule_id"], row["version"]] = {part.name: part.column for part in key or ()}
+    return {version: columns for version, columns in found.items() if version in versions}
 
 
 def find_deletions(logged: Sequence[LogRow]) -> dict[str, int]:
