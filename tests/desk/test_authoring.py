@@ -209,6 +209,18 @@ def test_another_file_is_opened_at_the_desk(conf: Path):
     assert "has changed since it was opened" in desk.status
 
 
+def test_c12_5_the_desk_offers_the_expressions_of_a_key_with_the_fields(conf: Path):
+    desk = open_desk(conf, "network-tries-accounts")
+    group_by, entities = field(desk, "group-by"), field(desk, "entities")
+    assert (group_by.value, entities.value) == (("network",), ("network",))
+    for control in (group_by, entities):
+        assert any(name == "network" and "regexp_extract" in label for label, name in control.options)
+    group_by.value = ("network", "user_id")
+    assert desk.text.get("group_by")[0].keys() == {"network"}
+    assert desk.text.get("group_by")[1] == "user_id"
+    assert {problem.place for problem in desk.checked.problems} == {"tests[0]"}
+
+
 def test_values_of_a_document_are_text_everywhere(conf: Path):
     hostile = "<img src=x onerror=alert(1)>"
     desk = open_desk(conf)

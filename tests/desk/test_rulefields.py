@@ -160,3 +160,13 @@ def test_parameters_are_read_as_yaml_reads_them():
     assert rulefields.begin_parameter(text).get("parameters") == {"limit": "", "limit_2": 1}
     with pytest.raises(SetupError, match="a name may have letters"):
         rulefields.rename(text, ["parameters", "limit"], "1x")
+
+
+def test_c12_5_the_form_keeps_the_expressions_of_group_by() -> None:
+    text = RuleText.read(next(file for file in RULES if file.stem == "network-tries-accounts"))
+    (expression,) = text.document["group_by"]
+    assert rulefields.read_group_by(text.document) == expression
+    assert rulefields.put_group_by(text, ["network", "user_id"]).document["group_by"] == [expression, "user_id"]
+    assert rulefields.put_group_by(text, ["user_id"]).document["group_by"] == ["user_id"]
+    for wrong in ([{}], [{"a": "b", "c": "d"}], [{"a": 1}], [3], "ip"):
+        assert rulefields.read_group_by({"group_by": wrong}) is None

@@ -376,3 +376,25 @@ def test_c10_9_and_11_3_a_list_that_kept_an_event_out_of_a_step_is_named() -> No
     assert {name: [reason.name for reason in each.reasons] for name, each in found.items()}["c"] == ["sequence", "list"]
     assert found["c"].reasons[1].text == "If the list 'known' answered otherwise, it would fit step second."
     assert "raised" in {reason.name for reason in found["d"].reasons}
+
+
+def test_c12_5_an_explanation_shows_the_name_of_a_key_and_an_error_in_it() -> None:
+    document = {
+        **BASE,
+        "group_by": ["k", {"part": "cast(60 / (amount - 2) as int)"}],
+        "window": "20 seconds",
+        "measures": MEASURES,
+        "when": "n > 5",
+    }
+    given = [
+        {"id": f"e{at}", "at": f"2024-03-04T00:00:0{at}Z", "k": "x", "amount": amount, "arrival": at + 1}
+        for at, amount in enumerate(["3.00", "2.00", "4.00"])
+    ]
+    rule = compile_rule(document, STREAM)
+    events = read_events(given, STREAM, 1)[0].in_order_of_arrival()
+    highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
+    evidence = Evidence(rule, events, Clock(Declarations.of(STREAM), highs), [Activation(None, "r", rule)], [])
+    first, failed, _ = (explain_event_at(evidence, at, 3, Standing(1, "active"), {}, 0, []) for at in range(3))
+    assert (first.key, first.is_seen, first.where) == ({"k": "x", "part": "60"}, True, ())
+    (part,) = failed.where
+    assert (failed.is_seen, failed.reasons[0].name, part.text) == (False, "error", f"part: {rule.key[0].sql}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lookback.core.engine.schedule import Seed
 from lookback.core.errors import RuleError
 from lookback.core.rules.account import Account
 from lookback.core.rules.compiling import compile_rule
@@ -14,8 +15,11 @@ from lookback.core.rules.coverage import find_coverage
 from lookback.core.rules.gate import hash_document
 from lookback.core.rules.keys import KeyPart, find_key, list_entry_names
 from lookback.core.rules.remarks import find_remarks
+from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.wording import describe_rule
+from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.events import read_events
 from lookback.testing.harness import Harness, replay
 from lookback.testing.rule_tests import run_rule_tests
 
@@ -195,3 +199,15 @@ def test_the_key_of_a_document_is_found_without_the_rest_of_it() -> None:
     assert find_key({"group_by": ["gone"]}, STREAM) is None
     assert find_key({"group_by": [{"a": ""}]}, STREAM) is None
     assert find_key({}, STREAM) == ()
+
+
+def test_what_an_alert_suppressed_before_a_rebuild_it_suppresses_afterwards() -> None:
+    rule = {**RULE, "group_by": [DOMAIN, "ip"], "suppress": "1 hour"}
+    compiled = compile_rule(rule, STREAM)
+    state = ShardState(RuleBook(STREAM, {STREAM.name: STREAM}))
+    key = dict(zip(compiled.group_by, (None if name == "ip" else "a.de" for name in compiled.group_by), strict=True))
+    Seed(100, [("many", key, 90)]).apply_to(state, STREAM)
+    events, _ = read_events([row(1, "Ann@A.de"), row(2, "bob@b.de")], STREAM, 1)
+    keys = events.find_keys(compiled.group_by)
+    table = state.tables.raised("many", compiled.group_by)
+    assert [table.get(keys.pair(at)) for at in range(2)] == [90, None]

@@ -17,7 +17,7 @@ from lookback.core.explaining.evidence import NOT_DELETED, Evidence
 from lookback.core.explaining.explanation import explain_alert, find_clean_start, list_last_rows
 from lookback.core.explaining.progress import Progress, find_progress
 from lookback.core.explaining.tracing import TracedRow, replay
-from lookback.core.expressions.compiling import Expression, add_memberships, split_condition
+from lookback.core.expressions.compiling import Expression, add_memberships, recompile, split_condition
 from lookback.core.judging.lateness import find_in_time
 from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.values.columns import Column, from_values, to_stored, to_text, to_texts
@@ -61,7 +61,7 @@ def explain_event_at(
         event=texts,
         key={part.name: to_text(events.key_column(part.column).item(at)) for part in rule.key},
         is_seen=bool(evidence.is_wanted[at]),
-        where=tuple(_judge_parts(rule.where, one)),
+        where=tuple(_judge_where(evidence, one)),
         alerts=tuple(alerts),
     )
     if found.is_seen:
@@ -170,6 +170,16 @@ def _judge_row(evidence: Evidence, one: Mapping[str, Column], row: TracedRow) ->
     return JudgedWindow(
         alert.window_start, alert.window_end, True, alert.window_complete, to_texts(values), parts, commit
     )
+
+
+def _judge_where(evidence: Evidence, one: Mapping[str, Column]) -> Iterator[Part]:
+    """Judges the parts of `where`; what guards an entry of the key is shown as that entry, and only if it has an error."""
+    guarded = [part for part in evidence.rule.key if part.guard]
+    guards = {recompile(part.guard, evidence.stream.fields).sql: part for part in guarded}
+    for judged in _judge_parts(evidence.rule.where, one):
+        entry = guards.get(judged.text)
+        if entry is None or judged.has_error:
+            yield judged if entry is None else replace(judged, text=f"{entry.name}: {entry.sql}")
 
 
 def _judge_parts(condition: Expression | None, columns: Mapping[str, Column]) -> Iterator[Part]:
