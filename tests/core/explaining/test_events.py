@@ -381,7 +381,7 @@ def test_c10_9_and_11_3_a_list_that_kept_an_event_out_of_a_step_is_named() -> No
 def test_c12_5_an_explanation_shows_the_name_of_a_key_and_an_error_in_it() -> None:
     document = {
         **BASE,
-        "group_by": ["k", {"part": "cast(60 / (amount - 2) as int)"}],
+        "group_by": ["k", {"part": "cast(60 / (amount - 2) as bigint)"}],
         "window": "20 seconds",
         "measures": MEASURES,
         "when": "n > 5",
