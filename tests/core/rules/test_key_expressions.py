@@ -82,6 +82,33 @@ def test_c12_5_equal_expressions_share_features_and_a_bare_field_is_the_field() 
     assert harness.state_rows() == len(ROWS)
 
 
+def test_c12_5_a_field_with_a_word_of_sql_as_its_name_is_that_field_too() -> None:
+    fields = {"id": "int", "at": "timestamp", "Order": "string", "null": "int"}
+    stream = Stream.from_dict({"stream": "logins", "event_id": "id", "event_time": "at", "fields": fields})
+    document = {"rule_id": "r", "stream": "logins", "when": "id > 0", "suppress": "1 hour"}
+    one, other = (
+        compile_rule({**document, "group_by": group_by}, stream)
+        for group_by in (["order", "null"], [{"a": "`ORDER`"}, {"b": "`null`"}])
+    )
+    assert one.group_by == other.group_by == other.routed_by == ("Order", "null")
+    (alert,) = replay(
+        [{**document, "group_by": [{"b": "`null`"}], "when": "b = 3"}],
+        [{"id": 1, "at": "2026-03-01T10:00:00Z", "null": 3}, {"id": 2, "at": "2026-03-01T10:00:00Z", "null": 4}],
+        stream,
+    ).alerts
+    assert dict(alert.key) == {"b": "3"}
+
+
+def test_the_key_of_an_event_is_null_where_the_expression_has_an_error_or_leaves_the_calendar() -> None:
+    events, _ = read_events([row(1, "a", n=0), row(2, "a", n=3)], STREAM, 1)
+    for sql, value in (("60 div n", 20), ("cast(60 div n as string)", "20"), ("d / 0", None), ("d * -1", None)):
+        assert events.key_column(sql).to_list() == [None, value]
+    beyond = events.key_column("case when n = 0 then at + interval 2932897 days else at end").to_list()
+    assert (beyond[0], beyond[1].year) == (None, 2026)
+    zeros, _ = read_events([row(1, "a", d=0.0)], STREAM, 1)
+    assert str(zeros.key_column("d * -1").item(0)) == "0.0"
+
+
 def test_c12_5_null_is_a_value_and_the_order_of_entries_makes_no_difference() -> None:
     entries: list[Any] = [DOMAIN, "ip"]
     rows = [row(1, None, ip="a"), row(2, None, 1, ip="a"), row(3, "x@a.de", 2, ip="a"), row(4, "X@A.DE", 3, ip=None)]
