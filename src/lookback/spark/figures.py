@@ -206,7 +206,7 @@ class RuleFigures:
             F.col(stream.event_id).cast("string").alias("event_id"),
             F.col(stream.event_time).alias("event_time"),
             value.alias("value"),
-            F.struct(*stream.fields).alias("event"),
+            F.struct(*stream.table_columns).alias("event"),
         )
         rows = rows.where(self._period.holds("event_time")).dropDuplicates(["event_id"])
         rows = rows.withColumn("day", _find_day("event_time"))

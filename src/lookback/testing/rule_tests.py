@@ -100,9 +100,19 @@ def _with_parameters(rule: Rule, test: Mapping[str, Any]) -> Mapping[str, Any]:
 def _find_unknown_fields(rows: Sequence[Mapping[str, Any]], stream: Stream) -> Iterator[str]:
     known = (*stream.fields, *_EXTRA_COLUMNS)
     for number, row in enumerate(rows, 1):
-        for name in row:
+        for name in _list_names(row, stream):
             if name not in known:
                 yield f"row {number}: stream {stream.name!r} has no field {quote_value(name)}; {_suggest_name(name, known)}"
+
+
+def _list_names(row: Mapping[str, Any], stream: Stream, above: str = "") -> Iterator[str]:
+    """Lists the names of a row's values; those in a struct have dots."""
+    for name in row:
+        whole = f"{above}{name}"
+        if not any(field.startswith(f"{whole}.") for field in stream.fields):
+            yield whole
+        elif isinstance(row[name], Mapping):
+            yield from _list_names(row[name], stream, f"{whole}.")
 
 
 def _find_wrong_expectations(expected: Sequence[Mapping[str, Any]], rule: CompiledRule) -> Iterator[str]:

@@ -116,7 +116,7 @@ class Binder:
         beside_text = any(node.fields and node.type in (STRING, DATE, TIMESTAMP) for node in bound)
         for tree, wrong in zip(trees, unknown, strict=True):
             if wrong:
-                self._report(explain_unknown_field(_column_name(tree), self._schema, beside_text=beside_text))
+                self._report(explain_unknown_field(unwrap(tree).name, self._schema, beside_text=beside_text))
         if len(bound) < len(nodes):
             raise _OperandProblems
         return bound
@@ -125,7 +125,7 @@ class Binder:
         """Returns whether the tree is a name that is not in the schema."""
         if not isinstance(unwrap(tree), exp.Column):
             return False
-        name = _column_name(tree).lower()
+        name = unwrap(tree).name.lower()
         return name not in self._names and not (self._variable and name == self._variable[0].lower())
 
     def _report(self, message: str) -> None:
@@ -140,7 +140,7 @@ class Binder:
         return self._variable[1]
 
     def _bind_column(self, tree: exp.Expr) -> Node:
-        name = _column_name(tree)
+        name = tree.name
         if self._variable and name.lower() == self._variable[0].lower():
             # The parser finds variables by their exact spelling.
             return self._variable[1]
@@ -447,11 +447,6 @@ def _read_cast_type(tree: exp.Expr) -> DataType:
     return type_
 
 
-def _column_name(tree: exp.Expr) -> str:
-    """Returns the full name of a column, with dots."""
-    return ".".join(str(part.name) for part in unwrap(tree).parts)  # type: ignore[attr-defined]
-
-
 _SYMBOLS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
     exp.NEQ: "!=",
@@ -471,7 +466,7 @@ _SYMBOLS: dict[type[exp.Expr], str] = {
 
 # The allow-list: class of syntax node -> (its handler, the arguments it may have).
 _NODES: dict[type[exp.Expr], tuple[_Handler, str]] = {
-    exp.Column: (Binder._bind_column, "this table db catalog"),
+    exp.Column: (Binder._bind_column, "this"),
     exp.Identifier: (Binder._bind_variable, "this quoted"),
     exp.Literal: (Binder._bind_literal, "this is_string"),
     exp.Boolean: (lambda _, tree: make_constant(BOOLEAN, bool(tree.this), "true" if tree.this else "false"), "this"),

@@ -352,16 +352,16 @@ def _find_containments(sql: str, schema: tuple[tuple[str, DataType], ...]) -> Se
         call = tree if is_wanted else unwrap(tree.this)
         if isinstance(call, exp.Anonymous) and str(call.name).lower() == "array_contains":
             array, value = unwrap(call.expressions[0]), compile_tree(call.expressions[1], dict(schema))
-            if not isinstance(array, exp.Column) or len(array.parts) < 2:
+            if not isinstance(array, exp.Column) or "." not in array.name:
                 continue
             if not any("." in name for name in value.fields):
-                found.append(Containment(".".join(part.name for part in array.parts), value, is_wanted))
+                found.append(Containment(array.name, value, is_wanted))
     return found
 
 
 def find_names(text: str) -> list[str]:
     """Returns the names that a text reads, as written; dotted names in full. Raises ExpressionError."""
-    return [".".join(part.name for part in column.parts) for column in parse(text).find_all(exp.Column)]
+    return [column.name for column in parse(text).find_all(exp.Column)]
 
 
 def find_rising(text: str) -> dict[str, int] | None:
@@ -394,7 +394,7 @@ def find_rising(text: str) -> dict[str, int] | None:
         else:
             return None
         is_number = isinstance(number, exp.Literal) and not number.is_string
-        if not is_number or not isinstance(name, exp.Column) or len(name.parts) != 1:
+        if not is_number or not isinstance(name, exp.Column):
             return None
         whole = number.name.partition(".")[0]
         limit = int(whole) if whole.isdigit() and len(whole) <= _EXACT_DIGITS else 0
@@ -414,7 +414,7 @@ def find_items(condition: Expression) -> Mapping[str, frozenset[int] | None]:
 def _find_items(text: str) -> Mapping[str, frozenset[int] | None]:
     found: dict[str, frozenset[int] | None] = {}
     for column in parse(text, CANONICAL).find_all(exp.Column):
-        name, call = ".".join(part.name for part in column.parts), column.parent
+        name, call = column.name, column.parent
         is_item = isinstance(call, exp.Anonymous) and str(call.name).lower() == "element_at"
         index = unwrap(call.expressions[-1]) if is_item and call is not None else column
         number = index.this if isinstance(index, exp.Neg) else index

@@ -68,6 +68,8 @@ def _explain_no_field(name: str, schema: Mapping[str, DataType]) -> str:
         return f"{name}: numbers take no suffix here; write cast({number} as {_SUFFIX_TYPES[suffix.upper()]})"
     if name.lower() in _CLOCKS:
         return explain_no_function(name.lower())
+    if part := next((known for known in schema if known.lower().startswith(f"{name.lower()}.")), None):
+        return f"{name} is a struct; read a part of it, such as {part}"
     if hint := suggest(name, schema, ""):
         return f"unknown field {name!r}; {hint}"
     lowered = {known.lower(): known for known in schema}

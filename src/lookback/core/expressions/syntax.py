@@ -87,12 +87,35 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> exp.Expr:
         raise ExpressionError([_explain_depth(most)]) from None
     if len(trees) != 1 or trees[0] is None:
         raise ExpressionError(["write one expression, without a semicolon"])
-    tree = trees[0]
+    tree = _join_names(trees[0])
     _check_levels(tree, limits.expression_levels)
     problems = list(_find_ambiguities(tree))
     if problems:
         raise ExpressionError(problems)
     return tree
+
+
+def _join_names(tree: exp.Expr) -> exp.Expr:
+    """Makes each name with dots one identifier. sqlglot divides it: the last of five parts is a field of a column."""
+    for node in list(tree.find_all(exp.Dot, exp.Column)):
+        name = _read_name(node)
+        if name is None or "." not in name:
+            continue
+        joined = exp.Column(this=exp.Identifier(this=name, quoted=False))
+        if node is tree:
+            return joined
+        node.replace(joined)
+    return tree
+
+
+def _read_name(tree: exp.Expr) -> str | None:
+    """Returns the full name of a column, with dots; None for anything else."""
+    if isinstance(tree, exp.Column):
+        return ".".join(str(part.name) for part in tree.parts)
+    if isinstance(tree, exp.Dot) and isinstance(tree.expression, exp.Identifier):
+        before = _read_name(tree.this)
+        return None if before is None else f"{before}.{tree.expression.name}"
+    return None
 
 
 def _explain_depth(most: int) -> str:
@@ -312,16 +335,11 @@ _CONTEXTS = (
     "f(1) filter (where {0})",
 )
 _WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-# sqlglot reads a name with more parts as a field of a field.
-_MAX_PARTS = 4
 
 
 def name_as_sql(name: str) -> str:
     """Writes a field name as SQL, in backticks if it would otherwise be read as something else."""
-    parts = name.split(".")
-    if len(parts) > _MAX_PARTS:
-        return quote_identifier(name)
-    return ".".join(part if is_bare_name(part) else quote_identifier(part) for part in parts)
+    return ".".join(part if is_bare_name(part) else quote_identifier(part) for part in name.split("."))
 
 
 @functools.lru_cache(maxsize=4_096)

@@ -230,7 +230,7 @@ def _read_subject(node: exp.Expr) -> tuple[str, bool]:
     node, is_lower = unwrap(node), False
     if isinstance(node, exp.Anonymous) and str(node.name).lower() == "lower":
         node, is_lower = unwrap(node.expressions[0]), True
-    return (node.name, is_lower) if isinstance(node, exp.Column) and len(node.parts) == 1 else ("", False)
+    return (node.name, is_lower) if isinstance(node, exp.Column) else ("", False)
 
 
 def _rate(clause: Clause) -> tuple[int, int]:

@@ -68,7 +68,9 @@ class SequenceRun:
         self.floor = NEVER if floor is None else floor
         self.complete_from, self.resets = rule_run.complete_from, rule_run.spec.reset_on_alert
         self.alerting: Mask = np.zeros(len(rule_run.events), dtype=bool)
-        self.step_names = sorted(name for name in rule_run.rule.message_names if "." in name)
+        self.step_names = sorted(
+            name for name in rule_run.rule.message_names if self.steps.compiled.split_name(name)[0]
+        )
         self.field_names = sorted(rule_run.rule.shown_names & set(rule_run.stream.fields))
 
 

@@ -274,7 +274,7 @@ class MatchSearch:
         able, before = self._able[number], number - 1
         is_open = ends is None and self._is_own[before]
         ranks = np.searchsorted(self._able[before], able)
-        for each in _find_linked(condition):
+        for each in self._find_linked(condition):
             own = self._evaluate_rows(number, each.left)
             if is_open and each.left.type.is_integer and self._is_count(each.right, before):
                 # The step before took the rows from its first one in the match up to this row.
@@ -296,8 +296,8 @@ class MatchSearch:
                 is_true = Column(BOOLEAN, Compared(each.symbol, own, others).is_true())
                 compared.append(Compared("=", is_true, Column(BOOLEAN, np.ones(len(matches.limit), dtype=bool))))
         for contains in find_containments(condition) if is_open else ():
-            step, _, name = contains.array.partition(".")
-            if self._steps.numbers[step] == before:
+            step, name = self._split(contains.array)
+            if step == before:
                 values, wanted = self._read_column(name, before), self._evaluate_rows(number, contains.value)
                 place = Occurrences(values, wanted).find_last_before(ranks)
                 symbol, first = ">=" if contains.is_wanted else "<", Column(BIGINT, matches.first[before])
@@ -308,14 +308,29 @@ class MatchSearch:
         """Lists the arrays that must contain, or must not contain, a value of a row that ends a match."""
         last, contained = self._steps.last, list[Contained]()
         for each in find_containments(self._steps.steps[last].condition):
-            before, _, name = each.array.partition(".")
-            number = self._steps.numbers[before]
+            number, name = self._split(each.array)
             # Beginnings ascend from match to match, and each step took adjacent rows.
-            if all(self._is_own[: number + 1]):
+            if number is not None and all(self._is_own[: number + 1]):
                 end = np.searchsorted(self._able[number], self._find_ends(matches, number, ends, None))
                 values, others = self._read_column(name, number), self._evaluate_rows(last, each.value).take(own)
                 contained.append(Contained(each.is_wanted, matches.first[number], end, values, others))
         return contained
+
+    def _find_linked(self, condition: Expression) -> Sequence[Comparison]:
+        """Finds the comparisons of the event with earlier steps in a condition; the left side of each is the event."""
+        both = [side for each in find_comparisons(condition) for side in (each, each.turn())]
+
+        def is_earlier(part: Expression) -> list[bool]:
+            return [self._split(name)[0] is not None for name in part.fields]
+
+        return [
+            each for each in both if any(own := is_earlier(each.right)) and all(own) and not any(is_earlier(each.left))
+        ]
+
+    def _split(self, name: str) -> tuple[int | None, str]:
+        """Splits a name in a condition into the number of the earlier step, None for the event itself, and the field."""
+        before, field = self._steps.compiled.split_name(name)
+        return (self._steps.numbers[before] if before else None), field
 
     def _is_count(self, part: Expression, before: int) -> bool:
         """Returns whether an expression is the number of rows that a step took."""
@@ -326,7 +341,7 @@ class MatchSearch:
 
     def _reads(self, part: Expression, step: int) -> bool:
         """Returns whether an expression reads this earlier step and no other one."""
-        return all(name.partition(".")[0] == self._specs[step].name for name in part.fields)
+        return all(self._split(name)[0] == step for name in part.fields)
 
     def _reads_last(self, part: Expression, before: int) -> bool:
         """Returns whether an expression only reads the last rows of a step, which it has taken in any match."""
@@ -337,7 +352,9 @@ class MatchSearch:
     def _is_settled(self, part: Expression, number: int, *, is_closed: bool) -> bool:
         """Returns whether an expression of earlier steps has one value in each match, whatever rows these still take."""
         for name, items in find_items(part).items():
-            step = self._steps.numbers[name.partition(".")[0]]
+            step, _ = self._split(name)
+            if step is None:
+                return False
             known = 1
             if self._is_own[step]:
                 known = self._specs[step].at_least
@@ -373,12 +390,11 @@ class MatchSearch:
         """
         condition, columns = part or self._steps.steps[number].condition, dict[str, Column]()
         for name in condition.fields:
-            before, _, field = name.partition(".")
-            if not field:
+            step, field = self._split(name)
+            if step is None:
                 assert places is not None
                 columns[name] = self._read_column(name, number).take(places)
                 continue
-            step = self._steps.numbers[before]
             end: Int64s = np.searchsorted(self._able[step], self._find_ends(matches, step, ends, at, number))
             if self._is_own[step] or find_items(condition).get(name) == frozenset({1}):
                 begin = matches.first[step][at]
@@ -456,15 +472,3 @@ class MatchSearch:
         if values is None:
             values = self._arrays[field, step] = Array(self._rows.read(field, self._able[step]))
         return values
-
-
-def _find_linked(condition: Expression) -> Sequence[Comparison]:
-    """Finds the comparisons of the event with earlier steps in a condition; the left side of each is the event."""
-    both = [side for each in find_comparisons(condition) for side in (each, each.turn())]
-    return [
-        each
-        for each in both
-        if each.right.fields
-        and all("." in name for name in each.right.fields)
-        and not any("." in name for name in each.left.fields)
-    ]

@@ -101,8 +101,8 @@ class Steps:
         """Evaluates a condition for rows, each with the rows that the earlier steps took."""
         columns = {}
         for name in step.condition.fields:
-            before, _, own = name.partition(".")
-            if not own:
+            before, own = self.compiled.split_name(name)
+            if not before:
                 columns[name] = self.make_column(name, lambda each: [row.values[self._kept[each]] for row, _ in seen])
                 continue
             of_step = [taken[self.numbers[before]] for _, taken in seen]
@@ -130,10 +130,10 @@ class Steps:
         """Returns the values of names in a message: fields of the row, or arrays and counts of the steps' rows."""
         values: dict[str, Any] = {}
         for name in names:
-            before, _, own = name.partition(".")
-            if own == COUNT:
+            before, own = self.compiled.split_name(name)
+            if before and own == COUNT:
                 values[name] = len(taken[self.numbers[before]])
-            elif own:
+            elif before:
                 at, type_ = self._kept[own], array(self.fields[own])
                 values[name] = to_python(type_, [each.values[at] for each in taken[self.numbers[before]]])
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cached_property
@@ -140,6 +140,12 @@ class CompiledStep:
     own: bool  # whether the gate is the whole condition
 
 
+def split_step_name(name: str, steps: Collection[str]) -> tuple[str, str]:
+    """Splits a name as `CompiledSequence.split_name` does. A part of a struct has dots too: `process.name`."""
+    step, _, field = name.partition(".")
+    return (step, field) if step in steps else ("", name)
+
+
 @dataclass(frozen=True)
 class CompiledSequence:
     """A sequence bound to its stream."""
@@ -154,6 +160,10 @@ class CompiledSequence:
     def conditions(self) -> list[CompiledStep]:
         """All steps, the absent one included."""
         return [*self.steps, self.absent] if self.absent else list(self.steps)
+
+    def split_name(self, name: str) -> tuple[str, str]:
+        """Splits a name such as `failures.ip` into the step and the field; the step is "" for a field of the event."""
+        return split_step_name(name, [each.step.name for each in self.steps])
 
 
 @dataclass(frozen=True)

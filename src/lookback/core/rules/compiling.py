@@ -26,6 +26,7 @@ from lookback.core.rules.compiled import (
     Feature,
     digest,
     name_owner,
+    split_step_name,
 )
 from lookback.core.rules.document import Rule, read_rule
 from lookback.core.rules.keys import KeyPart, add_guards, bind_key, explain_unknown_field
@@ -67,6 +68,7 @@ class _Binder:
     def __init__(self, rule: Rule, stream: Stream, problems: list[Problem], lane: int) -> None:
         self._rule, self._stream, self._problems, self._lane = rule, stream, problems, lane
         self._names = {name.lower(): name for name in stream.fields}
+        self._roots = {name.partition(".")[0] for name in self._names}
         self._entities: tuple[str, ...] = ()
 
     def bind(self) -> CompiledRule | None:
@@ -243,7 +245,7 @@ class _Binder:
         steps = []
         for at, step in enumerate(spec.steps):
             place = f"sequence.steps[{at}]"
-            if step.name.lower() in self._names:
+            if step.name.lower() in self._roots:
                 self._add_problem(f"{place}.name", f"{step.name!r} is a field of the stream; choose another name")
             compiled = self._bind_step(
                 step, spec.steps[:at], spec.steps[at:], f"{place}.{'absent' if step.absent else 'where'}"
@@ -253,13 +255,14 @@ class _Binder:
         absent = steps.pop() if steps and steps[-1].step.absent else None
         dotted = {name for step in [*steps, *([absent] if absent else [])] for name in step.condition.fields}
         dotted |= set(PLACEHOLDER.findall(self._rule.message))
-        kept = {name.partition(".")[2] for name in dotted if "." in name}
+        step_names = [step.step.name for step in steps]
+        kept = {field for step, field in (split_step_name(name, step_names) for name in dotted) if step}
         looked_up = set[str]()
         for compiled in [*steps, *([absent] if absent else [])]:
             if not compiled.own:
                 calls = [each for each in compiled.condition.memberships if each.name in compiled.condition.fields]
                 looked_up |= {name for call in calls for name in (call.name, call.error_name) if name}
-                kept |= {name for name in compiled.condition.fields if "." not in name}
+                kept |= {name for name in compiled.condition.fields if not split_step_name(name, step_names)[0]}
         if absent is not None:
             kept |= {self._names.get(entry.name.lower(), entry.name) for entry in self._rule.group_by}
             kept |= {*self._entities, *PLACEHOLDER.findall(self._rule.message)}
@@ -304,7 +307,7 @@ class _Binder:
             seen = [step.name for step in before if step.name.lower() == owner]
             unseen = [step.name for step in rest if step.name.lower() == owner and not seen]
             known = len(self._problems)
-            if owner in self._names:
+            if owner in self._roots:
                 continue
             if unseen and place == "sequence.until":
                 self._add_problem(place, f"{name} is of step {unseen[0]!r}; `until` can read only the event's fields")

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, Strict
 
 from lookback.core.errors import Problem, StreamError
 from lookback.core.streams import alerts, metrics
-from lookback.core.streams.fields import POSITION, FieldTypes, find_undeclared, parse_fields, texts_by_field
+from lookback.core.streams.fields import (
+    POSITION,
+    FieldTypes,
+    find_undeclared,
+    nest_fields,
+    parse_fields,
+    texts_by_field,
+)
 from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
 from lookback.core.values.durations import format_duration, parse_duration
@@ -23,6 +31,9 @@ from lookback.core.values.types import BIGINT, DataType
 # A table that Lookback does not write is declared by its path or as catalog.schema.table.
 _PATH = re.compile(r"/[^\0]*[^/\0]|dbfs:/.+|[a-z][a-z0-9]*://.+", re.ASCII)
 _TABLE = re.compile(r"\w[\w-]{0,254}(\.\w[\w-]{0,254}){2}")
+# A column of such a table, or a part of a struct in it.
+_COLUMN = re.compile(r"([A-Za-z_]\w*|`[^`]+`)(\.([A-Za-z_]\w*|`[^`]+`))*", re.ASCII)
+_PART = re.compile(r"`([^`]+)`|([^`.]+)")
 # Tables and views of Lookback, whose names a stream must not take.
 RESERVED_TABLES = frozenset(
     {
@@ -103,9 +114,10 @@ Count = Annotated[int, PlainValidator(_read_count)]
 class Stream:
     """A checked stream declaration; durations are in microseconds.
 
-    name: also the name of the events table. fields: the declared columns in order, name -> type; fields of look-ups
-    come last. columns: field -> SQL expression over the source's columns, used only by ingest. comments: field -> its
-    description, for readers of the table. An event is late if its time is below the watermark, which is the highest
+    name: also the name of the events table. fields: the declared fields in order, name -> type; fields of look-ups
+    come last, and each part of a struct is a field, such as `process.name`. columns: field -> SQL expression over the
+    source's columns, used by ingest; with `table`: field -> column of that table, or part of a struct in it. comments:
+    column -> its description, for readers of the table. An event is late if its time is below the watermark, which is the highest
     event time of all earlier commits minus max_out_of_orderness. shards: the number of parts into which the keys of a
     new checkpoint are divided; None: the evaluation decides. table: the path, or catalog.schema.table, of a Delta table
     of events that other systems write; empty: Lookback's own table, which ingest fills. order_by: the fields that order
@@ -140,6 +152,29 @@ class Stream:
         """The fields that come from the source of events, not from look-ups."""
         brought = {name for lookup in self.lookups for name in lookup.brings}
         return {name: type_ for name, type_ in self.fields.items() if name not in brought}
+
+    @property
+    def own_columns(self) -> dict[str, str]:
+        """The columns that hold the fields of the source: name -> Spark type. A struct is one column."""
+        return nest_fields(self.own_fields)
+
+    @property
+    def table_columns(self) -> dict[str, str]:
+        """The columns that hold the fields, in order: name -> Spark type. A struct is one column."""
+        return nest_fields(self.fields)
+
+    def find_origin(self, name: str) -> tuple[str | None, list[str]]:
+        """Finds what a field is read from: the text in `columns`, if any, and the names below it, or from a column on."""
+        parts = name.split(".")
+        for count in range(len(parts), 0, -1):
+            if text := self.columns.get(".".join(parts[:count])):
+                return text, parts[count:]
+        return None, parts
+
+    def find_path(self, name: str) -> list[str]:
+        """Finds the column of the events table that holds a field, and the names of the parts below it."""
+        text, below = self.find_origin(name) if self.table else (None, name.split("."))
+        return [*(quoted or bare for quoted, bare in _PART.findall(text or "")), *below]
 
     @property
     def order_columns(self) -> dict[str, DataType]:
@@ -181,7 +216,7 @@ class Stream:
         declared = document.get("fields")
         own = parse_fields(declared)
         # A field with an invalid type counts as declared, so that only its type is reported.
-        names = set(declared) if isinstance(declared, Mapping) else set()
+        names = {*declared, *own.types} if isinstance(declared, Mapping) else set()
         lookups = parse_lookups(document.get("lookups"), own, names)
         fields = own._replace(types={**own.types, **lookups.fields})
         problems = [*lookups.problems, *_find_contradictions(document, own.types, names, fields.types)]
@@ -193,7 +228,7 @@ class Stream:
     def to_dict(self) -> dict[str, Any]:
         """Returns the document with all defaults; `from_dict` reads it back as an equal stream."""
         document: dict[str, Any] = {"stream": self.name, "event_id": self.event_id, "event_time": self.event_time}
-        document["fields"] = {name: str(type_) for name, type_ in self.own_fields.items()}
+        document["fields"] = self.own_columns
         document["columns"], document["comments"] = dict(self.columns), dict(self.comments)
         document.update({name: format_duration(getattr(self, name)) for name in _DURATIONS})
         document.update({name: getattr(self, name) for name in _COUNTS})
@@ -224,6 +259,21 @@ def _find_value_problems(value: object, names: set[Any], fields: Mapping[str, Da
         yield Problem("value", f"{value!r} is not one of the declared fields; {suggest(value, fields)}")
     elif value in fields and not fields[value].is_numeric:
         yield Problem("value", f"field {value!r} is {fields[value]}; the value of an event must be a number")
+
+
+def _find_parts(document: Mapping[str, Any], fields: Mapping[str, DataType]) -> Iterator[Problem]:
+    """Finds structs, or parts of them, where a field by itself is needed."""
+    order = document.get("order_by")
+    named = [(key, document.get(key)) for key in ("event_id", "event_time", "value")]
+    named += [("order_by", each) for each in order] if isinstance(order, (list, tuple)) else []
+    structs = {name.partition(".")[0] for name in fields if "." in name}
+    for key, name in named:
+        if isinstance(name, str) and name.partition(".")[0] in structs:
+            yield Problem(
+                key,
+                f"{name!r} is in a struct; declare a field of its own for it, and map it in `columns`, such as "
+                f"`columns: {{its_name: {name}}}`",
+            )
 
 
 def _find_order_problems(
@@ -293,17 +343,27 @@ def _find_contradictions(
             yield Problem(key, f"{field_!r} is not one of the declared fields" + (f"; {hint}" if hint else ""))
         elif isinstance(field_, str) and field_ in own and own[field_].name not in types:
             yield Problem(key, f"field {field_!r} is {own[field_]}; it must be one of {', '.join(sorted(types))}")
+    yield from _find_parts(document, fields)
     yield from _find_value_problems(document.get("value"), {*names, *fields}, fields)
     yield from _find_order_problems(document, {*names, *fields}, fields)
-    yield from find_undeclared(document.get("columns"), own, "columns", "the declared fields")
-    yield from find_undeclared(document.get("comments"), fields, "comments", "the declared fields")
+    parts = {part for name in own for part in accumulate(name.split("."), "{}.{}".format)}
+    yield from find_undeclared(document.get("columns"), parts, "columns", "the declared fields")
+    yield from find_undeclared(document.get("comments"), nest_fields(fields), "comments", "the declared fields")
     yield from _find_name_problems(document, own)
     if not _is_table(table):
         return
     if isinstance(name, str) and name in _OWN_STREAMS:
         yield Problem("table", f"{name!r} is a table of the product; leave `table` out")
-    for key in ("source", "columns", "lookups"):
+    for key in ("source", "lookups"):
         if document.get(key):
             yield Problem(
                 key, f"only ingest uses it, and ingest does not write {table}; leave it out, or leave out `table`"
+            )
+    columns = document.get("columns")
+    for field_, text in columns.items() if isinstance(columns, Mapping) else ():
+        if isinstance(text, str) and not _COLUMN.fullmatch(text):
+            yield Problem(
+                f"columns.{field_}",
+                f"{text!r:.100} is no column of {table}, whose values are taken as they are; name a column, or a part "
+                "of a struct, such as process.parent.name",
             )

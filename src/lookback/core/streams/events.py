@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lookback.core.errors import EventError
 from lookback.core.expressions.compiling import Expression, Membership, add_memberships, recompile
 from lookback.core.expressions.kernels import either_mask
 from lookback.core.expressions.textsearch import TextSearch
 from lookback.core.streams.alerts import sortable_id
-from lookback.core.streams.cells import read_cell
+from lookback.core.streams.cells import is_missing, read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.fields import POSITION
 from lookback.core.values.cache import estimate_bytes
@@ -340,7 +341,10 @@ def find_row_problems(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list
     for number, row in enumerate(rows, 1):
         for name, type_ in stream.fields.items():
             try:
-                value = _read_cell(f"{name} must be {type_}", type_, number, row.get(name), nan_is_missing=False)
+                value = row
+                for at, part in enumerate(parts := name.split(".")):
+                    value = take_part(value, f"row {number}: {'.'.join(parts[:at])}", part)
+                value = _read_cell(f"{name} must be {type_}", type_, number, value, nan_is_missing=False)
             except EventError as error:
                 problems.append(str(error))
                 continue
@@ -379,7 +383,28 @@ def _find_column(table: Mapping[str, Sequence[Any]], name: str) -> Any:
     columns = table.get(name, ())
     if len(columns) > 1:
         raise EventError(f"there are {len(columns)} columns {name!r}; rename or drop all but one of them")
-    return columns[0] if columns else None
+    if columns:
+        return columns[0]
+    whole, _, part = name.rpartition(".")
+    struct = _find_column(table, whole) if whole else None
+    return None if struct is None else _take_part(struct, whole, part)
+
+
+def _take_part(struct: Any, whole: str, part: str) -> Any:
+    """Returns a part of each struct in a column. Raises EventError if a value is no struct."""
+    if isinstance(struct, (pa.Array, pa.ChunkedArray)) and pa.types.is_struct(struct.type):
+        has_part = struct.type.get_field_index(part) >= 0
+        return pc.struct_field(struct, part) if has_part else None
+    return [take_part(value, f"row {row}: {whole}", part) for row, value in enumerate(struct)]
+
+
+def take_part(struct: object, whole: str, part: str) -> Any:
+    """Returns a part of a struct; None if it lacks it, or is missing. Raises EventError, which begins with `whole`."""
+    if isinstance(struct, Mapping):
+        return struct.get(part)
+    if is_missing(struct, nan=True):
+        return None
+    raise EventError(f"{whole} must be a struct, such as {{{part}: ...}}, got {_format_repr(struct)}")
 
 
 def _format_value(value: object) -> str:

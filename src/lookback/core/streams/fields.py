@@ -1,20 +1,28 @@
-"""Parses the fields of a declaration: their names, their types, and texts per field."""
+"""Parses the fields of a declaration: their names, their types, and texts per field.
+
+A struct is declared as a whole and read by its parts, so that each part is a field of its own:
+
+    process: struct<name: string, parent: struct<name: string>>      process.name, process.parent.name
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
 from pydantic import PlainValidator
 
 from lookback.core.errors import Problem, TypeNameError
 from lookback.core.values.reading import Refused
-from lookback.core.values.types import DataType, parse_type
+from lookback.core.values.types import MAX_ARRAYS, DataType, parse_type
 
 # The column in which ingest stores where it read an event.
 POSITION = "position"
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_STRUCT = re.compile(r"\s*struct\s*<(.*)>\s*", re.ASCII | re.IGNORECASE | re.DOTALL)
+_MEMBER = re.compile(r"\s*`?([^`:\s]*)`?\s*(?::\s*|\s)(.*)", re.ASCII | re.DOTALL)
+_STRUCTS = re.compile(r"\s*array\s*<.*\bstruct\s*<.*", re.ASCII | re.IGNORECASE | re.DOTALL)
 # Columns that the change feed or the engine adds.
 RESERVED_FIELDS = frozenset(
     {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
@@ -50,10 +58,59 @@ def parse_fields(declared: object) -> ParsedFields:
         else:
             lowered.add(name.lower())
             try:
-                fields[name] = parse_type(text, explicit=True)
+                fields |= _parse_field(name, text)
             except TypeNameError as error:
                 problems.append(Problem(name, str(error)))
     return ParsedFields(fields, problems)
+
+
+def _parse_field(name: str, text: object) -> dict[str, DataType]:
+    """Parses the type of a field; a struct gives its parts, by their names with dots. Raises TypeNameError."""
+    if not (isinstance(text, str) and (struct := _STRUCT.fullmatch(text))):
+        if isinstance(text, str) and _STRUCTS.fullmatch(text):
+            remedy = (
+                "declare an array of one part of it, and map it in `columns`, such as `columns: {names: items.name}`"
+            )
+            raise TypeNameError(f"{text!r:.100}: structs in arrays cannot be read; {remedy}")
+        return {name: parse_type(text, explicit=True)}
+    fields: dict[str, DataType] = {}
+    if name.count(".") >= MAX_ARRAYS:
+        raise TypeNameError(f"{name!r:.100} is a struct within more than {MAX_ARRAYS} others; use fewer levels")
+    for part in _split_members(struct.group(1)):
+        member = _MEMBER.fullmatch(part)
+        if member is None or not is_field_name(member.group(1)):
+            raise TypeNameError(
+                f"{part.strip()!r:.100} in the struct {name!r} is not a name and a type; write them as `name: string`"
+            )
+        whole = f"{name}.{member.group(1)}"
+        if any(f"{field}.".lower().startswith(f"{whole}.".lower()) for field in fields):
+            raise TypeNameError(f"{whole!r} is declared twice (Spark does not tell capitals apart)")
+        fields |= _parse_field(whole, member.group(2))
+    return fields
+
+
+def _split_members(text: str) -> Iterator[str]:
+    """Splits the members of a struct at the commas between them."""
+    depth, begin = 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and not depth:
+            yield text[begin:at]
+            begin = at + 1
+    yield text[begin:]
+
+
+def nest_fields(fields: Mapping[str, DataType]) -> dict[str, str]:
+    """Returns the columns that hold fields, in order: name -> Spark type. Parts of a struct are in one column."""
+    columns: dict[str, str] = {}
+    for name, type_ in fields.items():
+        root, dot, _ = name.partition(".")
+        if not dot:
+            columns[name] = str(type_)
+        elif root not in columns:
+            own = {each[len(root) + 1 :]: of for each, of in fields.items() if each.startswith(f"{root}.")}
+            columns[root] = f"struct<{','.join(f'{part}:{of}' for part, of in nest_fields(own).items())}>"
+    return columns
 
 
 def _require_fields(fields: ParsedFields) -> dict[str, DataType]:
@@ -77,7 +134,7 @@ def texts_by_field(kind: str) -> PlainValidator:
     return PlainValidator(read)
 
 
-def find_undeclared(texts: object, fields: Mapping[str, DataType], place: str, of: str) -> Iterator[Problem]:
+def find_undeclared(texts: object, fields: Collection[str], place: str, of: str) -> Iterator[Problem]:
     """Finds names in a mapping of field to text that are not declared. of: where they should be declared."""
     for name in texts if isinstance(texts, Mapping) else ():
         if name not in fields:

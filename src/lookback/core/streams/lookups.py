@@ -159,6 +159,14 @@ def _find_contradictions(
             yield Problem("on", f"{name!r} is not one of the declared fields" + (f"; {hint}" if hint else ""))
         elif name in own.types and own.types[name].name == "array":
             yield Problem("on", f"field {name!r} is {own.types[name]}; a table is looked up by single values")
+        elif name in own.types and "." in name:
+            yield Problem("on", f"{name!r} is in a struct; declare a field of its own for it, and map it in `columns`")
+    for name in parsed.types:
+        if "." in name:
+            yield Problem(
+                f"fields.{name}",
+                "a look-up brings single values; declare a field for each part, and map it in `columns`",
+            )
     yield from find_undeclared(document.get("columns"), parsed.types, "columns", "the fields of this look-up")
 
 

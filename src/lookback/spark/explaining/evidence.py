@@ -19,7 +19,7 @@ from lookback.spark.explaining.history import (
     read_list_history,
     read_or_refuse,
 )
-from lookback.spark.tables.sqltexts import quote_name
+from lookback.spark.tables.sqltexts import quote_field, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -138,7 +138,7 @@ def _write_has_key(rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[s
     for at, part in enumerate(part for part in rule.key if not part.sql):
         text = key.get(part.name)
         conditions.append(
-            f"{quote_name(part.column)} {'IS NULL' if text is None else f'= CAST(:key_{at} AS {part.type})'}"
+            f"{quote_field(part.column)} {'IS NULL' if text is None else f'= CAST(:key_{at} AS {part.type})'}"
         )
         values[f"key_{at}"] = text
     return " AND ".join(conditions), values
@@ -163,7 +163,8 @@ def select_changes(
         more: Further columns.
         **values: The values in the condition.
     """
-    columns = ", ".join(map(quote_name, (*stream.columns_of_events, "_change_type", *more)))
+    names = (*stream.columns_of_events, "_change_type", *more)
+    columns = ", ".join(f"{quote_field(name)} AS {quote_name(name)}" for name in names)
     text = (
         f"SELECT {columns}, _commit_version AS arrival, unix_micros(_commit_timestamp) AS committed_at FROM feed "
         f"WHERE _change_type IN ('insert', 'delete') AND ({condition})"

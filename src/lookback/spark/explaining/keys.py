@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -14,7 +15,7 @@ from lookback.core.rules.keys import KeyPart
 from lookback.core.streams.events import evaluate_key
 from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
 from lookback.spark.tables.frames import NeedsSpark
-from lookback.spark.tables.sqltexts import quote_name
+from lookback.spark.tables.sqltexts import quote_field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -37,7 +38,7 @@ def add_texts(rows: DataFrame, stream: Stream, key: Sequence[KeyPart]) -> DataFr
 
 def list_values(key: Sequence[KeyPart]) -> dict[str, Column]:
     """Lists the columns with the values of a key, or their texts, by the names of its entries."""
-    names = [_name_column(at) if part.sql else quote_name(part.column) for at, part in enumerate(key)]
+    names = [_name_column(at) if part.sql else quote_field(part.column) for at, part in enumerate(key)]
     return {part.name: F.col(name) for name, part in zip(names, key, strict=True)}
 
 
@@ -59,6 +60,11 @@ def select_events(
     return with_texts.where(write_key(key, list_values(key)) == own).select(*rows.columns)
 
 
+def _read_field(batch: pa.RecordBatch, name: str) -> pa.Array[Any]:
+    column, *parts = name.split(".")
+    return pc.struct_field(batch.column(column), parts) if parts else batch.column(column)
+
+
 def _name_column(at: int) -> str:
     return f"__key_{at}"
 
@@ -74,7 +80,7 @@ class _Writing:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         types = self.stream.fields
         for batch in batches:
-            columns = {name: normalize_zeros(from_arrow(batch.column(name), types[name])) for name in self.read}
+            columns = {name: normalize_zeros(from_arrow(_read_field(batch, name), types[name])) for name in self.read}
             found = [evaluate_key(sql, columns, batch.num_rows).to_list() for sql in self.sqls.values()]
             texts = [pa.array([to_text(value) for value in values], pa.string()) for values in found]
             names = [*batch.schema.names, *self.sqls]

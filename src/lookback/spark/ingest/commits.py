@@ -85,7 +85,7 @@ class EventWriter:
             ordered = events.repartition(1).sortWithinPartitions(*self._order_columns)
         else:
             ordered = events.orderBy(*self._order_columns)
-        return ordered.select(*self._stream.fields, POSITION, DOUBTFUL).withColumn(
+        return ordered.select(*self._stream.table_columns, POSITION, DOUBTFUL).withColumn(
             _NUMBER, F.monotonically_increasing_id()
         )
 
@@ -109,7 +109,7 @@ class EventWriter:
         # One task, hence one file. Sorted again because the task reads the cached partitions in any order.
         one = events.coalesce(1).sortWithinPartitions(_NUMBER)
         self._tables.append(
-            one.select(*self._stream.fields, POSITION, to_timestamp(stamp).alias("ingested_at")),
+            one.select(*self._stream.table_columns, POSITION, to_timestamp(stamp).alias("ingested_at")),
             self._stream.name,
             self.mark,
         )

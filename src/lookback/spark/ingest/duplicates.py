@@ -42,7 +42,7 @@ class Duplicates:
         known = known.select(
             F.col(self.stream.event_id).alias("__id"),
             F.unix_micros(self.stream.event_time).alias("__time"),
-            F.struct(*self.stream.own_fields).alias("__content"),
+            F.struct(*self.stream.own_columns).alias("__content"),
             F.col("ingested_at").alias("__stamp"),
         )
         ids = usable.select(F.col(self.stream.event_id).alias("__wanted"))
@@ -61,7 +61,7 @@ class Duplicates:
 
     def find_different(self, usable: DataFrame, known: DataFrame) -> DataFrame:
         """Finds the rows that have the id of an event in the table but differ from it in some field."""
-        fields = self.stream.own_fields
+        fields = self.stream.own_columns
         same = reduce(and_, [F.col(name).eqNullSafe(F.col("__content")[name]) for name in fields])
         found = usable.join(known, self.is_known & ~same, "left_semi").localCheckpoint()
         if found.isEmpty():
@@ -129,7 +129,7 @@ class Duplicates:
 
     def drop_doubtful(self, events: DataFrame) -> DataFrame:
         """Drops duplicates among doubtful events: for each id in order of time, compares with the last kept event."""
-        row = F.struct(F.unix_micros(self.stream.event_time).alias("__time"), POSITION, *self.stream.fields)
+        row = F.struct(F.unix_micros(self.stream.event_time).alias("__time"), POSITION, *self.stream.table_columns)
         lists = events.groupBy(self.stream.event_id).agg(F.array_sort(F.collect_list(row)).alias("__rows"))
         window = self.stream.dedupe_window
         stay = F.expr(

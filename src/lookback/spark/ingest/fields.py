@@ -6,6 +6,7 @@ A bad row does not stop the rest: a value that does not fit becomes NULL, and `R
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlglot
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StringType
 from sqlglot import exp
 
 from lookback.core.errors import SetupError
@@ -25,7 +27,7 @@ from lookback.spark.ingest.casting import (
     write_is_day_alone,
     write_lacks_zone,
 )
-from lookback.spark.tables.sqltexts import refuse_substitution
+from lookback.spark.tables.sqltexts import nest_columns, refuse_substitution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +113,7 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
     lacking = dict.fromkeys(list_source_columns(stream), "string") | (BESIDE if reads_kafka(stream) else {})
     if not text:
         # Text cannot be cast to an array, not even if it is NULL.
-        lacking |= {name: str(type_) for name, type_ in stream.fields.items() if name in lacking}
+        lacking |= {name: type_ for name, type_ in stream.table_columns.items() if name in lacking}
     nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in lacking.items() if name.lower() not in there]
     rows = rows.select("*", *nulls)
     fields = _build_fields(rows, stream, text, place)
@@ -123,9 +125,8 @@ def cast_rows(rows: DataFrame, stream: Stream, *, text: bool, place: str, malfor
             unreadable = F.when(repeats_key(F.col(RAW)), twice).otherwise(unreadable)
             reason = F.when(F.col(CORRUPT).isNotNull(), unreadable).otherwise(reason)
         kept = [READ_AS, FILE, UNIT, BLOCK, ROW]
-        values = [field.value for field in fields]
-        names = {field.name for field in fields}
-        values += [F.lit(None).cast(str(t)).alias(name) for name, t in stream.fields.items() if name not in names]
+        brought = {name: F.lit(None).cast(str(type_)) for name, type_ in stream.fields.items()}
+        values = nest_columns({**brought, **{field.name: field.value for field in fields}})
         return rows.select(*values, reason.alias(REASON), _choose_assumption(fields).alias(ASSUMED), RAW, *kept)
     except AnalysisException:
         for field in fields:
@@ -152,7 +153,7 @@ def _describe_problems(fields: Sequence[_Field]) -> Column:
 
 def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
     """Builds the stream's own fields over source columns, whose types decide how to cast and when a cast is exact."""
-    fields = {name: _write_field_sql(stream, name) for name in stream.own_fields}
+    fields = {name: _write_field_sql(rows, stream, name) for name in stream.own_fields}
     try:
         types = rows.select(*[F.expr(sql.value).alias(name) for name, sql in fields.items()]).schema
     except AnalysisException:
@@ -165,9 +166,20 @@ def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> li
     ]
 
 
-def _write_field_sql(stream: Stream, name: str) -> _FieldSql:
-    expression = stream.columns.get(name)
-    return _FieldSql(quote_identifier(name), "false") if expression is None else _make_lenient(expression)
+def _write_field_sql(rows: DataFrame, stream: Stream, name: str) -> _FieldSql:
+    expression, below = stream.find_origin(name)
+    if expression is None:
+        sql, below = _FieldSql(quote_identifier(below[0]), "false"), below[1:]
+    else:
+        sql = _make_lenient(expression)
+    if not below:
+        return sql
+    with suppress(AnalysisException):
+        if rows.select(F.expr(sql.value)).schema[0].dataType == StringType():
+            # Files of text have a struct as JSON.
+            is_other = f"({sql.value}) is not null and json_object_keys({sql.value}) is null"
+            return _FieldSql(f"get_json_object({sql.value}, '$.{'.'.join(below)}')", f"{sql.failed} or {is_other}")
+    return _FieldSql(".".join([f"({sql.value})", *map(quote_identifier, below)]), sql.failed)
 
 
 def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:
@@ -229,9 +241,9 @@ def _find_separator(there: set[str]) -> str:
 
 def find_source_columns(stream: Stream, field: str) -> list[str]:
     """Returns the source columns that a field is made from."""
-    expression = stream.columns.get(field)
+    expression, below = stream.find_origin(field)
     if expression is None:
-        return [field]
+        return below[:1]
     columns = _parse(expression).find_all(exp.Column)
     return list(dict.fromkeys(column.parts[0].name for column in columns))
 
@@ -244,7 +256,7 @@ class _Field:
 
     def __init__(self, stream: Stream, name: str, text: bool, sql: _FieldSql, source: SparkType) -> None:
         self._stream, self.name, self._type = stream, name, stream.fields[name]
-        self._expression = stream.columns.get(name)
+        self._expression, _ = stream.find_origin(name)
         self._required = name in (stream.event_id, stream.event_time)
         self._reads = find_source_columns(stream, name)
         self._uncast, self._source = sql, source
@@ -307,7 +319,7 @@ class _Field:
             for name in self._reads
         ]
         if self._expression is None:
-            text = F.btrim(F.col(quote_identifier(self.name)).cast("string"))
+            text = F.btrim(F.expr(self._uncast.value).cast("string"))
             advice = suggest_remedy(self.name, self._type, text, is_inexact)
             return F.concat(F.lit(f"{self.name}: '"), read[0], F.lit(f"' is not {self._type}: "), advice)
         values = [

@@ -270,7 +270,7 @@ class Files:
     def _make_unreadable_rows(self, broken: Mapping[str, str]) -> DataFrame:
         """Makes a checked row for each file that cannot be read."""
         files = self.spark.createDataFrame(sorted(broken.items()), f"{FILE} string, {REASON} string")
-        nulls = [F.lit(None).cast(str(type_)).alias(name) for name, type_ in self.stream.fields.items()]
+        nulls = [F.lit(None).cast(type_).alias(name) for name, type_ in self.stream.table_columns.items()]
         raw, read_as = F.lit(None).cast("string").alias(RAW), F.lit(self.source.describe_reading(None)).alias(READ_AS)
         first = F.lit(0).cast("bigint")
         assumed = F.lit(None).cast("string").alias(ASSUMED)

@@ -93,7 +93,7 @@ def mark_conflicts(rows: DataFrame, conflicts: DataFrame, stream: Stream) -> Dat
 
     If the text of a row was not kept, its RAW is made from its fields.
     """
-    id_, fields = stream.event_id, {name: str(type_) for name, type_ in stream.own_fields.items()}
+    id_, fields = stream.event_id, stream.own_columns
     columns = ", ".join(f"{quote_identifier(name)} {type_}" for name, type_ in fields.items())
     reading = json.dumps({"format": "parquet", "columns": columns, "fields": True}, ensure_ascii=False)
     raw = F.make_valid_utf8(F.to_json(F.struct(*fields), {"ignoreNullFields": "false", **JSON_FORMATS}))

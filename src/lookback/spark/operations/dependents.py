@@ -17,6 +17,7 @@ from lookback.core.rules.document import read_document
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
+from lookback.spark.tables.sqltexts import nest_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -139,7 +140,7 @@ class Dependents:
     def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows that satisfy the condition; its fields are cast from `texts`."""
         types = self.stream.fields
-        fields = [text.try_cast(str(types[name])).alias(name) for name, text in texts.items()]
+        fields = nest_columns({name: text.try_cast(str(types[name])) for name, text in texts.items()})
         return rows.select(known_by.alias("__known_by"), *fields).where(self.holds).select("__known_by")
 
     def _find_log_rows(self) -> DataFrame:

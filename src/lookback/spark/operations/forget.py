@@ -214,6 +214,11 @@ def forget_condition(stream: Stream, where: str) -> Expression:
         problem = "in_list() reads lists, which change; name the values themselves, such as `id in (17, 18)`"
     elif not condition.fields:
         problem = f"the condition {condition.sql!r} does not name a field; select events, such as `id = 17`"
+    elif stream.table and (mapped := sorted(name for name in condition.fields if stream.find_origin(name)[0])):
+        problem = (
+            f"{mapped[0]} has another name in {stream.table}; name fields that have the name of their column, or delete "
+            "the rows there, which reaches rules too"
+        )
     if problem:
         raise ExpressionError([problem])
     return condition
@@ -249,7 +254,7 @@ class _Request:
 
     def count(self) -> dict[str, int]:
         """Finds all rows to delete, and returns their number by table. Changes nothing."""
-        events, columns = self._tables.read_events(self._stream.name), list(self._stream.fields)
+        events, columns = self._tables.read_events(self._stream.name), list(self._stream.table_columns)
         present, deleted = events.where(self._holds).select(*columns), self._find_deleted_before()
         # Local checkpoints, because the rows from which they are computed will be deleted.
         gone = (present if deleted is None else present.union(deleted.select(*columns))).localCheckpoint()

@@ -105,7 +105,8 @@ def leave_out_settled(rows: DataFrame, stream: Stream, request: Request, history
 def _find_busy(rows: DataFrame, stream: Stream, rule: CompiledRule, begin: int, settled: int, gap: int) -> DataFrame:
     """Finds the keys without a gap from `begin` to `settled` but with later events. `rows` starts at `begin`."""
     rows, time = add_texts(rows, stream, rule.key), F.unix_micros(F.col(stream.event_time))
-    keys = [column.alias(name) for name, column in list_values(rule.key).items()]
+    values, keys = list_values(rule.key), [f"key_{at}" for at in range(len(rule.key))]
+    rows = rows.withColumns(dict(zip(keys, values.values(), strict=True)))
     # The last event before `begin` is unknown, so assume that it came right at `begin`.
     before = F.coalesce(F.lag(time).over(Window.partitionBy(*keys).orderBy(time)), F.lit(begin))
     gaps = rows.where(F.col("_change_type") == "insert").select(*keys, time.alias(_TIME), before.alias(_BEFORE))

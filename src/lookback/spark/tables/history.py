@@ -23,6 +23,7 @@ from lookback.core.errors import SetupError
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.tables.logfiles import commit_file, read_actions
+from lookback.spark.tables.sqltexts import select_field
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -214,4 +215,4 @@ def read_recent_events(tables: Tables, stream: Stream, limit: int) -> Any:
         raise SetupError(f"a trial needs at least one event, got {limit}")
     newest = tables.read_events(stream.name).orderBy(F.col(stream.event_time).desc(), F.col(stream.event_id).desc())
     arrival = F.coalesce(F.unix_micros("ingested_at"), F.lit(0)).alias("arrival")
-    return newest.limit(limit).select(*stream.columns_of_events, arrival).toArrow()
+    return newest.limit(limit).select(*map(select_field, stream.columns_of_events), arrival).toArrow()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
+from pyspark.sql.types import ArrayType, StructType
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
@@ -17,14 +18,14 @@ from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.properties import CHANGE_FEED, DEFAULT_HISTORY, choose_event_properties, choose_properties
 from lookback.spark.tables.reading import ReadableTables
 from lookback.spark.tables.schemas import COMMENTS, DEFAULTS, PRODUCT_TABLES, describe_events_table, make_events_schema
-from lookback.spark.tables.sqltexts import quote_name, quote_text
+from lookback.spark.tables.sqltexts import quote_name, quote_path, quote_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField
 
     from lookback.config import Settings
     from lookback.core.streams.declaration import Stream
@@ -105,11 +106,11 @@ class Tables(ReadableTables):
                 self._create(name, schema, choose_properties(name), COMMENTS[name])
         events = make_events_schema(stream)
         if stream.table:
-            self.holding(stream)._require_external(stream, events)
+            self.holding(stream)._require_external(stream)
         elif stream.is_of_alerts:
             return
         elif self.exists(stream.name):
-            self._require_columns(stream.name, events)
+            self._require_columns(stream)
         else:
             properties = choose_event_properties(events, history)
             self._create(stream.name, events, properties, describe_events_table(stream), stream.event_time)
@@ -130,10 +131,10 @@ class Tables(ReadableTables):
         if stream.is_of_alerts:
             self.require_table(stream.name)
         elif stream.table:
-            self.holding(stream)._require_external(stream, make_events_schema(stream))
+            self.holding(stream)._require_external(stream)
         else:
             self.require_table(stream.name)
-            self._require_columns(stream.name, make_events_schema(stream))
+            self._require_columns(stream)
 
     def require_table(self, name: str) -> None:
         """Raises SetupError if a table does not exist."""
@@ -167,14 +168,14 @@ class Tables(ReadableTables):
             f"COMMENT {quote_text(comment)} TBLPROPERTIES ({settings})"
         )
 
-    def _require_external(self, stream: Stream, schema: StructType) -> None:
+    def _require_external(self, stream: Stream) -> None:
         place = self.identifier(stream.name)
         if not self.exists(stream.name):
             raise SetupError(
                 f"table {place} of stream {stream.name!r} does not exist or is not a Delta table; its writer must "
                 "create it. Correct `table` in the declaration, or omit it to use a table of Lookback's own"
             )
-        self._require_columns(stream.name, schema)
+        self._require_columns(stream)
         properties = dict(self.describe(stream.name)["properties"] or {})
         missing = [name for name, value in CHANGE_FEED.items() if properties.get(name, "").lower() != value]
         if missing:
@@ -189,30 +190,34 @@ class Tables(ReadableTables):
         if stream.table and (misfit := self.holding(stream).find_misfit(stream)):
             raise SetupError(misfit)
 
-    def _require_columns(self, name: str, schema: StructType) -> None:
-        if misfit := self._describe_misfit(name, schema):
+    def _require_columns(self, stream: Stream) -> None:
+        if misfit := self.find_misfit(stream):
             raise SetupError(misfit)
 
     def find_misfit(self, stream: Stream) -> str | None:
         """Describes the declared fields that a stream's table lacks or has with another type; None if all match."""
-        return self._describe_misfit(stream.name, make_events_schema(stream))
-
-    def _describe_misfit(self, name: str, schema: StructType) -> str | None:
-        found = {field.name: field.dataType.simpleString() for field in self._read_rows(name).schema}
-        declared = [field for field in schema if field.name != "ingested_at"]
-        missing = [field for field in declared if field.name not in found]
+        name, schema = stream.name, self._read_rows(stream.name).schema
+        paths = {each: stream.find_path(each) for each in stream.columns_of_events}
+        types = {each: str(type_) for each, type_ in stream.columns_of_events.items()}
+        found = {each: _find_type(schema, path) for each, path in paths.items()}
+        missing = [each for each, type_ in found.items() if type_ is None]
         wrong = [
-            f"{field.name} is {found.get(field.name, 'missing')}, declared as {field.dataType.simpleString()}"
-            for field in declared
-            if found.get(field.name) != field.dataType.simpleString()
+            f"{'.'.join(paths[each])} is {type_ or 'missing'}, declared as {types[each]}"
+            for each, type_ in found.items()
+            if type_ != types[each]
         ]
         if not wrong:
             return None
         place, remedies = self.identifier(name), []
         if missing:
-            columns = ", ".join(f"{quote_name(field.name)} {field.dataType.simpleString()}" for field in missing)
+            # A part can be added only to a struct that is there.
+            whole = {**types, **stream.table_columns}
+            roots = (
+                each if _find_type(schema, paths[each][:1]) or stream.columns else paths[each][0] for each in missing
+            )
+            columns = ", ".join(f"{quote_path(stream.find_path(each))} {whole[each]}" for each in dict.fromkeys(roots))
             remedies.append(f"add the missing columns: ALTER TABLE {place} ADD COLUMNS ({columns})")
-            back = f"ALTER TABLE {place} RENAME COLUMN its_current_name TO {quote_name(missing[0].name)}"
+            back = f"ALTER TABLE {place} RENAME COLUMN its_current_name TO {quote_name(paths[missing[0]][-1])}"
             remedies.append(f"rename a renamed column back: {back}")
         if len(wrong) > len(missing):
             remedies.append(f"declare the table's type, then run lookback evaluate {name} --rebuild")
@@ -221,6 +226,20 @@ class Tables(ReadableTables):
             f"table {place} does not match the stream's declaration: {'; '.join(wrong)}. "
             f"{remedy[0].upper()}{remedy[1:]}"
         )
+
+
+def _find_type(schema: StructType, path: Sequence[str]) -> str | None:
+    """Finds the type of a column, or of a part of a struct in it, as Spark writes it; None if there is none."""
+    type_: DataType = schema
+    arrays = 0
+    for name in path:
+        while isinstance(type_, ArrayType):
+            # A part of the structs in an array is an array of their parts.
+            type_, arrays = type_.elementType, arrays + 1
+        if not isinstance(type_, StructType) or name not in type_.names:
+            return None
+        type_ = type_[name].dataType
+    return "array<" * arrays + type_.simpleString() + ">" * arrays
 
 
 def keep(rows: DataFrame) -> DataFrame:

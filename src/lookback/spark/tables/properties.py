@@ -6,6 +6,8 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructType
+
 from lookback.core.errors import DurationError, SetupError
 from lookback.core.streams import alerts, metrics
 from lookback.core.streams.alerts import DISPOSITIONS
@@ -13,7 +15,7 @@ from lookback.core.values.durations import parse_duration
 from lookback.spark.tables.schemas import DEFAULTS
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField
 
 # How far back you can replay an events table or read an earlier version of it.
 DEFAULT_HISTORY = "30 days"
@@ -62,7 +64,13 @@ def _make_retention(history: str) -> dict[str, str]:
 
 def _make_statistics(schema: StructType) -> dict[str, str]:
     # Ingest prunes by id, time and ingested_at, which may be beyond the 32 columns that have statistics by default.
-    return {"delta.dataSkippingNumIndexedCols": str(len(schema))} if len(schema) > 32 else {}
+    count = sum(map(_count_values, schema))
+    return {"delta.dataSkippingNumIndexedCols": str(count)} if count > 32 else {}
+
+
+def _count_values(field: StructField) -> int:
+    """Counts the values in a column: 1, or those of a struct, each of which has statistics of its own."""
+    return sum(map(_count_values, field.dataType)) if isinstance(field.dataType, StructType) else 1
 
 
 def parse_file_retention(properties: Mapping[str, str]) -> dt.timedelta:

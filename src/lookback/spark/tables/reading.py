@@ -12,7 +12,7 @@ from lookback.questions import read_question, write_text
 from lookback.spark.tables.addresses import AddressedTables
 from lookback.spark.tables.logfiles import commit_file, find_last_commit, read_actions
 from lookback.spark.tables.schemas import PRODUCT_TABLES
-from lookback.spark.tables.sqltexts import quote_name, write_value
+from lookback.spark.tables.sqltexts import quote_name, quote_path, quote_text, write_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,13 +52,9 @@ class ReadableTables(AddressedTables):
         stream = self.elsewhere.get(name)
         if stream is None:
             return rows
-        texts = {name.lower(): name for name, type_ in stream.fields.items() if type_.name == "string"}
-        columns = [
-            f"make_valid_utf8({quote_name(each)}) AS {quote_name(texts[each.lower()])}"
-            if each.lower() in texts
-            else quote_name(each)
-            for each in rows.columns
-        ]
+        declared = {name.lower() for name in stream.table_columns}
+        columns = [quote_name(each) for each in rows.columns if each.lower() not in declared]
+        columns += [f"{_write_column(stream, name)} AS {quote_name(name)}" for name in stream.table_columns]
         if "ingested_at" not in map(str.lower, rows.columns):
             columns.append("CAST(NULL AS TIMESTAMP) AS ingested_at")
         return self.run(f"SELECT {', '.join(columns)} FROM events WHERE {_write_is_event(stream)}", {"events": rows})
@@ -193,8 +189,19 @@ class ReadableTables(AddressedTables):
         return self.spark.sql(f"DESCRIBE HISTORY {self.identifier(name)}{bound}")
 
 
+def _write_column(stream: Stream, name: str) -> str:
+    """Returns the SQL for a declared column of an external table. Bytes that are not UTF-8 are replaced in texts."""
+    if name in stream.fields:
+        column = quote_path(stream.find_path(name))
+        return f"make_valid_utf8({column})" if stream.fields[name].name == "string" else column
+    below = len(name) + 1
+    parts = dict.fromkeys(each[below:].split(".")[0] for each in stream.fields if each.startswith(f"{name}."))
+    members = (f"{quote_text(part)}, {_write_column(stream, f'{name}.{part}')}" for part in parts)
+    return f"named_struct({', '.join(members)})"
+
+
 def _write_is_event(stream: Stream) -> str:
     """Returns a condition: the row has an id and a time that Python can hold in every zone. It may be NULL."""
-    event_id, time = quote_name(stream.event_id), quote_name(stream.event_time)
+    event_id, time = (quote_path(stream.find_path(name)) for name in (stream.event_id, stream.event_time))
     first, last = (f"CAST('{day}' AS TIMESTAMP)" for day in (_FIRST_DAY, _LAST_DAY))
     return f"{event_id} IS NOT NULL AND {time} >= {first} AND {time} < {last}"

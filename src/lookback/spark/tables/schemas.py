@@ -275,8 +275,8 @@ def make_events_schema(stream: Stream) -> StructType:
     """
     required = (stream.event_id, stream.event_time)
     fields = [
-        _make_column(name, DataType.fromDDL(str(type_)), _describe_field(stream, name), required=name in required)
-        for name, type_ in stream.fields.items()
+        _make_column(name, DataType.fromDDL(type_), _describe_field(stream, name), required=name in required)
+        for name, type_ in stream.table_columns.items()
     ]
     # Nullable, so that external writers can omit it.
     stamp = _make_column(

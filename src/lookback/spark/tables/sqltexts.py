@@ -12,12 +12,42 @@ from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from pyspark.sql import Column
 
 
 def quote_name(text: str) -> str:
     """Quotes a name for SQL, in backticks. Raises SetupError if Spark would substitute a part of it."""
     return quote_identifier(refuse_substitution(text, "name"))
+
+
+def quote_path(parts: Iterable[str]) -> str:
+    """Quotes the names of a column and of parts of a struct below it; see `quote_name`."""
+    return ".".join(map(quote_name, parts))
+
+
+def quote_field(name: str) -> str:
+    """Quotes the name of a field, which has dots if it is a part of a struct; see `quote_name`."""
+    return quote_path(name.split("."))
+
+
+def select_field(name: str, known_as: str | None = None) -> Column:
+    """Returns a field as a column, also if it is a part of a struct; `known_as` is the column's name, default: its own."""
+    return F.col(quote_field(name)).alias(known_as or name)
+
+
+def nest_columns(fields: Mapping[str, Column]) -> list[Column]:
+    """Returns the columns that hold fields, in order, each with its name; parts of a struct become one column."""
+    columns: dict[str, Column] = {}
+    for name, column in fields.items():
+        root, dot, _ = name.partition(".")
+        if not dot:
+            columns[name] = column.alias(name)
+        elif root not in columns:
+            own = {each[len(root) + 1 :]: of for each, of in fields.items() if each.startswith(f"{root}.")}
+            columns[root] = F.struct(*nest_columns(own)).alias(root)
+    return list(columns.values())
 
 
 def quote_text(text: str) -> str:
