@@ -41,13 +41,27 @@ _AGGREGATES = [
     "max(at + interval 2932897 days)", "collect_set(at + interval 2932897 days)", "mode(at + interval 2932897 days)",
     "avg(a)", "avg(n)", "min(a)", "max(k)", "max(n)", "stddev_samp(a)",
     "var_samp(n)", "var_pop(a)", "stddev_pop(n)", "median(a)", "median(d)", "percentile(n, 0.9)", "percentile(a, 0.25)", "mode(n)", "mode(k)", "mode(d)",
+    "max_by(n, a)", "min_by(n, d)", "max_by(k, n)", "max_by(d, k)", "min_by(12 div n, a)", "max_by(at, 10 div n)", "min_by(d, d)",
     "collect_set(k)", "collect_set(n)", "collect_set(d)", "count_if(n > 0)", "count_if(10 / n > 2)", "bool_and(n > 0)", "bool_or(a > 1)",
     "min(d)", "max(d)", "min(-d)", "max(-d)",
     "first(n)", "last(n)", "last(n)", "last(k)", "first(d)", "last(12 div n)", "last(at)", "first(a)",
 ]  # fmt: skip
 _RESOLUTIONS: list[int | None] = [None, None, None, 1, 2, 3, 4, 7]
 # Aggregates that cannot have a resolution.
-_EXACT_ONLY = ("distinct", "min", "max", "first", "last", "median", "percentile", "mode", "collect_set", "bool")
+_EXACT_ONLY = (
+    "distinct",
+    "min",
+    "max",
+    "first",
+    "last",
+    "median",
+    "percentile",
+    "mode",
+    "collect_set",
+    "bool",
+    "max_by",
+    "min_by",
+)
 _FILTERS = [
     "",
     "",
@@ -113,6 +127,8 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
                 "last(at",
                 "mode(k",
                 "mode(at",
+                "max_by(k",
+                "max_by(at",
                 "collect_set(",
                 "bool_and(",
                 "bool_or(",

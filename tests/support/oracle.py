@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lookback.core.expressions.compiling import Expression, Membership, compile_expression
+from lookback.core.expressions.compiling import Expression, Membership, compile_expression, recompile
+from lookback.core.expressions.syntax import LookbackSql, parse
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, CompiledStep, Feature
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.alerts import compute_alert_id
@@ -378,6 +379,11 @@ class Oracle:
         if self.value(feature.filter, event, True) is not True:
             return {}
         value = self.value(feature.argument, event, 0)
+        if feature.function.startswith(("max_by", "min_by")) and value not in (None, ERROR):
+            # The engine keeps a text that sorts; here both values are kept.
+            assert feature.argument is not None
+            parts = parse(feature.argument.sql).expressions
+            value = tuple(self.value(recompile(part.sql(LookbackSql), self.stream.fields), event, 0) for part in parts)
         is_counted = value is not None or feature.function in ("first", "last")
         return {feature.feature_id: value} if is_counted and value is not ERROR else {}
 
@@ -1324,6 +1330,11 @@ def _number(value: Any) -> Any:
     return (math.isnan(value), value) if isinstance(value, float) else value
 
 
+def _ranked(pair: tuple[Any, Any]) -> Any:
+    rank, value = pair
+    return _number(rank), (value is not None, _number(value))
+
+
 def _distinct(values: list[Any], feature: Feature) -> int:
     # NaN is no different from NaN here, and 0.0 equals -0.0 in Python too.
     return len({"NaN" if isinstance(value, float) and math.isnan(value) else value for value in values})
@@ -1345,5 +1356,7 @@ _FUNCTIONS = {
     "median": _percentile,
     "percentile": _percentile,
     "mode": _mode,
+    "max_by": lambda values, feature: max(values, key=_ranked)[1] if values else None,
+    "min_by": lambda values, feature: min(values, key=_ranked)[1] if values else None,
     "collect_set": lambda values, feature: sorted({one_of_equals(value) for value in values}, key=_number)[:100],
 }

@@ -15,7 +15,8 @@ from lookback.core.aggregation.aggregates import find_aggregate
 from lookback.core.aggregation.distinct import STORED, GroupedRows
 from lookback.core.aggregation.gathered import GatheredAggregate
 from lookback.core.values.columns import Column, to_stored
-from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal
+from lookback.core.values.sortable import read_sortable, write_sortable
+from lookback.core.values.types import BIGINT, DOUBLE, STRING, DataType, decimal, parse_type
 
 STREAM = {
     "stream": "s",
@@ -108,6 +109,44 @@ def test_c12_9_a_set_is_searched_by_the_condition_and_shown_in_the_message() -> 
         ("1", "[a, b]", ["a", "b"]),
         ("2", "[a, b]", ["a", "b"]),
     ]
+
+
+def test_c12_9_the_value_of_the_largest_and_smallest_rank() -> None:
+    rows = [
+        at(0, 0, k="a", n=None), at(1, 1, k="b", n=3), at(2, 2, k=None, n=5), at(3, 3, k="d", n=5), at(4, 4, k="c\0", n=5), at(5, 5, k="x", n=-7),
+    ]  # fmt: skip
+    assert measured("max_by(k, n)", rows) == [None, "b", None, "d", "d", "d"]
+    assert measured("min_by(k, n)", rows) == [None, "b", "b", "b", "b", "x"]
+    assert measured("max_by(n, k) filter (where k < 'd')", rows) == [None, 3, 3, 3, 5, 5]
+    assert measured("max_by(n > 0, k || 'x')", rows)[-1] is False
+    with pytest.raises(
+        lookback.RuleError, match=r"max_by\(\) takes a value and what ranks it, such as max_by\(merchant"
+    ):
+        measured("max_by(k)", rows)
+    with pytest.raises(lookback.RuleError, match=r"function ranked\(\) is not allowed"):
+        measured("max(ranked(k, n))", rows)
+
+
+VALUES: dict[str, list[Any]] = {
+    "double": [-math.inf, -1.5, -5e-324, 0.0, 5e-324, 2.0, math.inf, math.nan],
+    "bigint": [-(2**63), -1, 0, 1, 2**63 - 1],
+    "decimal(38,0)": [-(10**38) + 1, 0, 10**38 - 1],
+    "boolean": [False, True],
+    "string": ["", "\0", "\0a", "\1", "a", "a\0", "a\0\0", "a\0\1", "ab", "\uffff", "\U00010000"],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_texts_sort_like_the_values_and_give_them_back(name: str) -> None:
+    type_, values = parse_type(name), [None, *VALUES[name]]
+    texts = [write_sortable(value) for value in values]
+    for tail in ("", "x", "\0", write_sortable("a")):
+        assert sorted(texts) == texts
+        assert sorted(text + tail for text in texts) == [text + tail for text in texts]
+    read = [read_sortable(text + "\0x", 0, type_) for text in texts]
+    assert [end for _, end in read] == list(map(len, texts))
+    assert repr([value for value, _ in read]) == repr(values)
+    assert write_sortable(-0.0) == write_sortable(0.0)
 
 
 @pytest.mark.parametrize("function", ["median", "percentile(0.9)", "mode", "collect_set"])

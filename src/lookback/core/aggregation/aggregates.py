@@ -29,8 +29,9 @@ from lookback.core.aggregation.exact import (
     prefix_sums,
 )
 from lookback.core.aggregation.gathered import CollectSet, Mode, Percentile
-from lookback.core.values.columns import Column, Values, normalize_zeros
-from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal
+from lookback.core.values.columns import Column, Values, from_values, normalize_zeros
+from lookback.core.values.sortable import read_sortable
+from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal, parse_type
 
 
 class Count(Aggregate):
@@ -283,6 +284,37 @@ class Max(_Extreme):
         return larger
 
 
+class _Ranked(_Extreme):
+    """The value beside the largest or smallest rank, from the texts of `make_ranked`; its type is given.
+
+    Of equal ranks, the largest or smallest value counts, so that the order of rows does not matter.
+    """
+
+    def __init__(self, type_: DataType) -> None:
+        self._type = type_
+
+    def result_type(self, argument: DataType | None) -> DataType:
+        """Returns the value's type."""
+        return self._type
+
+    def finish(self, partial: Partial, argument: DataType | None) -> Column:
+        """Returns the values: NULL for an empty window and for a value that is NULL."""
+        values = []
+        for rows, text in zip(partial[0].tolist(), partial[1].tolist(), strict=True):
+            # The rank comes first.
+            _, begin = read_sortable(text, 0, self._type) if rows else (None, 0)
+            values.append(read_sortable(text, begin, self._type)[0] if rows else None)
+        return from_values(self._type, values)
+
+
+class MaxBy(_Ranked, Max):
+    """The value beside the largest rank."""
+
+
+class MinBy(_Ranked, Min):
+    """The value beside the smallest rank."""
+
+
 AGGREGATES: dict[str, Aggregate] = {
     "count": Count(),
     "count_distinct": CountDistinct(),
@@ -300,12 +332,15 @@ AGGREGATES: dict[str, Aggregate] = {
     "mode": Mode(),
     "collect_set": CollectSet(),
 }
-# The aggregate that a call names with its second argument, such as percentile(0.9).
+# The aggregate that a function names with a number, such as percentile(0.9), and those with the type of the value.
 PERCENTILE = "percentile"
+RANKING: dict[str, type[_Ranked]] = {"max_by": MaxBy, "min_by": MinBy}
 
 
 @lru_cache(maxsize=1_000)
 def find_aggregate(function: str) -> Aggregate:
-    """Returns the aggregate of a feature's function: a name in AGGREGATES, or percentile(p)."""
-    name, _, fraction = function.partition("(")
-    return Percentile(float(fraction.rstrip(")"))) if name == PERCENTILE else AGGREGATES[name]
+    """Returns the aggregate of a feature's function: a name in AGGREGATES, percentile(p), or max_by(type)."""
+    name, _, rest = function.partition("(")
+    if name in RANKING:
+        return RANKING[name](parse_type(rest[:-1]))
+    return Percentile(float(rest[:-1])) if name == PERCENTILE else AGGREGATES[name]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_tree
-from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, check_ordered
+from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, RANKED, check_ordered
 from lookback.core.expressions.syntax import parse, quote_node, unwrap
 from lookback.core.values.limits import DEFAULT_LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
@@ -72,15 +72,17 @@ def _compile_call(
     problems: list[str] = []
     distinct, parts = _read_arguments(name, tree, problems)
     fraction = _read_fraction(parts, problems) if name == "percentile" and len(parts) == 2 else ""
-    argument = None
-    if len(parts) == 1 and not _is_star(parts[0]):
+    argument = value = None
+    if name in _RANKING and not problems:
+        argument, value = _compile_ranked(name, parts, schema, limits, problems)
+    elif len(parts) == 1 and not _is_star(parts[0]):
         argument = _compile_argument(parts[0], schema, limits, problems)
     elif distinct and name == "count" and len(parts) > 1 and not problems:
         argument = _compile_argument(exp.Tuple(expressions=parts), schema, limits, problems)
     where = None if condition is None else _compile_argument(condition, schema, limits, problems)
     # Counting distinct values requires comparable values.
     check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
-    if argument is not None and (problem := check(argument.type)):
+    if argument is not None and value is None and (problem := check(argument.type)):
         problems.append(f"{shown_name} {problem}")
     if where is not None and where.type not in (BOOLEAN, NULL):
         problems.append(
@@ -94,15 +96,31 @@ def _compile_call(
         name, argument, where = "count", None, _compile_argument(both, schema, limits, problems)
     name = _SAME.get(name, name)
     shown = "*" if argument is None else argument.sql
+    if value is not None:
+        shown = ", ".join([value.sql, shown[len(RANKED) + 1 : -len(value.sql) - 3]])
     if distinct:
         shown = f"distinct {shown[1:-1] if len(parts) > 1 else shown}"
     sql = f"{name}({shown}{fraction and f', {fraction}'})" + (
         f" filter (where {where.sql})" if where is not None else ""
     )
-    function = "count_distinct" if distinct else f"{name}({fraction})" if fraction else name
+    more = fraction if value is None else str(value.type)
+    function = "count_distinct" if distinct else f"{name}({more})" if more else name
     return AggregateCall(function, argument, where, sql)
 
 
+def _compile_ranked(
+    name: str, parts: Sequence[exp.Expr], schema: Mapping[str, DataType], limits: Limits, problems: list[str]
+) -> tuple[Expression | None, Expression | None]:
+    """Compiles the arguments of max_by and min_by: the text that is kept of both, and the value."""
+    value, rank = (_compile_argument(part, schema, limits, problems) for part in parts)
+    found = (AGGREGATE_ARGUMENTS[name](part.type) for part in (value, rank) if part is not None)
+    problems += [f"{name}() {problem}" for problem in found if problem]
+    ranked = exp.Anonymous(this=RANKED, expressions=[part.copy() for part in reversed(parts)])
+    return (None if problems else _compile_argument(ranked, schema, limits, problems)), value
+
+
+# Aggregates of a value and of what ranks it.
+_RANKING = ("max_by", "min_by")
 # false is less than true.
 _SAME = {"bool_and": "min", "bool_or": "max"}
 
@@ -128,7 +146,10 @@ def _read_arguments(name: str, tree: exp.Expr, problems: list[str]) -> tuple[boo
         parts = list(parts[0].expressions)
         if name != "count":
             problems.append(f"{name}(distinct ...) is not supported; only count takes distinct")
-    if any(map(_is_star, parts)) and distinct:
+    if name in _RANKING and not distinct:
+        if len(parts) != 2 or any(map(_is_star, parts)):
+            problems.append(f"{name}() takes a value and what ranks it, such as {name}(merchant, amount)")
+    elif any(map(_is_star, parts)) and distinct:
         problems.append("count(distinct *) is not allowed; name a field")
     elif name == "percentile" and not distinct:
         if len(parts) != 2:

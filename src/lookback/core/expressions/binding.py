@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from lookback.core.errors import TypeNameError
 from lookback.core.expressions.forms import FORMS
-from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination
+from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination, make_ranked
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
 from lookback.core.expressions.lambdas import LAMBDAS, make_lambda, make_variable
 from lookback.core.expressions.like import make_like, quote_text
@@ -95,8 +95,9 @@ class Binder:
         return self._try(lambda: handler(self, tree))
 
     def bind_combination(self, tree: exp.Expr) -> Node | None:
-        """Returns the typed node of a combination of values in parentheses; None if it has problems."""
-        return self._try(lambda: make_combination(self.bind_all(tree.expressions)))
+        """Returns the typed node of a combination of values, or of a value with its rank; None if it has problems."""
+        make = make_combination if isinstance(tree, exp.Tuple) else make_ranked
+        return self._try(lambda: make(self.bind_all(tree.expressions)))
 
     def _try(self, make: Callable[[], Node]) -> Node | None:
         try:

@@ -211,9 +211,14 @@ def recompile(sql: str, schema: Mapping[str, DataType]) -> Expression:
 def compile_tree(
     tree: exp.Expr, schema: Mapping[str, DataType], limits: Limits = CANONICAL, *, takes_combination: bool = False
 ) -> Expression:
-    """Compiles a tree. `takes_combination` allows several values in parentheses, as in count(distinct a, b)."""
+    """Compiles a tree.
+
+    `takes_combination` allows what only aggregates take: several values in parentheses, as in count(distinct a, b), and
+    RANKED, a value after its rank.
+    """
     binder = Binder(schema, limits.alternatives)
-    is_combination = takes_combination and isinstance(tree, exp.Tuple)
+    is_ranked = isinstance(tree, exp.Anonymous) and tree.name == functions.RANKED
+    is_combination = takes_combination and (is_ranked or isinstance(tree, exp.Tuple))
     node = binder.bind_combination(tree) if is_combination else binder.bind(tree)
     if node is None or binder.problems:
         raise ExpressionError(binder.problems)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,6 +32,7 @@ from lookback.core.expressions.kernels import (
     LONG_MAX,
     LONG_MIN,
     KernelResult,
+    either_mask,
     is_out_of_range,
     mask_or_none,
     negate_integers,
@@ -106,7 +107,8 @@ from lookback.core.expressions.texts import (
     split_part,
 )
 from lookback.core.values.addresses import ADDRESS_BITS, read_address, read_network
-from lookback.core.values.columns import Values, is_nan, make_objects
+from lookback.core.values.columns import Column, Values, is_nan, make_objects
+from lookback.core.values.sortable import write_sortable
 from lookback.core.values.types import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP, DataType
 
 # The limit for the texts that an expression gives for all events that are judged at once.
@@ -357,6 +359,23 @@ def make_combination(nodes: Arguments) -> Node:
     return make_strict(STRING, f"({', '.join(node.sql for node in nodes)})", nodes, kernel)
 
 
+# The text that max_by and min_by keep of two values. Rules cannot call it.
+RANKED = "ranked"
+
+
+def make_ranked(nodes: Arguments) -> Node:
+    """Makes a text that sorts by the first of two values, then by the second; NULL if the first is NULL."""
+    rank, value = nodes
+
+    def run(columns: Mapping[str, Column], rows: int) -> Column:
+        first, second = rank.run(columns, rows), value.run(columns, rows)
+        pairs = zip(first.to_stored_list(), second.to_stored_list(), strict=True)
+        texts = ["" if by is None else write_sortable(by) + write_sortable(own) for by, own in pairs]
+        return Column(STRING, make_objects(texts), first.null, either_mask(first.error, second.error))
+
+    return Node(STRING, f"{RANKED}({rank.sql}, {value.sql})", run, fields=rank.fields | value.fields)
+
+
 # Aggregates ----------------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +425,8 @@ AGGREGATE_ARGUMENTS: dict[str, Callable[[DataType], str | None]] = {
     "median": check_number,
     "percentile": check_number,
     "mode": check_ordered,
+    "max_by": check_ordered,
+    "min_by": check_ordered,
     "collect_set": check_ordered,
     "count_if": check_condition,
     "bool_and": check_condition,

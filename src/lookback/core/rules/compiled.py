@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from lookback.core.aggregation.aggregate import Aggregate
-from lookback.core.aggregation.aggregates import PERCENTILE, find_aggregate
+from lookback.core.aggregation.aggregates import PERCENTILE, RANKING, find_aggregate
 from lookback.core.aggregation.runs import Buckets
 from lookback.core.expressions.compiling import Expression, Membership, find_rising
 from lookback.core.rules.document import Rule
@@ -94,7 +94,7 @@ class Feature:
             return type_ is not None and (not type_.is_decimal or type_.precision + 4 <= 38)
         if self.function in ("min", "max", "first", "last", "mode", "collect_set"):
             return type_ is not None and type_.name not in ("timestamp", "date")
-        return self.function != "sum"
+        return self.function != "sum" and not self.function.startswith(tuple(RANKING))
 
 
 @dataclass(frozen=True)

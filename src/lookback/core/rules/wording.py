@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from lookback.core.aggregation.aggregates import RANKING
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
 from lookback.core.streams.declaration import Stream
@@ -63,6 +64,8 @@ _AGGREGATES = {
     "median": "the median of {}",
     "percentile": "percentile {1} of {0}",
     "mode": "the most frequent {}",
+    "max_by": "the {1} with the largest {0}",
+    "min_by": "the {1} with the smallest {0}",
     "collect_set": "the different values of {}",
 }
 _BOUNDS = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ)
@@ -116,6 +119,8 @@ def _describe_aggregate(feature: Feature, argument: str) -> str:
     name, _, fraction = feature.function.partition("(")
     if feature.argument_type == BOOLEAN and name in ("min", "max"):
         return f"whether {argument} for {'all events' if name == 'min' else 'any event'}"
+    if name in RANKING:
+        return _AGGREGATES[name].format(*(part.sql(LookbackSql) for part in parse(argument, WIDEST_LIMITS).expressions))
     percents = f"{100 * float(fraction.rstrip(')')):g}" if fraction else ""
     return _AGGREGATES[name].format(argument, percents)
 

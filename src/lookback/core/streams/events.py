@@ -37,14 +37,13 @@ from lookback.core.values.columns import (
 )
 from lookback.core.values.keys import Int64s, Keys, encode_keys
 from lookback.core.values.lists import Lists
+from lookback.core.values.sortable import write_sortable
 from lookback.core.values.types import BIGINT, TIMESTAMP, DataType
 
 # The maximum size of the cached values of expressions.
 MAX_VALUE_BYTES = 128 * 2**20
 # When sorting, commits are moved as a whole if they have at least this many rows on average.
 _LONG_COMMIT_ROWS = 1_000
-# Digits of the longest number: a decimal without its point.
-_MAX_DIGITS = 38
 
 
 class Events:
@@ -161,8 +160,12 @@ class Events:
     def sort_text(self, at: int) -> str:
         """Returns a text that sorts one event among the events with the same commit and time."""
         return "".join(
-            [*(_write_sortable(self.columns[name], at) for name in self._order), sortable_id(self.id_value(at))]
+            [*(write_sortable(self._read_ordered(name, at)) for name in self._order), sortable_id(self.id_value(at))]
         )
+
+    def _read_ordered(self, name: str, at: int) -> Any:
+        column = self.columns[name]
+        return None if column.null is not None and column.null[at] else column.values[at]
 
     def in_order_of_arrival(self) -> Events:
         """Sorts the events by (commit, event time, order columns, event id). The sort is stable.
@@ -261,17 +264,6 @@ def _compile_key_over(sql: str, columns: Mapping[str, Column]) -> Expression:
 def compile_key(sql: str, fields: tuple[tuple[str, DataType], ...]) -> Expression:
     """Compiles the canonical SQL of an entry of a key over fields with their types."""
     return recompile(sql, dict(fields))
-
-
-def _write_sortable(column: Column, at: int) -> str:
-    """Formats a value as a text that sorts like the values of its type, whatever text follows it. NULL comes first."""
-    if column.null is not None and column.null[at]:
-        return "0"
-    value = column.values[at]
-    if isinstance(value, str):
-        # The end marker sorts before every character, including an escaped NUL within the text.
-        return "1" + value.replace("\0", "\0\1") + "\0\0"
-    return "1" + str(int(value) + 10**_MAX_DIGITS).zfill(_MAX_DIGITS + 1)
 
 
 def _find_tied(keys: Sequence[Int64s]) -> Int64s:
