@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from lookback.core.errors import DurationError, Problem, SetupError, StreamError
 from lookback.core.operations.receivers import Receiver, read_receivers
 from lookback.core.rules.gate import Gate
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.members import complete_union
+from lookback.core.streams.unions import list_members
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import first_line
@@ -251,24 +253,17 @@ def _run_settings(file: Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_stream(path: str | Path) -> Stream:
-    """Reads a stream from its YAML file.
+    """Reads a stream from its YAML file. The members of a union are read from the same folder.
 
-    Raises SetupError if the file cannot be read, and StreamError with all problems, each with its file and line.
+    Raises SetupError if a file cannot be read, and StreamError with all problems, each with its file and line.
     """
-    file = Path(path)
-    node, document = _parse(read_text(file), str(file))
-    lines: dict[str, int] = {}
-    twice = [
-        Problem(place, f"the key is written twice, {file}:{line}") for place, line in _note_places(node, "", lines)
-    ]
-    try:
-        stream = Stream.from_dict(document)
-    except StreamError as error:
-        problems = [Problem(p.place, f"{p.message}, {file}:{_find_line(lines, p.place)}") for p in error.problems]
-        raise StreamError(error.name, [*twice, *problems]) from None
-    if twice:
-        raise StreamError(stream.name, twice)
-    return stream
+    declared = _DeclaredStream.read(path)
+    if not declared.is_union:
+        return declared.build()
+    others = [_DeclaredStream.read(file) for file in _list_stream_files(declared.file.parent)]
+    streams = {each.name: each.build() for each in others if not each.is_union and each.name in declared.members}
+    unions = frozenset(each.name for each in others if each.is_union)
+    return declared.build_union(streams, unions)
 
 
 def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
@@ -277,17 +272,76 @@ def load_streams(conf_dir: str | Path) -> dict[str, Stream]:
     Raises SetupError if the folder has no file or two files declare the same name, and the errors of `load_stream`.
     """
     folder = Path(conf_dir) / "streams"
-    files = sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
+    files = _list_stream_files(folder)
     if not files:
         raise SetupError(f"{folder} has no stream (*.yml); set the right folder with --conf or LOOKBACK_CONF")
-    streams: dict[str, Stream] = {}
-    declared: dict[str, Path] = {}
-    for file in files:
-        stream = load_stream(file)
-        if stream.name in streams:
-            raise SetupError(f"stream {stream.name!r} is declared in {declared[stream.name]} and again in {file}")
-        streams[stream.name], declared[stream.name] = stream, file
-    return streams
+    declared = [_DeclaredStream.read(file) for file in files]
+    streams = {each.name: each.build() for each in declared if not each.is_union}
+    unions = frozenset(each.name for each in declared if each.is_union)
+    found: dict[str, _DeclaredStream] = {}
+    for each in declared:
+        if each.name in found:
+            raise SetupError(f"stream {each.name!r} is declared in {found[each.name].file} and again in {each.file}")
+        found[each.name] = each
+    return {name: each.build_union(streams, unions) if each.is_union else streams[name] for name, each in found.items()}
+
+
+def _list_stream_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
+
+
+@dataclass(frozen=True)
+class _DeclaredStream:
+    """The document of a stream's file, the line of each place, and the keys that are written twice."""
+
+    file: Path
+    document: Any
+    lines: Mapping[str, int]
+    twice: Sequence[Problem]
+
+    @classmethod
+    def read(cls, path: str | Path) -> _DeclaredStream:
+        """Reads a file. Raises SetupError if it is not YAML."""
+        file = Path(path)
+        node, document = _parse(read_text(file), str(file))
+        lines: dict[str, int] = {}
+        places = _note_places(node, "", lines)
+        twice = [Problem(place, f"the key is written twice, {file}:{line}") for place, line in places]
+        return cls(file, document, lines, twice)
+
+    @property
+    def name(self) -> str:
+        """The name of the stream, "?" if the document has none."""
+        return str(self.document.get("stream")) if isinstance(self.document, dict) else "?"
+
+    @property
+    def is_union(self) -> bool:
+        """True if the document declares a union, valid or not."""
+        return isinstance(self.document, dict) and self.document.get("union") is not None
+
+    @property
+    def members(self) -> list[str]:
+        """The members of a union, valid or not."""
+        return list_members(self.document)
+
+    def build(self) -> Stream:
+        """Builds the stream. Raises StreamError with all problems."""
+        return self._build(self.document, [])
+
+    def build_union(self, streams: Mapping[str, Stream], unions: frozenset[str]) -> Stream:
+        """Builds a union; see `complete_union` for `streams` and `unions`. Raises StreamError with all problems."""
+        return self._build(*complete_union(self.document, streams, unions))
+
+    def _build(self, document: Any, problems: Sequence[Problem]) -> Stream:
+        found, name, stream = list(problems), self.name, None
+        try:
+            stream = Stream.from_dict(document)
+        except StreamError as error:
+            found, name = [*found, *error.problems], error.name
+        placed = [Problem(p.place, f"{p.message}, {self.file}:{_find_line(self.lines, p.place)}") for p in found]
+        if stream is None or placed or self.twice:
+            raise StreamError(name, [*self.twice, *placed])
+        return stream
 
 
 def load_rule_document(path: str | Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from lookback.spark.operations.status import event_account
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
-from lookback.spark.stream.rebuild import find_highest_before
+from lookback.spark.stream.rebuild import find_mark_before
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 from payins import publish
@@ -139,8 +139,8 @@ def test_c11_1_the_time_before_a_history_is_found_where_the_events_have_a_column
             ).withColumn("ingested_at", F.lit(at)),
             STREAM.name,
         )
-    assert find_highest_before(tables, STREAM, 3) == parse_time("2026-03-01T00:00:07Z")
-    assert find_highest_before(tables, STREAM, 1) is None
+    assert find_mark_before(tables, STREAM, 3) == parse_time("2026-03-01T00:00:07Z")
+    assert find_mark_before(tables, STREAM, 1) is None
 
 
 # Every word here ended the stream of whoever used it as a field, or lost its events.

@@ -36,6 +36,7 @@ from lookback.core.streams.arrival import find_marks, late_sort_key, split_futur
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.streams.watermarks import Mark
 from lookback.core.values.contents import set_contents
 from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import KnownLists, Lists
@@ -334,7 +335,7 @@ def find_errors(output: Output, stream: str) -> list[LogRow]:
 
 
 def _split_batches(
-    events: Events, marks: Mapping[int, int | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
+    events: Events, marks: Mapping[int, Mark | None], changes: list[tuple[int | None, RuleChange]], stream: Stream
 ) -> Iterable[Batch]:
     """Splits the events into batches: a new one begins at each rule change, and after _MAX_REPLAY_ROWS events."""
     commits = np.array(sorted(marks), dtype=np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.events import Events, find_commit_edges
+from lookback.core.streams.watermarks import Mark
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s, encode_keys
 from lookback.core.values.types import BIGINT
@@ -27,7 +28,7 @@ class Batch:
     Attributes:
         events: The inserted events of the shard, in any order.
         deleted: The deleted rows, with the commit that deleted them.
-        marks: Every commit of the batch and its highest event time over all shards; None if none of its events count.
+        marks: Every commit of the batch and its mark over all shards; None if none of its events count.
         changes: The rule changes.
         coverage: The events and fields that dispatch sent; None for all.
         deleting: The commits that deleted rows of any shard.
@@ -35,7 +36,7 @@ class Batch:
 
     events: Events
     deleted: Events | None = None
-    marks: Mapping[int, int | None] = field(default_factory=dict)
+    marks: Mapping[int, Mark | None] = field(default_factory=dict)
     changes: list[RuleChange] = field(default_factory=list)
     coverage: Coverage | None = None
     deleting: frozenset[int] = frozenset()

@@ -63,6 +63,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.watermarks import Mark, pass_marks
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Keys
 from lookback.core.values.lists import KnownLists, Lists, ListSource
@@ -423,26 +424,24 @@ class Evaluator:
         names = frozenset[str]().union(*(rule.lists for _, rule in rules))
         return self.lists.read(state.lists_commit, names) if names else Lists.empty()
 
-    def _timeline(self, state: ShardState, marks: Mapping[int, int | None]) -> Timeline:
+    def _timeline(self, state: ShardState, marks: Mapping[int, Mark | None]) -> Timeline:
         """Returns the watermarks before and after each commit."""
         commits = np.array(sorted(marks), dtype=np.int64)
-        highs = [NEVER if state.high is None else state.high]
-        highs += [NEVER if (high := marks[int(commit)]) is None else high for commit in commits]
-        highest = np.maximum.accumulate(np.array(highs, dtype=np.int64))
-        if not self.automatic:
-            highest = np.full(len(highest), NEVER)
-        watermarks = np.where(highest == NEVER, NEVER, highest - self.stream.max_out_of_orderness)
+        watermarks = np.full(len(commits) + 1, NEVER)
+        if self.automatic:
+            passed = pass_marks(self.stream, state.reached, (marks[commit] for commit in commits.tolist()))
+            watermarks[0], watermarks[1:] = state.reached.watermark(self.stream), passed.watermarks
         if state.advanced is not None:
             watermarks = np.maximum(watermarks, state.advanced)
         return Timeline(commits, watermarks[:-1], watermarks[1:])
 
     # Time -------------------------------------------------------------------------------------------------------------
 
-    def _pass_time(self, state: ShardState, marks: Mapping[int, int | None]) -> int | None:
-        return state.pass_time(marks, self.stream.max_out_of_orderness, automatic=self.automatic)
+    def _pass_time(self, state: ShardState, marks: Mapping[int, Mark | None]) -> int | None:
+        return state.pass_time(marks, self.stream, automatic=self.automatic)
 
     def _watermark(self, state: ShardState) -> int | None:
-        return state.watermark(self.stream.max_out_of_orderness, automatic=self.automatic)
+        return state.watermark(self.stream, automatic=self.automatic)
 
 
 def _check_coverage(in_force: Rules, batch: Batch, output: Output) -> bool:

@@ -28,6 +28,7 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations, Declared
 from lookback.core.streams.events import compile_key
+from lookback.core.streams.watermarks import Mark, Reached, find_highest, read_mark
 from lookback.core.values.columns import from_text, from_values, to_stored, to_text
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -61,17 +62,17 @@ class Seed:
     """The remaining knowledge about commits that are not read again. Times are in microseconds.
 
     Attributes:
-        high: Their highest event time.
+        high: The mark of all of them.
         raised: The role of a rule, the texts of a key by column (see `KeyPart`), and the event time of the last alert
             that the rule raised for that key, which may suppress later alerts.
     """
 
-    high: int
+    high: Mark
     raised: Sequence[tuple[str, Mapping[str, str | None], int]] = ()
 
     def apply_to(self, state: ShardState, stream: Stream) -> None:
         """Writes the seed into a new state."""
-        state.high = self.high
+        state.reached = Reached.by(self.high)
         for role, key, time in self.raised:
             names, fields = sorted(key), tuple(stream.fields.items())
             types = [stream.fields[name] if name in stream.fields else compile_key(name, fields).type for name in names]
@@ -92,7 +93,8 @@ class Seed:
 
     def _cuts_windows(self, feature: FeatureState) -> bool:
         """Returns whether windows of a feature may begin before the commits that are read."""
-        return feature.since == self.high and (feature.floor is None or feature.floor < self.high)
+        high = find_highest(self.high)
+        return high is not None and feature.since == high and (feature.floor is None or feature.floor < high)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Schedule:
         through, seed = document["through"], None
         if document["seed"] is not None:
             high, raised = document["seed"]
-            seed = Seed(int(high), [(role, dict(key), int(at)) for role, key, at in raised])
+            seed = Seed(read_mark(high), [(role, dict(key), int(at)) for role, key, at in raised])
         refused, warming = (
             frozenset((int(commit), rule_id, version) for commit, rule_id, version in document[name])
             for name in ("refused", "warming")

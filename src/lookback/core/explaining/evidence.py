@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lookback.core.streams.arrival import arrival_number, split_future
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.watermarks import Mark, Reached, pass_marks
 from lookback.core.values.columns import Column, Mask
 from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import KnownLists, Lists, ListSource
@@ -58,12 +60,12 @@ class Clock:
 
     Attributes:
         declarations: The declarations by which the stream was judged.
-        highs: commit -> its highest event time. Commits that do not move the watermark may be left out.
+        highs: commit -> its mark. Commits that do not move the watermark may be left out.
         advances: (arrival, time) of the `advance` commands, in the order they took effect.
     """
 
     declarations: Declarations
-    highs: Mapping[int, int]
+    highs: Mapping[int, Mark]
     advances: Sequence[tuple[int | None, int]] = ()
 
     @property
@@ -75,8 +77,8 @@ class Clock:
         """Returns the stream as it was declared when the events of a commit were judged."""
         return self.declarations.after(commit - 1).stream
 
-    def highs_until(self, commit: int) -> dict[int, int]:
-        """Returns the highest event times of the commits up to this one."""
+    def highs_until(self, commit: int) -> dict[int, Mark]:
+        """Returns the marks of the commits up to this one."""
         return {at: high for at, high in self.highs.items() if at <= commit}
 
     def advances_until(self, commit: int) -> list[tuple[int | None, int]]:
@@ -85,21 +87,27 @@ class Clock:
 
     def watermark_before(self, commit: int) -> int:
         """Returns the watermark against which the events of a commit are judged; NEVER if there was none yet."""
-        commits, highest, reached = self._passed
+        commits, watermarks, begins = self._passed
         bounds = [time for arrival, time in self.advances if arrival is None or arrival < commit]
+        # The watermark rises if less disorder is declared, and never falls.
+        bounds.append(begins[bisect_left(self.declarations.cuts, commit)])
         if before := int(np.searchsorted(commits, commit)):
-            # The watermark rises if less disorder is declared, and never falls.
-            own = int(highest[before - 1]) - self.declared_for(commit).max_out_of_orderness
-            bounds += [own, int(reached[before - 1])]
-        return max(bounds, default=NEVER)
+            bounds.append(int(watermarks[before - 1]))
+        return max(bounds)
 
     @cached_property
-    def _passed(self) -> tuple[Int64s, Int64s, Int64s]:
-        """The commits in ascending order, the highest event time up to each, and the watermark after each."""
-        commits = np.array(sorted(self.highs), dtype=np.int64)
-        highest = np.maximum.accumulate(np.array([self.highs[at] for at in commits.tolist()], dtype=np.int64))
-        disorder = self.declarations.list_values("max_out_of_orderness", commits)
-        return commits, highest, np.maximum.accumulate(highest - disorder)
+    def _passed(self) -> tuple[Int64s, Int64s, list[int]]:
+        """The commits in ascending order, the watermark after each, and that at the beginning of each declaration."""
+        commits = sorted(self.highs)
+        edges = [0, *(bisect_right(commits, cut) for cut in self.declarations.cuts), len(commits)]
+        reached, watermark, begins, parts = Reached(), NEVER, list[int](), list[Int64s]()
+        for declared, (low, high) in zip(self.declarations.listed, pairwise(edges), strict=True):
+            watermark = max(watermark, reached.watermark(declared.stream))
+            begins.append(watermark)
+            reached, passed = pass_marks(declared.stream, reached, [self.highs[commit] for commit in commits[low:high]])
+            parts.append(np.maximum(passed, watermark))
+            watermark = int(parts[-1][-1]) if len(passed) else watermark
+        return np.array(commits, dtype=np.int64), np.concatenate(parts), begins
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.events import Events, empty_events
+from lookback.core.streams.watermarks import Mark
 from lookback.core.values.columns import Column, Values, make_objects, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import BIGINT, DataType
@@ -117,7 +118,7 @@ class _Replay:
         commits = [*self._events.commits.tolist(), *self._deleted.commits.tolist(), commit]
         # The next commit drops state that no rule uses, even if the commit has no events.
         commits += [each.arrival for each in self._activations if each.arrival is not None]
-        self._marks: dict[int, int | None] = dict.fromkeys(commits)
+        self._marks: dict[int, Mark | None] = dict.fromkeys(commits)
         self._marks |= evidence.clock.highs_until(commit)
 
     @cached_property

@@ -32,8 +32,11 @@ from lookback.core.state.pieces import FindFile, Pieces, Store
 from lookback.core.state.storedruns import StoredRuns
 from lookback.core.state.tables import RAISED, KeyedTables
 from lookback.core.state.windowrows import RESETS, WindowRows
+from lookback.core.streams.declaration import Stream
+from lookback.core.streams.watermarks import Mark, MemberTimes, Reached, pass_marks
 from lookback.core.values.cache import SHARED_CACHE, Cache
 from lookback.core.values.pages import decode_page, encode_page
+from lookback.core.values.times import NEVER
 
 MANIFEST, _RULES = "manifest", "rules"
 # Longer texts continue in the next row of their page.
@@ -65,6 +68,7 @@ class ShardState:
 
     Attributes:
         high: The highest event time of all commits so far.
+        members: The event times of a union's members; empty for other streams.
         advanced: The watermark reached. It never falls, even if the stream is declared with more disorder or a command
             moved it.
         last_commit: The last commit judged.
@@ -81,6 +85,7 @@ class ShardState:
 
     book: RuleBook
     high: int | None = None
+    members: Mapping[str, MemberTimes] = field(default_factory=dict)
     advanced: int | None = None
     last_commit: int | None = None
     deferred: Deferred = field(default_factory=Deferred)
@@ -117,27 +122,36 @@ class ShardState:
         """Returns the keyed table of that name, creating it if needed."""
         return self.tables.open(name)
 
-    def watermark(self, max_out_of_orderness: int, *, automatic: bool = True) -> int | None:
+    @property
+    def reached(self) -> Reached:
+        """The event times up to the last commit."""
+        return Reached(self.high, self.members)
+
+    @reached.setter
+    def reached(self, reached: Reached) -> None:
+        self.high, self.members = reached
+
+    def watermark(self, stream: Stream, *, automatic: bool = True) -> int | None:
         """Returns the watermark after the last commit; None if the stream has none yet."""
         bounds = [] if self.advanced is None else [self.advanced]
-        if automatic and self.high is not None:
-            bounds.append(self.high - max_out_of_orderness)
+        if automatic and (own := self.reached.watermark(stream)) != NEVER:
+            bounds.append(own)
         return max(bounds) if bounds else None
 
-    def pass_time(
-        self, marks: Mapping[int, int | None], max_out_of_orderness: int, *, automatic: bool = True
-    ) -> int | None:
-        """Advances past these commits. Only this method raises the highest event time and the floors.
+    def pass_time(self, marks: Mapping[int, Mark | None], stream: Stream, *, automatic: bool = True) -> int | None:
+        """Advances past these commits. Only this method raises the highest event times and the floors.
 
-        `marks` has the highest event time of each commit, None if none of its events counts. `drop_old` later drops the
-        rows below the floors. Returns the watermark after the commits.
+        `marks` has the mark of each commit, None if none of its events counts. `drop_old` later drops the rows below the
+        floors. Returns the watermark after the commits.
         """
-        highs = [high for high in marks.values() if high is not None]
-        if highs:
-            self.high = max(highs) if self.high is None else max(self.high, *highs)
         if marks:
             self.last_commit = max(marks)
-        watermark = self.advanced = self.watermark(max_out_of_orderness, automatic=automatic)
+            passed = pass_marks(stream, self.reached, (marks[commit] for commit in sorted(marks)))
+            self.reached, reached = passed.reached, int(passed.watermarks[-1])
+            # That of a union may have been higher before the last commit.
+            if automatic and reached != NEVER:
+                self.advanced = reached if self.advanced is None else max(self.advanced, reached)
+        watermark = self.advanced = self.watermark(stream, automatic=automatic)
         if watermark is not None:
             for feature in self.features.values():
                 feature.pass_time(watermark)
@@ -276,6 +290,7 @@ class ShardState:
         """Returns the manifest; `_read` reads it."""
         return {
             **{name: getattr(self, name) for name in _PLAIN},
+            **({"members": self.members} if self.members else {}),
             "segments": self.windows.segments,
             "saves": self.runs.saves,
             "lists_commit": self.lists_commit,
@@ -289,6 +304,8 @@ class ShardState:
     def _read(self, manifest: dict[str, Any], store: Store) -> None:
         for name in _PLAIN:
             setattr(self, name, manifest[name])
+        members = manifest.get("members", {})
+        self.members = {str(name): MemberTimes(int(high), int(heard)) for name, (high, heard) in members.items()}
         self._pieces.update({str(name): int(count) for name, count in manifest["pieces"].items()})
         self.windows.segments, self.runs.saves = manifest["segments"], manifest["saves"]
         self.book.lists_commit = manifest["lists_commit"]

@@ -1,6 +1,7 @@
 """Prepares the events of commits for evaluation: discards events too far in the future and finds each commit's mark.
 
-The mark of a commit is its highest event time, which raises the watermark.
+The mark of a commit is its highest event time, which raises the watermark; that of a commit of a union has the highest
+event time of each member.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from lookback.core.streams.alerts import LateEvent, sortable_id
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
+from lookback.core.streams.watermarks import Mark, merge_mark
 from lookback.core.values.durations import format_duration
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import to_utc
@@ -67,23 +69,35 @@ def late_sort_key(stream: Stream, arrival: int, event_time: dt.datetime, event_i
     return arrival, event_time, sortable_id(int(event_id) if integer else event_id)
 
 
-def find_marks(events: Events, commits: Int64s) -> dict[int, int | None]:
-    """Finds the highest event time of every commit in `commits`; None for a commit without rows in `events`."""
-    marks: dict[int, int | None] = {int(commit): None for commit in np.unique(commits)}
-    if len(events):
-        order = np.argsort(events.commits, kind="stable")
-        ordered = events.commits[order]
-        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        highest = np.maximum.reduceat(events.times[order], starts)
-        marks.update(zip(ordered[starts].tolist(), highest.tolist(), strict=True))
+def find_marks(events: Events, commits: Int64s) -> dict[int, Mark | None]:
+    """Finds the mark of every commit in `commits`; None for a commit without rows in `events`."""
+    marks: dict[int, Mark | None] = {int(commit): None for commit in np.unique(commits)}
+    if events.member_field:
+        members = events.columns[events.member_field].values
+        for name in set(members.tolist()) - {None}:
+            for commit, high in _find_highest(events.take(members == name)).items():
+                known = marks[commit]
+                marks[commit] = {**(known if isinstance(known, dict) else {}), name: high}
+    else:
+        marks.update(_find_highest(events))
     return marks
 
 
-def merge_marks(parts: list[dict[int, int | None]]) -> dict[int, int | None]:
+def _find_highest(events: Events) -> dict[int, int]:
+    """Finds the highest event time of each commit."""
+    if not len(events):
+        return {}
+    order = np.argsort(events.commits, kind="stable")
+    ordered = events.commits[order]
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    highest = np.maximum.reduceat(events.times[order], starts)
+    return dict(zip(ordered[starts].tolist(), highest.tolist(), strict=True))
+
+
+def merge_marks(parts: list[dict[int, Mark | None]]) -> dict[int, Mark | None]:
     """Merges the marks found in several parts of the same commits."""
-    merged: dict[int, int | None] = {}
+    merged: dict[int, Mark | None] = {}
     for part in parts:
-        for commit, high in part.items():
-            known = merged.get(commit)
-            merged[commit] = high if known is None else known if high is None else max(known, high)
+        for commit, mark in part.items():
+            merged[commit] = merge_mark(merged.get(commit), mark)
     return merged

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, Strict
+from pydantic import Field, PlainValidator, SkipValidation, Strict
 
 from lookback.core.errors import Problem, StreamError
 from lookback.core.streams import alerts, metrics
@@ -22,6 +22,7 @@ from lookback.core.streams.fields import (
 )
 from lookback.core.streams.lookups import Lookup, parse_lookups
 from lookback.core.streams.source_keys import find_source_problems
+from lookback.core.streams.unions import MEMBER, Union, parse_union
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.limits import MAX_NESTING, Limits, is_too_deep
 from lookback.core.values.reading import Refused, needs, read_mapping
@@ -122,7 +123,8 @@ class Stream:
     new checkpoint are divided; None: the evaluation decides. table: the path, or catalog.schema.table, of a Delta table
     of events that other systems write; empty: Lookback's own table, which ingest fills. order_by: the fields that order
     events with the same commit and time in such a table; ties are broken by id. value: the field with the worth of an
-    event; empty: none. lookups: the tables whose values ingest adds to each event.
+    event; empty: none. lookups: the tables whose values ingest adds to each event. union: the streams whose events
+    these are; None for all others. Its max_out_of_orderness is the largest of its members.
     """
 
     name: Annotated[Name, Field(alias="stream")]
@@ -146,6 +148,7 @@ class Stream:
     shards: Annotated[int | None, PlainValidator(_read_count)] = None
     value: Annotated[str, Strict(), needs("the name of a field is needed")] = ""
     lookups: Annotated[Sequence[Lookup], PlainValidator(tuple)] = ()
+    union: Annotated[Union | None, SkipValidation()] = None
 
     @property
     def own_fields(self) -> dict[str, DataType]:
@@ -185,8 +188,9 @@ class Stream:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that are always read, whatever rules need: the id, the time and the order columns."""
-        return tuple(dict.fromkeys([self.event_id, self.event_time, *self.order_columns]))
+        """The columns that are always read, whatever rules need: the id, the time, the order columns, a union's member."""
+        member = [] if self.union is None else [MEMBER]
+        return tuple(dict.fromkeys([self.event_id, self.event_time, *self.order_columns, *member]))
 
     @property
     def columns_of_events(self) -> dict[str, DataType]:
@@ -213,15 +217,17 @@ class Stream:
                 "?",
                 [Problem("", f"a stream is a mapping of stream, event_id, event_time, fields ..., got {document!r}")],
             )
+        union, document, found = parse_union(document)
         declared = document.get("fields")
         own = parse_fields(declared)
         # A field with an invalid type counts as declared, so that only its type is reported.
         names = {*declared, *own.types} if isinstance(declared, Mapping) else set()
         lookups = parse_lookups(document.get("lookups"), own, names)
         fields = own._replace(types={**own.types, **lookups.fields})
-        problems = [*lookups.problems, *_find_contradictions(document, own.types, names, fields.types)]
+        problems = [*found, *lookups.problems, *_find_contradictions(document, own.types, names, fields.types)]
+        parsed = {"fields": fields, "lookups": lookups.listed, "union": union}
         try:
-            return read_mapping(cls, {**document, "fields": fields, "lookups": lookups.listed}, problems)
+            return read_mapping(cls, {**document, **parsed}, problems)
         except Refused as error:
             raise StreamError(str(document.get("stream")), error.problems) from None
 
@@ -244,6 +250,8 @@ class Stream:
             document["value"] = self.value
         if self.lookups:
             document["lookups"] = [lookup.to_dict() for lookup in self.lookups]
+        if self.union is not None:
+            document.update(self.union.to_dict())
         return document
 
 

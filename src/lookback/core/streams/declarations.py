@@ -26,6 +26,8 @@ SETTINGS = (
     "max_revisions",
     "max_failures",
     "limits",
+    "union",
+    "idle",
 )
 
 
@@ -55,7 +57,9 @@ class Declared(NamedTuple):
         """Parses a declaration from rule_log; None if the text is invalid. stream: supplies all but the settings."""
         try:
             settings = {name: value for name, value in json.loads(text).items() if name in SETTINGS}
-            return cls(after, Stream.from_dict({**stream.to_dict(), **settings}), text)
+            # Only ingest reads the columns of a union, which may have had other members.
+            ours = stream.to_dict() if stream.union is None else {**stream.to_dict(), "columns": {}}
+            return cls(after, Stream.from_dict({**ours, **settings}), text)
         except (ValueError, AttributeError, StreamError):
             return None
 
@@ -148,7 +152,7 @@ class Declarations:
 def list_settings(stream: Stream) -> dict[str, Any]:
     """Lists the settings that affect how events are judged, in the form of a stream's YAML."""
     document = stream.to_dict()
-    return {name: document[name] for name in SETTINGS}
+    return {name: document[name] for name in SETTINGS if name in document}
 
 
 def plan_declarations(

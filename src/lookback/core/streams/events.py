@@ -23,6 +23,7 @@ from lookback.core.streams.alerts import sortable_id
 from lookback.core.streams.cells import is_missing, read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.fields import POSITION
+from lookback.core.streams.unions import MEMBER, Union
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import (
     Column,
@@ -51,17 +52,24 @@ class Events:
 
     columns: by field name. The id and time columns have no NULLs. commits: the commit version that added each event,
     shape (rows,). order: the names of the columns that order events with the same commit and time, before their ids do.
+    member_field: the field that names the member of a union; empty for other streams.
     keys: the results of `find_keys` by grouping set. Rules share expressions, so the most recently used values of
     expressions are cached.
     """
 
     def __init__(
-        self, columns: Mapping[str, Column], commits: Int64s, event_id: str, event_time: str, order: Sequence[str] = ()
+        self,
+        columns: Mapping[str, Column],
+        commits: Int64s,
+        event_id: str,
+        event_time: str,
+        order: Sequence[str] = (),
+        member_field: str = "",
     ) -> None:
         self.columns = columns
         self.commits = commits
         self.times: Int64s = columns[event_time].values
-        self._id, self._time, self._order = event_id, event_time, tuple(order)
+        self._id, self._time, self._order, self.member_field = event_id, event_time, tuple(order), member_field
         self._values: dict[str, Column] = {}
         self._cached_bytes = 0
         self.keys: dict[tuple[str, ...], Keys] = {}
@@ -70,13 +78,15 @@ class Events:
     @classmethod
     def of(cls, columns: Mapping[str, Column], commits: Int64s, stream: Stream) -> Events:
         """Makes events of a stream. columns: include the stream's order columns."""
-        return cls(columns, commits, stream.event_id, stream.event_time, tuple(stream.order_columns))
+        member_field = "" if stream.union is None else MEMBER
+        return cls(columns, commits, stream.event_id, stream.event_time, tuple(stream.order_columns), member_field)
 
     def __len__(self) -> int:
         return len(self.commits)
 
     def _replace(self, columns: Mapping[str, Column], commits: Int64s | None = None) -> Events:
-        return Events(columns, self.commits if commits is None else commits, self._id, self._time, self._order)
+        arrived = self.commits if commits is None else commits
+        return Events(columns, arrived, self._id, self._time, self._order, self.member_field)
 
     def take(self, index: npt.NDArray[Any] | slice) -> Events:
         """Returns the events at `index` (positions, a mask or a slice)."""
@@ -319,12 +329,24 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
                 f"row {int(np.flatnonzero(null)[0])}: {name} is missing or NULL; every event of stream {stream.name!r} "
                 "needs one"
             )
+    if stream.union is not None:
+        _require_members(columns[MEMBER], stream.union)
     commits = _read_commits(_find_column(table, "arrival"), count, next_commit)
     if POSITION in stream.order_columns:
         columns[POSITION] = _read_positions(_find_column(table, POSITION), count)
     events = Events.of(columns, commits, stream)
     committed_at = _find_column(table, "committed_at")
     return events, None if committed_at is None else _read_commit_times(committed_at)
+
+
+def _require_members(column: Column, union: Union) -> None:
+    """Raises EventError if an event does not name a member of its union."""
+    for at, name in enumerate(column.to_stored_list()):
+        if name not in union.members:
+            raise EventError(
+                f"row {at}: {MEMBER} is {name!r:.100}; name the stream from which the event of the union comes: "
+                f"{', '.join(union.members)}"
+            )
 
 
 def find_row_problems(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list[str]:

@@ -37,6 +37,7 @@ from lookback.core.streams.blocks import OwnCount, pack_alerts, pack_failures, p
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.core.streams.watermarks import Mark
 from lookback.places import Place
 from lookback.spark.batches.arrayfiles import release_mapped
 from lookback.spark.batches.dispatch import EVENTS
@@ -222,7 +223,7 @@ class Shard:
         changes: list[RuleChange] = []
         inserted: list[Events] = []
         deleted: list[Events] = []
-        marks: list[dict[int, int | None]] = []
+        marks: list[dict[int, Mark | None]] = []
         sent: list[Coverage] = []
         own: dict[bool, list[list[OwnCount]]] = {False: [], True: []}
         deleting = set[int]()
@@ -252,7 +253,7 @@ class Shard:
         return batch, future, offered
 
     def _make_report(self, state: ShardState, offered: int) -> dict[str, Any]:
-        held, watermark = state.estimate_counts(), state.watermark(state.book.stream.max_out_of_orderness)
+        held, watermark = state.estimate_counts(), state.watermark(state.book.stream)
         return {
             "shard": self._label,
             "events": offered,

@@ -10,6 +10,8 @@ from lookback.core.explaining.evidence import Clock, Evidence, Reset
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
+from lookback.core.streams.unions import MEMBER
+from lookback.core.streams.watermarks import Mark, merge_mark
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.history import (
     Lanes,
@@ -109,18 +111,26 @@ def _read_resets(
     return resets
 
 
-def _read_highs(tables: Tables, feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, int]:
-    """Reads the highest event time of each commit up to `arrival`, without events beyond max_future.
+def _read_highs(tables: Tables, feed: DataFrame, declarations: Declarations, arrival: int) -> dict[int, Mark]:
+    """Reads the mark of each commit up to `arrival`, without events beyond max_future.
 
     Events before the feed's first time cannot make later ones late.
     """
     most = str(declarations.listed[0].stream.max_future)
     for cut, each in zip(declarations.cuts, declarations.listed[1:], strict=True):
         most = f"CASE WHEN _commit_version > {cut} THEN {each.stream.max_future} ELSE {most} END"
-    names = (f"unix_micros({quote_name(declarations.last.event_time)}) AS at_us", f"{most} AS most")
+    member = "CAST(NULL AS STRING)" if declarations.last.union is None else MEMBER
+    names = (
+        f"{member} AS member",
+        f"unix_micros({quote_name(declarations.last.event_time)}) AS at_us",
+        f"{most} AS most",
+    )
     rows = {"events": feed.selectExpr(*names, "unix_micros(_commit_timestamp) AS committed", "_change_type", COMMIT)}
-    highs = tables.ask("highest_times", rows, arrival=arrival).collect()
-    return {int(row[0]): int(row[1]) for row in highs}
+    marks: dict[int, Mark | None] = {}
+    for commit, member, high in tables.ask("highest_times", rows, arrival=arrival).collect():
+        mark: Mark = int(high) if member is None else {member: int(high)}
+        marks[int(commit)] = merge_mark(marks.get(int(commit)), mark)
+    return {commit: mark for commit, mark in marks.items() if mark is not None}
 
 
 def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None]) -> DataFrame:

@@ -244,18 +244,25 @@ def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
     furthest = figures.furthest
     if furthest is None or furthest.watermark is None:
         return ""
-    time = furthest.watermark + dt.timedelta(microseconds=stream.max_out_of_orderness)
-    rows = _select_events(tables, stream, f"{quote_name(stream.event_time)} = :time", time=time).collect()
+    # In a union each member has its own disorder.
+    disorders = {stream.max_out_of_orderness} if stream.union is None else set(stream.union.members.values())
+    times = [furthest.watermark + dt.timedelta(microseconds=each) for each in sorted(disorders)]
+    conditions = (f"{quote_name(stream.event_time)} = :time_{at}" for at in range(len(times)))
+    values = {f"time_{at}": time for at, time in enumerate(times)}
+    rows = _select_events(tables, stream, f"({' OR '.join(conditions)})", **values).collect()
     first = min(rows, key=lambda row: (row["at_us"] or 0, row["event_id"]), default=None)
     if first is None:
         return ""
-    return describe_leader(first["event_id"], time, None if first["at_us"] is None else to_utc(first["at_us"]))
+    return describe_leader(
+        first["event_id"], to_utc(first["time_us"]), None if first["at_us"] is None else to_utc(first["at_us"])
+    )
 
 
 def _select_events(tables: Tables, stream: Stream, condition: str, **values: object) -> DataFrame:
-    """Selects the events of a stream for which a condition holds: event_id as text, and when it was ingested, as at_us."""
+    """Selects the events of a stream for which a condition holds: id as text, time_us and, when ingested, at_us."""
     event_id = f"CAST({quote_name(stream.event_id)} AS STRING) AS event_id"
-    text = f"SELECT {event_id}, unix_micros(ingested_at) AS at_us FROM events WHERE {condition}"
+    times = f"unix_micros({quote_name(stream.event_time)}) AS time_us, unix_micros(ingested_at) AS at_us"
+    text = f"SELECT {event_id}, {times} FROM events WHERE {condition}"
     return tables.run(text, {"events": tables.read_events(stream.name)}, **values)
 
 

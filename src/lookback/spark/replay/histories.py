@@ -16,6 +16,7 @@ from lookback.core.engine.schedule import WaitingChange
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.watermarks import find_highest
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import DAY_US
 from lookback.spark.checkpoints.histories import name_part
@@ -26,7 +27,7 @@ from lookback.spark.replay.history import History
 from lookback.spark.replay.plan import HistoryPlace, ReplayPlan
 from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import Course
-from lookback.spark.stream.rebuild import find_highest_before
+from lookback.spark.stream.rebuild import find_mark_before
 from lookback.spark.tables.sqltexts import to_timestamp
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def make_history(tables: Tables, stream: Stream, request: Request) -> int:
     left = set(request.parcels.list())
     for name in (name_part(request.name, part) for part in range(parts)):
         if name not in left:
-            request.parcels.write(name, warming.WindowHistory.empty(request.rule, plan.high).encode())
+            request.parcels.write(name, warming.WindowHistory.empty(request.rule, find_highest(plan.high)).encode())
     return pieces
 
 
@@ -135,7 +136,7 @@ def _make_plan(tables: Tables, stream: Stream, request: Request, history: Histor
         erases=True,
         declarations=course.declarations.with_limits(widened),
         lists=course.lists,
-        high=find_highest_before(tables, stream, history.first) if history.first else None,
+        high=find_mark_before(tables, stream, history.first) if history.first else None,
         history=HistoryPlace(request.parcels, request.name, request.is_beside),
     )
 

@@ -14,6 +14,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.watermarks import Mark
 from lookback.core.values.lists import ListSource
 from lookback.spark.checkpoints.parcels import Parcels
 from lookback.spark.following.listfeed import ReplayedLists
@@ -35,7 +36,7 @@ class ReplayPlan:
         max_evidence: See `Evaluator`.
         keeps_state: Whether the answers include the final state.
         declarations: The declarations by which the stream was judged; None: the current one.
-        high: The highest event time before the commits that are read, in microseconds; None for none.
+        high: The mark of all events before the commits that are read; None for none.
         lists: The lists that rules name, by commit.
         warmed: The versions that came into force with the history of their windows.
         history: Where each shard stores the rows that it gathered for the first rule.
@@ -52,7 +53,7 @@ class ReplayPlan:
     max_evidence: int = MAX_EVIDENCE_IDS
     keeps_state: bool = False
     declarations: Declarations | None = None
-    high: int | None = None
+    high: Mark | None = None
     lists: ListSource = field(default_factory=ReplayedLists)
     warmed: Sequence[Warmed] = ()
     history: HistoryPlace | None = None

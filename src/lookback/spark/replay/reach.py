@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import WaitingChange
@@ -20,8 +20,10 @@ from lookback.core.rules.versions import WITH_STATE
 from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.blocks import COMMIT
 from lookback.core.streams.declarations import Declarations
+from lookback.core.streams.unions import MEMBER
+from lookback.core.streams.watermarks import Mark, Reached, find_highest, merge_mark, pass_marks
 from lookback.core.values.windows import SESSION
-from lookback.spark.stream.rebuild import find_highest_before
+from lookback.spark.stream.rebuild import find_mark_before
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -36,18 +38,18 @@ class Reach:
 
     Attributes:
         begins: The first commit that the proof reads.
-        high: The highest event time before that commit, in microseconds.
+        high: The mark of all events before that commit.
         exact_from: The first commit at which windows hold only events after `high`; None if no commit is that far yet.
     """
 
     begins: int
-    high: int
+    high: Mark
     exact_from: int | None = None
 
     @classmethod
     def find(cls, tables: Tables, history: History) -> Reach | None:
         """Finds the limits of a proof that reads this history; None if no earlier events are gone."""
-        high = find_highest_before(tables, history.stream, history.first) if history.first else None
+        high = find_mark_before(tables, history.stream, history.first) if history.first else None
         return None if high is None else cls(history.first, high)
 
     def follow(
@@ -59,13 +61,17 @@ class Reach:
         stream = history.stream
         time, committed = F.unix_micros(stream.event_time), F.unix_micros("_commit_timestamp")
         inserted = (F.col("_change_type") == "insert") & (time - F.lit(declarations.least_future) <= committed)
-        rows = history.read_changes(tables).where(inserted).groupBy(COMMIT).agg(F.max(time).alias("high"))
-        commits = [(row[COMMIT], row["high"]) for row in rows.orderBy(COMMIT).collect()]
-        behind = max(each.stream.max_out_of_orderness for each in declarations.listed)
-        wanted = self.high + behind + max(map(_find_width, rules), default=0)
-        highest = accumulate((high for _, high in commits), max)
-        reached = (commit for (commit, _), high in zip(commits, highest, strict=True) if high > wanted)
-        after = next(reached, None)
+        member = F.lit(None).cast("string") if stream.union is None else F.col(MEMBER)
+        rows = history.read_changes(tables).where(inserted).groupBy(COMMIT, member.alias("_member"))
+        marks: dict[int, Mark | None] = {}
+        for commit, name, high in rows.agg(F.max(time)).orderBy(COMMIT).collect():
+            marks[commit] = merge_mark(marks.get(commit), high if name is None else {name: high})
+        # Until the watermark has passed all earlier events, it may be another one than in the stream.
+        wanted = (find_highest(self.high) or 0) + max(map(_find_width, rules), default=0)
+        before = Reached.by(self.high)
+        passed = [pass_marks(each.stream, before, marks.values()).watermarks for each in declarations.listed]
+        is_reached = np.minimum.reduce(passed) > wanted
+        after = next((commit for commit, reached in zip(marks, is_reached, strict=True) if reached), None)
         return self if after is None else Reach(self.begins, self.high, after + 1)
 
     def excuse(self, rules: Iterable[CompiledRule], *, late: bool = False) -> Column:

@@ -48,6 +48,7 @@ from lookback.core.streams.blocks import (
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events
+from lookback.core.streams.watermarks import Mark, Reached
 from lookback.core.values.times import parse_time
 from lookback.spark.batches.dispatch import (
     DELETED,
@@ -263,7 +264,7 @@ class _Shard:
             stream, number, len(labels), flagging=plan.flagging, max_evidence=plan.max_evidence, lists=plan.lists
         )
         self._state = ShardState(RuleBook(stream, plan.streams))
-        self._state.high = plan.high
+        self._state.reached = Reached.by(plan.high)
         open_warmed(self._state, plan.warmed)
         self._changes, self._waiting = list(plan.first), list(plan.waiting)
         # Every block lists the events beyond max_future, so only one shard reports them.
@@ -298,7 +299,7 @@ class _Shard:
         """Judges the blocks of one span and returns the answers, each a kind and a payload."""
         inserted: list[Events] = []
         deleted: list[Events] = []
-        marks: list[dict[int, int | None]] = []
+        marks: list[dict[int, Mark | None]] = []
         future: list[LateEvent] = []
         wanted: list[tuple[str, int, int]] = []
         own: dict[bool, list[list[OwnCount]]] = {False: [], True: []}

@@ -20,9 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.watermarks import Reached
 from lookback.core.values.columns import to_text
 from lookback.core.values.texts import summarize_error
-from lookback.core.values.times import to_utc
+from lookback.core.values.times import NEVER, to_utc
 from lookback.spark.batches.dispatch import BLOCKS, build_event_blocks, build_rule_blocks, find_shard_labels
 from lookback.spark.batches.processor import ShardProcessor
 from lookback.spark.batches.shard import UncoveredError
@@ -47,7 +48,7 @@ from lookback.spark.platform.session import (
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.declared import plan_start
 from lookback.spark.stream.options import EvaluationOptions
-from lookback.spark.stream.rebuild import UnwrittenRows
+from lookback.spark.stream.rebuild import UnwrittenRows, find_mark
 from lookback.spark.stream.resume import Beginning, begin, is_being_rebuilt
 from lookback.spark.stream.serverless import RemoteBatches
 from lookback.spark.tables.history import read_stamp
@@ -466,5 +467,5 @@ class _Idle:
             return reports[-1].watermark
         time_, stream = F.col(self._evaluation.stream.event_time), self._evaluation.stream
         past = self._evaluation.tables.read_events(stream.name).where(time_ <= F.current_timestamp())
-        highest = past.agg(F.max(F.unix_micros(time_)).alias("highest")).collect()[0]["highest"]
-        return None if highest is None else int(highest) - stream.max_out_of_orderness
+        watermark = Reached.by(find_mark(past, stream)).watermark(stream)
+        return None if watermark == NEVER else watermark

@@ -19,6 +19,7 @@ from lookback.core.rules.keys import find_key
 from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.declarations import Declared
+from lookback.core.streams.unions import MEMBER
 from lookback.spark.checkpoints.sparklogs import EVENTS
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
     from lookback.core.streams.declaration import Stream
+    from lookback.core.streams.watermarks import Mark
     from lookback.spark.tables.lakehouse import Tables
 
 # The columns that identify a row of an output table.
@@ -222,20 +224,20 @@ def find_last_arrival(tables: Tables, name: str, stream: Stream, column: str = "
     return None if row is None or row[0] is None else int(row[0])
 
 
-def find_highest_before(tables: Tables, stream: Stream, start: int) -> int | None:
-    """Finds the highest event time in the commits before `start`, or None if they had no events.
+def find_mark_before(tables: Tables, stream: Stream, start: int) -> Mark | None:
+    """Finds the mark of all commits before `start`, or None if they had no events.
 
     It reads that version of the table or, if its files are gone after OPTIMIZE and VACUUM, the current one, which lacks
     events that were deleted since. Events beyond max_future do not count.
     """
     try:
-        return _find_highest(tables, stream, start, start)
+        return _find_mark(tables, stream, start, start)
     except SPARK_ERRORS:
-        return _find_highest(tables, stream, start, None)
+        return _find_mark(tables, stream, start, None)
 
 
-def _find_highest(tables: Tables, stream: Stream, start: int, version: int | None) -> int | None:
-    """Finds the highest event time from before the commit `start` in a version of the table (None: the latest)."""
+def _find_mark(tables: Tables, stream: Stream, start: int, version: int | None) -> Mark | None:
+    """Finds the mark of the events from before the commit `start` in a version of the table (None: the latest)."""
     own = F.col("stream") == stream.name
     # The stream may have a column named event_id too.
     future = (
@@ -244,13 +246,22 @@ def _find_highest(tables: Tables, stream: Stream, start: int, version: int | Non
     new = tables.read_changes(stream.name, start, version).where(F.col("_change_type") == "insert")
     old = tables.read_events(stream.name, version).join(new, [stream.event_id, stream.event_time], "left_anti")
     old = old.join(future, F.col(stream.event_id).cast("string") == F.col("_future"), "left_anti")
-    row = old.agg(F.max(F.unix_micros(F.col(stream.event_time)))).head()
-    return None if row is None or row[0] is None else int(row[0])
+    return find_mark(old, stream)
+
+
+def find_mark(events: DataFrame, stream: Stream) -> Mark | None:
+    """Finds the mark of events, as if they were one commit; None without events."""
+    high = F.max(F.unix_micros(F.col(stream.event_time))).alias("high")
+    if stream.union is not None:
+        rows = events.groupBy(MEMBER).agg(high).collect()
+        return {row[MEMBER]: int(row["high"]) for row in rows} or None
+    row = events.agg(high).head()
+    return None if row is None or row["high"] is None else int(row["high"])
 
 
 def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
     """Returns the seed of the state from the commits before `start`, or None if they had no events."""
-    high = find_highest_before(tables, stream, start)
+    high = find_mark_before(tables, stream, start)
     if high is None:
         return None
     own = F.col("stream") == stream.name
