@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -33,6 +34,12 @@ STREAMS = {
 _RESERVED = {"c": "Case", "k": "null", "a": "select", "n": "from", "d": "TRUE"}
 _FIELDS = {_RESERVED.get(name, name): type_ for name, type_ in _DECLARATION["fields"].items()}
 STREAMS["reserved"] = Stream.from_dict(_DECLARATION | {"fields": _FIELDS})
+# Members with disorder of their own; the last has no event in many cases.
+MEMBERS = {"x": "3 microseconds", "y": "1 microsecond", "z": "5 microseconds"}
+STREAMS["union"] = Stream.from_dict(
+    {key: value for key, value in _DECLARATION.items() if key != "max_out_of_orderness"}
+    | {"union": MEMBERS, "idle": "6 microseconds"}
+)
 _KINDS = ["event", "event"] + ["lookback"] * 3 + ["tumbling", "sliding"] + ["session"] * 2 + ["sequence"] * 4
 _AGGREGATES = [
     "count(*)", "count(*)", "count(a)", "count(distinct k)", "count(distinct n)", "count(distinct d)", "count(distinct k, n)", "sum(a)", "sum(n)",
@@ -472,6 +479,24 @@ def rows(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @st.composite
+def of_members(draw: st.DrawFn, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same events as those of a union. Members often fall silent for a while."""
+    members = draw(st.sampled_from([["x", "y"], ["x", "y", "z"], ["y", "x", "x", "x"]]))
+    member, found = draw(st.sampled_from(members)), []
+    for row in events:
+        if draw(st.integers(0, 3)) == 0:
+            member = draw(st.sampled_from(members))
+        found.append(row | {"member": member})
+    return found
+
+
+@st.composite
+def union_cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
+    """Cases as of `cases` about the events of a union."""
+    return draw(cases(updates=updates, streams=("union",)))
+
+
+@st.composite
 def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> list[dict[str, Any]]:
     """Rows of the rules table, each after the commit `after`, in order. updates: rows that are written over as well."""
     last = max(row["arrival"] for row in events)
@@ -670,11 +695,13 @@ _FIELD = re.compile(r"(?<![\w'`])[ckand](?![\w'`])")
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
+def cases(draw: st.DrawFn, *, updates: bool, streams: Sequence[str] = sorted(STREAMS)) -> dict[str, Any]:
     """Plain values only, so that a case that fails can be kept as it is printed."""
     events = draw(rows())
     last = max(row["arrival"] for row in events)
-    stream = draw(st.sampled_from(sorted(STREAMS)))
+    stream = draw(st.sampled_from(streams))
+    if stream == "union":
+        events = draw(of_members(events))
     case = {
         "stream": "plain" if stream == "reserved" else stream,
         "rows": events,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases
+from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases, union_cases
 from hypothesis import given
 from state_layout import small_runs, state_pages
 
@@ -392,6 +392,16 @@ def test_c3_evaluator_equals_oracle_for_any_cut_and_shard_count(case: dict[str, 
 
 @given(cases(updates=False))
 def test_c6_replay_equals_oracle(case: dict[str, Any]) -> None:
+    assert_replay_equals_oracle(case)
+
+
+@given(union_cases(updates=True))
+def test_c12_8_the_evaluator_of_a_union_equals_the_oracle_for_any_cut_and_shard_count(case: dict[str, Any]) -> None:
+    assert_engine_equals_oracle(case)
+
+
+@given(union_cases(updates=False))
+def test_c12_8_a_replay_of_a_union_equals_the_oracle(case: dict[str, Any]) -> None:
     assert_replay_equals_oracle(case)
 
 

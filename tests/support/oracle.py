@@ -23,6 +23,7 @@ from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Compiled
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.alerts import compute_alert_id
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.unions import Union
 from lookback.core.values.columns import Column, from_text, from_values, to_text
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BIGINT, BOOLEAN, DataType, array
@@ -134,6 +135,9 @@ class Oracle:
         self.states: dict[str, _State] = {}
         self.high = self.advanced = NEVER
         self.last_commit: int | None = None
+        # Of a union: of each commit, the members and times of its events.
+        self.seen: list[list[tuple[str, int]]] = []
+        self.passed = NEVER
         self.arrived = 0
         # Of the rule, whether it is its shadow, its group_by and a key, the time of the last raised alert; of the subject,
         # what was written about it by a version of one kind.
@@ -156,8 +160,33 @@ class Oracle:
     @property
     def watermark(self) -> int:
         """The watermark against which the next commit is judged."""
+        if self.stream.union is not None:
+            return max(self.passed, self.advanced)
         automatic = NEVER if self.high == NEVER else self.high - self.stream.max_out_of_orderness
         return max(automatic, self.advanced)
+
+    def _union_watermark(self, union: Union) -> int:
+        """The watermark that a union would have now, had it had none before."""
+        past = self.seen
+        highest = {
+            name: max((time for commit in past for member, time in commit if member == name), default=NEVER)
+            for name in union.members
+        }
+        awaited = []
+        for name, disorder in union.members.items():
+            last = max(
+                (at for at, commit in enumerate(past) if any(member == name for member, _ in commit)), default=-1
+            )
+            if last < 0:
+                continue
+            # What was the latest event of all when it had its last one, and how far the others came since.
+            heard = max(time for commit in past[: last + 1] for _, time in commit)
+            others = max((high for other, high in highest.items() if other != name), default=NEVER)
+            if others - heard <= union.idle:
+                awaited.append(highest[name] - disorder)
+            else:
+                COVERED["idle members"] += 1
+        return min(awaited, default=NEVER)
 
     def change(self, document: dict[str, Any], version: int, status: str) -> None:
         """A rule change between two commits."""
@@ -268,6 +297,9 @@ class Oracle:
                 event.number, self.arrived = self.arrived, self.arrived + 1
                 self._event(event, before)
             self.high = max(self.high, *(event.time for event in here))
+            self.seen.append([(event.values.get("member", ""), event.time) for event in here])
+            if self.stream.union is not None:
+                self.passed = max(self.passed, self._union_watermark(self.stream.union))
             self.last_commit = commit
             self._reach(before)
             self._forget_unused()

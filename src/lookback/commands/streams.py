@@ -43,7 +43,9 @@ def add_commands(commands: Commands) -> None:
     option(new, "--name", "the stream's name (default: the file's)", default="")
     add_format(new, "needed if the suffix does not show it", default="")
     flag(new, "--write", "write CONF/streams/NAME.yml, unless it exists; else print")
-    ingest = commands.add("ingest", _ingest, "ingest files, or a Kafka topic, into a stream's events table", "stream")
+    ingest = commands.add(
+        "ingest", _ingest, "ingest files, a topic or a union's members into an events table", "stream"
+    )
     option(ingest, "path", "file or folder (default: the stream's source, which may be a topic)", nargs="?")
     add_format(ingest, None)
     text = "ingest rows of rejected_events, and files, that are readable by now; they leave that table"
@@ -51,7 +53,7 @@ def add_commands(commands: Commands) -> None:
     mode = ingest.add_mutually_exclusive_group()
     option(mode, "--every", "keep running, and look for new files or records at this interval", "DURATION")
     flag(mode, "--new", "only files added since the last run with --new or --every")
-    text = "folder that keeps the files or offsets of --new, --every and topics (default: below the root)"
+    text = "folder that keeps what --new, --every, topics and unions have read (default: below the root)"
     add_checkpoint(ingest, text)
     flag(ingest, "--skip-lost", "continue even if Kafka has deleted records that were not read yet")
     rejected = commands.add("rejected", _list_rejected, "list the rows that ingest could not use, and why", "stream")
@@ -93,6 +95,8 @@ def _ingest(options: CommandOptions) -> None:
     elif reads_kafka(stream) and not (options.path or options.format):
         place.kafka = True
         report = _ingest_topic(options, place)
+    elif stream.union is not None and not (options.path or options.format):
+        report = _ingest_union(options, place)
     elif options.skip_lost:
         raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} reads files")
     elif options.new or options.every:
@@ -170,6 +174,21 @@ def _ingest_topic(options: CommandOptions, place: verbs.Workspace) -> IngestRepo
         options.checkpoint,
         every=options.every,
         skip_lost=options.skip_lost,
+        progress=options.progress,
+    )
+    stop_on_signals(run.request_stop)
+    return run.run()
+
+
+def _ingest_union(options: CommandOptions, place: verbs.Workspace) -> IngestReport:
+    from lookback.spark.ingest.unions import UnionIngest
+
+    run = UnionIngest(
+        place.tables,
+        place.streams,
+        place.stream,
+        options.checkpoint,
+        every=options.every,
         progress=options.progress,
     )
     stop_on_signals(run.request_stop)

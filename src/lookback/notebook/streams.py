@@ -22,6 +22,7 @@ from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.fields import reads_kafka
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
 from lookback.spark.ingest.topics import TopicIngest
+from lookback.spark.ingest.unions import UnionIngest
 from lookback.spark.operations.status import read_stream_figures, with_account
 from lookback.views import pictures
 from lookback.views.display import show, text, to_frame
@@ -64,6 +65,8 @@ def ingest_files(
 ) -> IngestReport | None:
     """Ingests the files at `path` (empty: the stream's `source`, which may be a Kafka topic), and shows the counts.
 
+    Of a union it ingests the events of the members.
+
     Mode `once` reads the existing files, or the topic's records since the last run. `new` reads files added since the
     last run in mode new or continuous. `continuous` reads files or records as they appear, for `minutes` (0: until you
     interrupt it), looking at the interval `every`. `retry` reads rejected rows and files that are readable by now.
@@ -73,7 +76,12 @@ def ingest_files(
     """
     stream, repeats = workspace.stream, every if mode == "continuous" else None
     if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(stream) and not path:
-        return _ingest_topic(workspace, repeats, minutes)
+        run = TopicIngest(workspace.tables, stream, workspace.checkpoint("kafka"), every=repeats, progress=say)
+        return _run_for(run, repeats, minutes)
+    if mode != "retry" and stream.union is not None and not path:
+        checkpoint = workspace.checkpoint("union")
+        union = UnionIngest(workspace.tables, workspace.streams, stream, checkpoint, every=repeats, progress=say)
+        return _run_for(union, repeats, minutes)
     source, kind = _find_source(workspace, path), _find_format(workspace, path, format)
     if mode in ("new", "continuous") and Path(source).is_file():
         raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
@@ -100,8 +108,8 @@ def ingest_files(
     return None
 
 
-def _ingest_topic(workspace: verbs.Workspace, every: str | None, minutes: float) -> IngestReport:
-    run = TopicIngest(workspace.tables, workspace.stream, workspace.checkpoint("kafka"), every=every, progress=say)
+def _run_for(run: TopicIngest | UnionIngest, every: str | None, minutes: float) -> IngestReport:
+    """Runs an ingest, with `every` for some minutes (0: until it is interrupted), and shows the counts."""
     timer = Timer(minutes * 60, run.request_stop)
     if every is not None and minutes:
         timer.start()

@@ -176,6 +176,11 @@ def _find_source(
     require_ingest(tables, stream)
     if path is None and reads_kafka(stream):
         raise SetupError(f"stream {stream.name!r} reads a Kafka topic; ingest it with `topics.TopicIngest`")
+    if stream.union is not None:
+        raise SetupError(
+            f"stream {stream.name!r} is a union, whose events come from {', '.join(stream.union.members)}; ingest files "
+            "into these, then the union with `unions.UnionIngest`"
+        )
     return Source.find(tables.spark, stream, None if path is None else str(path), format_, options)
 
 
