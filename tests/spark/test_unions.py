@@ -57,7 +57,7 @@ def login(tables: Tables, *rows: tuple[int, str, str, bool]) -> None:
     """Writes logins in one commit: id, minute, user, ok."""
     tables.require(LOGINS)
     values = ", ".join(
-        f"({id_}, timestamp '2026-01-31 {minute}Z', {quote_text(user)}, {ok}, {at}, now())"
+        f"({id_}, timestamp '2026-01-31 {minute}:00Z', {quote_text(user)}, {ok}, {at}, now())"
         for at, (id_, minute, user, ok) in enumerate(rows)
     )
     tables.spark.sql(f"INSERT INTO {tables.identifier('logins')} VALUES {values}")
@@ -67,7 +67,7 @@ def pay(tables: Tables, *rows: tuple[str, str, str, int]) -> None:
     """Writes payments in one commit: id, minute, payer, cents."""
     tables.require(PAYMENTS)
     values = ", ".join(
-        f"({quote_text(id_)}, timestamp '2026-01-31 {minute}Z', {quote_text(payer)}, {cents}, null, {at}, now())"
+        f"({quote_text(id_)}, timestamp '2026-01-31 {minute}:00Z', {quote_text(payer)}, {cents}, null, {at}, now())"
         for at, (id_, minute, payer, cents) in enumerate(rows)
     )
     tables.spark.sql(f"INSERT INTO {tables.identifier('payments')} VALUES {values}")
@@ -156,8 +156,8 @@ def test_c12_8_what_cannot_be_converted_is_rejected_and_can_be_mended(tables: Ta
     tables.require(PAYMENTS)
     tables.spark.sql(
         f"INSERT INTO {tables.identifier('payments')} VALUES "
-        "('a', timestamp '2026-01-31 10:00Z', 'ann', 1, 'much', 0, now()), "
-        "('b', timestamp '2026-01-31 10:01Z', 'ann', 1, '7.5', 1, now())"
+        "('a', timestamp '2026-01-31 10:00:00Z', 'ann', 1, 'much', 0, now()), "
+        "('b', timestamp '2026-01-31 10:01:00Z', 'ann', 1, '7.5', 1, now())"
     )
     report = take(tables, union)
     assert (report.offered, report.ingested, report.rejected) == (2, 1, 1)
@@ -186,8 +186,8 @@ def test_c12_8_a_member_may_be_a_table_that_others_write(tables: Tables) -> None
     streams = {**STREAMS, "theirs": theirs}
     union = declare(streams, union=["theirs", "logins"], fields={"user": "string"}, columns={})
     tables.spark.sql(
-        f"INSERT INTO delta.`{place}` VALUES (1, timestamp '2026-01-31 10:00Z', 'b'), "
-        "(2, timestamp '2026-01-31 10:00Z', 'a'), (null, now(), 'c'), (3, null, 'c')"
+        f"INSERT INTO delta.`{place}` VALUES (1, timestamp '2026-01-31 10:00:00Z', 'b'), "
+        "(2, timestamp '2026-01-31 10:00:00Z', 'a'), (null, now(), 'c'), (3, null, 'c')"
     )
     login(tables, (1, "10:00", "ann", True))
     take(tables, union, streams)

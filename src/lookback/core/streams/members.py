@@ -35,7 +35,8 @@ def complete_union(
     problems = list(_find_member_problems(document, names, streams, unions))
     members = {name: streams[name] for name in names if name in streams}
     made = {document.get("event_id", DEFAULT_ID), document.get("event_time", DEFAULT_TIME), MEMBER}
-    if problems or not members:
+    # `Stream.from_dict` refuses a list with a stream twice, or with the union itself.
+    if problems or not members or len({document.get("stream"), *names}) <= len(names):
         fields = document.get("fields") or _gather_fields(members, made) or {MEMBER: "string"}
         return {**document, "fields": fields}, problems
     whole = {**document, "union": {name: format_duration(each.max_out_of_orderness) for name, each in members.items()}}
@@ -70,7 +71,7 @@ def _find_member_problems(
         yield Problem("max_out_of_orderness", problem)
     for name in names:
         if name == document.get("stream"):
-            continue  # `parse_union` refuses it
+            continue
         if name in unions:
             yield Problem("union", f"{name!r} is a union too; list the streams that it is made of")
         elif name in (alerts.TABLE, metrics.TABLE):

@@ -125,20 +125,16 @@ def _parse_members(document: Mapping[Any, Any]) -> tuple[dict[str, int], list[Pr
 
 def find_column_problems(columns: object, members: Mapping[str, Any]) -> Iterator[Problem]:
     """Finds what is wrong in `columns` of a union, without regard to its fields."""
+    example = f"a union has columns per member, such as {{{next(iter(members), 'payments')}: {{user: customer_id}}}}"
     if not isinstance(columns, Mapping):
-        example = next(iter(members), "payments")
-        problem = (
-            f"a union has columns per member, such as {{{example}: {{customer: customer_id}}}}, got {columns!r:.100}"
-        )
-        yield Problem("columns", problem)
+        yield Problem("columns", f"{example}, got {columns!r:.100}")
         return
     for member, texts in columns.items():
-        if member not in members:
+        if not isinstance(texts, Mapping):
+            yield Problem(f"columns.{member}", f"{example}, got {texts!r:.100}")
+        elif member not in members:
             hint = suggest(str(member), members)
             yield Problem(f"columns.{member}", f"{member!r} is not one of the members of the union; {hint}")
-        elif not isinstance(texts, Mapping):
-            problem = f"a mapping of field to SQL expression is needed, got {texts!r:.100}"
-            yield Problem(f"columns.{member}", problem)
         else:
             for name, text in texts.items():
                 if not isinstance(text, str):

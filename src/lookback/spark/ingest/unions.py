@@ -21,6 +21,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.unions import MEMBER
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import quote_identifier
+from lookback.places import write_whole
 from lookback.spark.ingest.fields import (
     BLOCK,
     FILE,
@@ -181,7 +182,7 @@ class UnionIngest:
             return {}
 
     def _write_progress(self, read: Mapping[str, _Read]) -> None:
-        (self._checkpoint / _PROGRESS).write_text(json.dumps(read), encoding="utf-8")
+        write_whole(self._checkpoint / _PROGRESS, json.dumps(read).encode())
 
 
 class _MemberFeed:
