@@ -455,7 +455,11 @@ def test_example_of_a_streams_key_is_taken_and_its_default_is_the_codes(row: dic
     example = yaml.safe_load(text)
     key = row.get("key", "`source`").strip("`")
     base = {**DECLARED, "fields": ORDER_FIELDS, **({"table": "/lake/orders"} if key == "order_by" else {})}
-    plain, stream = Stream.from_dict(base).to_dict(), Stream.from_dict({**base, **example})
+    plain = Stream.from_dict(base).to_dict()
+    if key == "union":
+        # Ingest makes its id, a string.
+        base = {"stream": "orders", "fields": {"amount": "decimal(18,2)"}}
+    stream = Stream.from_dict({**base, **example})
     assert list(example) == [key]
     if "key of source" in row:
         assert row["key of source"].strip("`") in stream.source

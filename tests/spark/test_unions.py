@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import lookback
+from alert_rows import collect_alerts, list_alerts
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.members import complete_union
+from lookback.spark.explaining.explanations import explain
 from lookback.spark.ingest.files import ingest
 from lookback.spark.ingest.unions import UnionIngest
+from lookback.spark.replay.backtest import Candidate, backtest
+from lookback.spark.replay.proof import prove
+from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from lookback.spark.tables.sqltexts import quote_text
+from payins import publish, stored_alerts
 
 if TYPE_CHECKING:
     from lookback.spark.ingest.report import IngestReport
@@ -219,3 +226,69 @@ def test_c12_8_files_are_not_ingested_into_a_union(tables: Tables) -> None:
         ingest(tables, UNION, "somewhere")
     with pytest.raises(SetupError, match="is not a union"):
         UnionIngest(tables, STREAMS, LOGINS)
+
+
+RULES: list[dict[str, Any]] = [
+    {
+        "rule_id": "login-then-payment",
+        "stream": "activity",
+        "group_by": ["user"],
+        "sequence": {
+            "within": "10 minutes",
+            "steps": [
+                {"name": "failed", "where": "member = 'logins' and not ok", "at_least": 2},
+                {"name": "paid", "where": "member = 'payments' and amount > 100"},
+            ],
+        },
+    },
+    {
+        "rule_id": "in-ten-minutes",
+        "stream": "activity",
+        "group_by": ["user"],
+        "window": {"tumbling": "10 minutes"},
+        "measures": {"n": "count(*)", "members": "count(distinct member)"},
+    },
+]
+
+
+def test_c12_8_a_rule_follows_a_login_by_a_payment_and_waits_for_the_slower_member(tables: Tables) -> None:
+    streams, folder = {**STREAMS, "activity": UNION}, checkpoint_folder(tables, UNION)
+    tables.create(UNION)
+    publish(tables, RULES)
+    login(tables, (1, "10:00", "ann", False), (2, "10:01", "ann", False))
+    pay(tables, ("z", "09:58", "bob", 1))
+    take(tables)
+    # Payments are an hour and a half behind, but they come: no payment is late.
+    login(tables, (3, "11:30", "cat", True))
+    pay(tables, ("a", "10:05", "ann", 50_000))
+    take(tables)
+    pay(tables, ("b", "10:06", "ann", 60_000), ("c", "10:10", "bob", 1))
+    take(tables)
+    Evaluation(tables, UNION, streams, folder, once=True).run()
+    raised = [(row.rule_id, row.event_id) for row in stored_alerts(tables)]
+    assert sorted(raised, key=str) == [
+        ("in-ten-minutes", None),
+        ("login-then-payment", "payments:a"),
+        ("login-then-payment", "payments:b"),
+    ]
+    assert tables.read("late_events").count() == 0
+    with backtest(tables, UNION, [Candidate(each) for each in RULES]) as result:
+        assert sorted(collect_alerts(result.alerts)) == stored_alerts(tables)
+    # The events of the union as a replay takes them.
+    feed = tables.read_changes("activity", 0).withColumnRenamed("_commit_version", "arrival")
+    rows = feed.drop("_change_type", "_commit_timestamp", "ingested_at").toArrow()
+    assert sorted(list_alerts(lookback.replay(RULES, rows, UNION))) == stored_alerts(tables)
+    for row in tables.read("alerts").collect():
+        assert explain(tables, streams, row["alert_id"], revision=row["revision"]).consistent
+
+    # A login that is deleted from its stream counts no longer.
+    delete(tables, "logins", "login_id = 2")
+    pay(tables, ("d", "10:07", "ann", 70_000))
+    take(tables)
+    Evaluation(tables, UNION, streams, folder, once=True).run()
+    alerts = stored_alerts(tables)
+    assert "payments:d" not in {row.event_id for row in alerts}
+    with prove(tables, UNION, streams) as proofs:
+        assert all(row.holds for row in proofs.rows)
+    Evaluation(tables, UNION, streams, folder, once=True, rebuild=True).run()
+    assert stored_alerts(tables) == alerts
