@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import SetupError
 from lookback.core.streams.unions import MEMBER
 from lookback.core.values.durations import parse_duration
-from lookback.core.values.texts import quote_identifier
+from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.places import write_whole
 from lookback.spark.ingest.fields import (
     BLOCK,
@@ -165,13 +165,16 @@ class UnionIngest:
         # The bounds let Delta skip files.
         here = F.col(f"t.{quote_identifier(time)}").between(F.lit(first), F.lit(last))
         same = F.col(f"t.{quote_identifier(id_)}") == F.col("s.id")
-        if self._tables.read(name).alias("t").where(here).join(gone.alias("s"), same, "left_semi").isEmpty():
+        count = self._tables.read(name).alias("t").where(here).join(gone.alias("s"), same, "left_semi").count()
+        if not count:
             return
 
         def act() -> None:
             self._tables.delta(name).alias("t").merge(gone.alias("s"), here & same).whenMatchedDelete().execute()
 
         change_table(self._tables, name, act)
+        if self._progress is not None:
+            self._progress(f"{name}: removed {count_noun(count, 'event')} that a member has no more")
 
     def _read_progress(self) -> dict[str, _Read]:
         """Reads how far the members were read; nothing if the checkpoint is new or damaged."""
