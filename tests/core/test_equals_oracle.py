@@ -390,6 +390,22 @@ def test_c3_evaluator_equals_oracle_for_any_cut_and_shard_count(case: dict[str, 
     assert_engine_equals_oracle(case)
 
 
+def make_case(rows: list[dict[str, Any]], document: dict[str, Any], shards: int = 3) -> dict[str, Any]:
+    """A case of one rule, each row a commit. rows: values by field, the others are NULL."""
+    empty = dict.fromkeys(["c", "k", "a", "n", "d"])
+    listed = [{"id": str(at), "at": at, "arrival": at + 1, **empty, **row} for at, row in enumerate(rows)]
+    rule = {"rule_id": "r1", "stream": "tx", **document}
+    change = {"after": 0, "change": "insert", "rule_id": "r1", "version": 1, "status": "active", "document": rule}
+    return {"stream": "plain", "rows": listed, "changes": [change], "cuts": [], "shards": shards, "reload": False}
+
+
+def test_c12_1_event_rules_with_a_key_alert_in_every_shard() -> None:
+    """Their events go to shards by their ids, so that those of one key are in several."""
+    case = make_case([{"k": "x", "n": at} for at in range(12)], {"group_by": ["k"], "when": "n >= 0"})
+    assert len(run_engine(case).alerts) == 12
+    assert_engine_equals_oracle(case)
+
+
 @given(cases(updates=False))
 def test_c6_replay_equals_oracle(case: dict[str, Any]) -> None:
     assert_replay_equals_oracle(case)
