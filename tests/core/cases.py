@@ -359,7 +359,57 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
     if kind == "event" and "(p " not in document["when"] and draw(st.booleans()):
         # One of its two conditions is enough.
         optional["where"] = document.pop("when")
+    if kind == "sequence" and draw(st.sampled_from(_HAS_KEYS)):
+        document = draw(with_step_keys(document))
     return document | {key: value for key, value in optional.items() if value is not None}
+
+
+# Whether the steps of a sequence have keys of their own.
+_HAS_KEYS = [False, False, True]
+# By field of group_by, the fields that may stand for it.
+_INSTEAD = {"c": "nnc", "k": ["id", "k"], "d": "d", "n": "ccn"}
+
+
+@st.composite
+def with_step_keys(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
+    """The rule with keys of some of its steps, over fields of which many events have equal values."""
+    keys = [["c"], ["c"], ["c"], ["n"], ["n", "c"], ["c", "n"], ["c", "k"], ["k", "n"]]
+    new = document | {"group_by": draw(st.sampled_from(keys))}
+    sequence = dict(new["sequence"])
+
+    def draw_key() -> dict[str, Any]:
+        if draw(st.sampled_from([True, True, False])):
+            return {"key": [draw(st.sampled_from(_INSTEAD[name])) for name in new["group_by"]]}
+        return {}
+
+    sequence["steps"] = [step | draw_key() for step in sequence["steps"]]
+    if draw(st.booleans()):
+        # A field of group_by is that of the match.
+        new["message"] = "{c} {n} {k} at {id}"
+    if "until" in sequence and draw(st.booleans()):
+        sequence["until"] = {"where": sequence["until"], **draw_key()}
+    return new | {"sequence": sequence}
+
+
+def _fit_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """The rule without keys of steps that do not fit its group_by, or hardly ever equal it."""
+    if "sequence" not in document:
+        return document
+    grouped = document.get("group_by", [])
+
+    def fit(part: Any) -> Any:
+        key = part.get("key") if isinstance(part, dict) else None
+        is_right = key is None or (
+            len(key) == len(grouped)
+            and all(each in _INSTEAD.get(name, ()) for name, each in zip(grouped, key, strict=True))
+        )
+        return part if is_right else {name: value for name, value in part.items() if name != "key"}
+
+    sequence = dict(document["sequence"])
+    sequence["steps"] = [fit(step) for step in sequence["steps"]]
+    if "until" in sequence:
+        sequence["until"] = fit(sequence["until"])
+    return document | {"sequence": sequence}
 
 
 @st.composite
@@ -402,7 +452,7 @@ def revised(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
         new.pop("reset_on_alert", None)
     if kind == "event" and not {"where", "when"} & new.keys():
         new["when"] = "n >= 0"
-    new = _about_key(new, kind)
+    new = _fit_keys(_about_key(new, kind))
     return _bearing(new) if kind == "lookback" else new
 
 
@@ -426,7 +476,7 @@ def _sharing(document: dict[str, Any], other: dict[str, Any], kind: str) -> dict
     shared |= {key: value for key, value in other.items() if key in taken}
     if kind == "event" and not {"where", "when"} & shared.keys():
         shared["when"] = "n >= 0"
-    shared = _about_key(shared, kind)
+    shared = _fit_keys(_about_key(shared, kind))
     return _bearing(shared) if kind == "lookback" else shared
 
 
@@ -681,7 +731,7 @@ def _renamed(part: Any, place: str = "") -> Any:
         return {key: _renamed(value, key) for key, value in part.items()}
     if isinstance(part, list):
         return [_renamed(each, place) for each in part]
-    if place in ("group_by", "entities"):
+    if place in ("group_by", "entities", "key"):
         return _RESERVED.get(part, part)
     if place in _TEXTS and isinstance(part, str):
         quote = "{}" if place == "message" else "`{}`"
@@ -714,6 +764,37 @@ def cases(draw: st.DrawFn, *, updates: bool, streams: Sequence[str] = sorted(STR
         "small_pages": draw(st.sampled_from([False, False, True])),
     }
     return with_reserved_names(case) if stream == "reserved" else case
+
+
+@st.composite
+def step_key_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `cases` about sequences with keys of their steps, and events of which many match each other."""
+    values = st.sampled_from([1, 1, 1, 2, 0, None])
+    events = [row | {"c": draw(values), "n": draw(values)} for row in draw(rows())]
+    last = max(row["arrival"] for row in events)
+    document = draw(documents("r1", "sequence").filter(lambda each: "'key'" not in repr(each)))
+    document = draw(with_step_keys(document))
+    found = [_row(0, "insert", "r1", 1, "active", document)]
+    if draw(st.booleans()):
+        after = draw(st.integers(0, last))
+        found.append(_row(after, "insert", "r1", 2, "active", draw(revised(document, "sequence"))))
+    # Of events at one time, any may be taken for the one that is deleted.
+    times = [row["at"] for row in events]
+    alone = [at for at, time in enumerate(times) if times.count(time) == 1]
+    commits = sorted({row["arrival"] for row in events})
+    gone = draw(st.lists(st.sampled_from(alone), max_size=3, unique=True)) if alone else []
+    deletes = [(at, draw(st.sampled_from(commits))) for at in gone]
+    return {
+        "stream": "plain",
+        "rows": events,
+        "changes": found,
+        "deleted": [(at, commit) for at, commit in deletes if commit > events[at]["arrival"]],
+        "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=4)),
+        "shards": draw(st.integers(1, 3)),
+        "reload": draw(st.booleans()),
+        "cached": draw(st.sampled_from([None, 0, 3_000])),
+        "small_pages": draw(st.sampled_from([True, False])),
+    }
 
 
 @st.composite
@@ -885,7 +966,8 @@ def _asking(draw: st.DrawFn, document: dict[str, Any], kind: str) -> dict[str, A
                 linked = draw(st.sampled_from(_LINKED_CONDITIONS)).format(f"s{draw(st.integers(0, at - 1))}")
                 step[key] = f"({own}) {draw(st.sampled_from(['and', 'or']))} {linked}"
         if draw(st.booleans()):
-            sequence["until"] = draw(listed)
+            own = sequence.get("until")
+            sequence["until"] = own | {"where": draw(listed)} if isinstance(own, dict) else draw(listed)
         return new | {"sequence": sequence}
     if kind == "event":
         asked = draw(listed)

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from cases import STREAMS, cases, gate_columns, linked_cases, list_cases, resolution_cases, rising_cases, union_cases
+from cases import (
+    STREAMS,
+    cases,
+    gate_columns,
+    linked_cases,
+    list_cases,
+    resolution_cases,
+    rising_cases,
+    step_key_cases,
+    union_cases,
+)
 from hypothesis import given
 from state_layout import small_runs, state_pages
 
@@ -390,19 +400,16 @@ def test_c3_evaluator_equals_oracle_for_any_cut_and_shard_count(case: dict[str, 
     assert_engine_equals_oracle(case)
 
 
-def make_case(rows: list[dict[str, Any]], document: dict[str, Any], shards: int = 3) -> dict[str, Any]:
-    """A case of one rule, each row a commit. rows: values by field, the others are NULL."""
-    empty = dict.fromkeys(["c", "k", "a", "n", "d"])
-    listed = [{"id": str(at), "at": at, "arrival": at + 1, **empty, **row} for at, row in enumerate(rows)]
-    rule = {"rule_id": "r1", "stream": "tx", **document}
-    change = {"after": 0, "change": "insert", "rule_id": "r1", "version": 1, "status": "active", "document": rule}
-    return {"stream": "plain", "rows": listed, "changes": [change], "cuts": [], "shards": shards, "reload": False}
-
-
 def test_c12_1_event_rules_with_a_key_alert_in_every_shard() -> None:
     """Their events go to shards by their ids, so that those of one key are in several."""
-    case = make_case([{"k": "x", "n": at} for at in range(12)], {"group_by": ["k"], "when": "n >= 0"})
+    events = [{"id": f"e{at}", "at": at, "k": "x", "n": at, "arrival": at} for at in range(1, 13)]
+    case = regression("a key", [{"group_by": ["k"], "when": "n >= 0"}], events) | {"shards": 3}
     assert len(run_engine(case).alerts) == 12
+    assert_engine_equals_oracle(case)
+
+
+@given(step_key_cases())
+def test_c12_6_sequences_with_keys_of_their_steps_equal_the_oracle(case: dict[str, Any]) -> None:
     assert_engine_equals_oracle(case)
 
 

@@ -528,6 +528,10 @@ class _Kind:
         """The values of a key, as columns of one row, by the names that alerts show."""
         return {name: single(type_, value) for (name, type_), value in zip(self.named.items(), key, strict=True)}
 
+    def texts(self, key: Key) -> dict[str, str | None]:
+        """The texts of a key, by the names that alerts show."""
+        return {name: to_text(column.item(0)) for name, column in self.own(key).items()}
+
     def fail(self) -> None:
         """Counts one failure, while the rule is evaluated."""
         if self.evaluated:
@@ -613,7 +617,7 @@ class _Kind:
             memory = _Memory(self._base(about))
             self.oracle.memories[self._slot(about)] = memory
         verdict = memory.base if holds else "retracted"
-        key = {name: to_text(column.item(0)) for name, column in self.own(about.key).items()}
+        key = self.texts(about.key)
         # A retracted row may have measures that the version in force does not have.
         types = {
             measure.name: measure.type for measure in self.compiled.measures if measures.get(measure.name) is not None
@@ -921,13 +925,14 @@ class _Sessions(_Windowed):
 
 @dataclass
 class _Match:
-    """Events taken by steps, one after another; the last list is the current step's.
+    """Events of a key taken by steps, one after another; the last list is the current step's.
 
     erred: whether the condition of the last step, with arrays, had an error for the event offered last. offered: all of
     these, in order; begins: what of them each step took first, once the match is complete.
     """
 
     rule: _Sequences
+    key: Key
     taken: list[list[OracleEvent]] = field(default_factory=lambda: [[]])
     erred: bool = False
     offered: list[OracleEvent] = field(default_factory=list)
@@ -936,7 +941,7 @@ class _Match:
     def moved(self, at: int, event: OracleEvent) -> _Match:
         """With take: once, the match after a step has taken an event."""
         taken = [*self.taken, *[[] for _ in range(at + 1 - len(self.taken))]]
-        return _Match(self.rule, [*taken[:at], [*taken[at], event]])
+        return _Match(self.rule, self.key, [*taken[:at], [*taken[at], event]])
 
     def drop(self, gone: set[OracleEvent]) -> None:
         """Forgets events; each step then has those of its own time that satisfy it after what the others have left."""
@@ -994,6 +999,8 @@ class _Match:
     def satisfied(self, step: CompiledStep, event: OracleEvent) -> Any:
         """The value of a step's condition for an event, given what was taken so far."""
         oracle = self.rule.oracle
+        if self.rule.key_for(step.step.name, event) != self.key:
+            return False
         # Where the part that reads the event alone does not hold, the whole does not either, and has no error of its own.
         if oracle.value(step.gate, event, True) is not True:
             return False
@@ -1029,6 +1036,33 @@ class _Sequences(_Kind):
         self.steps = compiled.sequence.steps
         self.fixed = compiled.spec.sequence.expiry == "fixed"
         self.once = compiled.spec.sequence.take == "once"
+        # By name of a step, and "" for `until`, the fields of its key, in the order of those of the rule.
+        spec, names = compiled.spec.sequence, {name.lower(): name for name in oracle.stream.fields}
+        written = {"": spec.until_key, **{step.name: step.key for step in spec.steps}}
+        grouped = [names[name.lower()] for name in compiled.spec.group_by]
+        self.fields: dict[str, Fields] = {}
+        for step, key in written.items():
+            instead = dict(zip(grouped, grouped if key is None else key, strict=True))
+            self.fields[step] = tuple(names[instead[name].lower()] for name in sorted(grouped))
+
+    def key_for(self, step: str, event: OracleEvent) -> Key:
+        """The key of an event for a step, or for `until`."""
+        return key_of(self.fields[step], event)
+
+    def keys(self, event: OracleEvent) -> list[Key]:
+        """The keys under which an event may take part, in the order of their texts."""
+        found = unique(self.key_for(step, event) for step in self.fields)
+        COVERED["events under several keys"] += len(found) > 1
+        return sorted(found, key=lambda key: json.dumps(list(self.texts(key).values()), ensure_ascii=False))
+
+    def begins(self, event: OracleEvent, key: Key) -> bool:
+        """Returns whether an event satisfies step one under a key."""
+        return _Match(self, key).satisfied(self.steps[0], event) is True
+
+    def is_until(self, event: OracleEvent, key: Key) -> bool:
+        """Returns whether an event satisfies `until` under a key."""
+        ends = self.oracle.value(self.sequence.until, event, False) is True
+        return ends and self.key_for("", event) == key
 
     @property
     def state(self) -> _State:
@@ -1044,8 +1078,6 @@ class _Sequences(_Kind):
         wanted = any(value is True for value in [*gates, until])
         if event.time < watermark - self.lateness:
             return "discarded" if wanted else None
-        key = self.key(event)
-        self.state.rows.append(_Row(key, event))
         allowed = not (event.time < watermark and self.spec.late == "record")
         absent = self.sequence.absent
         due = event.time + (absent.step.within if absent else 0)
@@ -1054,47 +1086,51 @@ class _Sequences(_Kind):
         ends = absent is not None and gates[-1] is True and any(map(self.effective, range(event.time, due + 1)))
         # A wait begins whatever the status, and its due decides whether it is effective.
         counts = allowed if self.sequence.absent else judged
-        self._end_waits(key, event)
-        if self.fixed:
-            match, erred = self._fixed(event, until, counts)
-        elif self.once:
-            match, erred = self._once(event) if counts else (None, False)
-        else:
-            match, erred = self._sliding(event) if counts else (None, False)
-        if ERROR in [*gates, until] or (erred and judged):
+        has_erred = False
+        for key in self.keys(event):
+            self.state.rows.append(_Row(key, event))
+            self._end_waits(key, event)
+            if self.fixed:
+                match, erred = self._fixed(key, event, counts)
+            elif self.once:
+                match, erred = self._once(key, event) if counts else (None, False)
+            else:
+                match, erred = self._sliding(key, event) if counts else (None, False)
+            has_erred = has_erred or erred
+            if match is not None and counts:
+                self._matched(key, event, match, watermark)
+        if ERROR in [*gates, until] or (has_erred and judged):
             self.fail()
-        if match is not None and counts:
-            self._matched(key, event, match, watermark)
         is_evaluated = judged or (ends and allowed and self.evaluated)
         return ("evaluated" if is_evaluated else "recorded") if wanted else None
 
-    def _sliding(self, event: OracleEvent) -> tuple[_Match | None, bool]:
+    def _sliding(self, key: Key, event: OracleEvent) -> tuple[_Match | None, bool]:
         """The first match that the event ends; without one, whether the earliest match had an error for the event."""
         low = max(event.time - self.within, self.state.floor)
-        rows = [row.event for row in self.state.of(self.key(event)) if low <= row.event.time <= event.time]
+        rows = [row.event for row in self.state.of(key) if low <= row.event.time <= event.time]
         rows.sort(key=lambda e: e.place)
-        ends = [at for at, row in enumerate(rows[:-1]) if self.oracle.value(self.sequence.until, row, False) is True]
+        ends = [at for at, row in enumerate(rows[:-1]) if self.is_until(row, key)]
         rows = rows[ends[-1] + 1 if ends else 0 :]
         found = []
         for at, row in enumerate(rows):
-            if self.oracle.value(self.steps[0].condition, row, True) is not True:
+            if not self.begins(row, key):
                 continue
-            found.append(self._matching(rows[at:]))
+            found.append(self._matching(key, rows[at:]))
             if found[-1][0] is not None:
                 COVERED["matches: from a later beginning"] += len(found) > 1
                 return found[-1]
         return found[0] if found else (None, False)
 
-    def _once(self, event: OracleEvent) -> tuple[_Match | None, bool]:
+    def _once(self, key: Key, event: OracleEvent) -> tuple[_Match | None, bool]:
         """The match that the event completes, after all rows of its key up to it went through the machine; or an error."""
-        rows = [row.event for row in self.state.of(self.key(event)) if self.state.floor <= row.event.time <= event.time]
+        rows = [row.event for row in self.state.of(key) if self.state.floor <= row.event.time <= event.time]
         stages = [at for at, step in enumerate(self.steps) for _ in range(step.step.at_least)]
         waiting: list[_Match | None] = [None] * len(stages)
         completed, erred = None, False
         for row in sorted(rows, key=lambda e: e.place):
             completed, erred = None, False
             for stage in reversed(range(len(stages))):
-                before = waiting[stage - 1] if stage else _Match(self, [])
+                before = waiting[stage - 1] if stage else _Match(self, key, [])
                 if before is None or (stage and before.begin < row.time - self.within):
                     continue
                 value = before.satisfied(self.steps[stages[stage]], row)
@@ -1108,14 +1144,14 @@ class _Sequences(_Kind):
                     completed = match
                 else:
                     waiting[stage] = match
-            if self.oracle.value(self.sequence.until, row, False) is True:
+            if self.is_until(row, key):
                 waiting = [None] * len(stages)
         COVERED["matches: once"] += completed is not None
         return completed, erred and completed is None
 
-    def _matching(self, events: list[OracleEvent]) -> tuple[_Match | None, bool]:
+    def _matching(self, key: Key, events: list[OracleEvent]) -> tuple[_Match | None, bool]:
         """The match that the last of the events ends, and whether the last step's condition had an error for it."""
-        match = _Match(self)
+        match = _Match(self, key)
         for event in events:
             if match.dead:
                 return None, False
@@ -1125,22 +1161,22 @@ class _Sequences(_Kind):
         match.begins = [taken[0].place for taken in match.taken]
         return match, match.erred
 
-    def _fixed(self, event: OracleEvent, until: Any, counts: bool) -> tuple[_Match | None, bool]:
+    def _fixed(self, key: Key, event: OracleEvent, counts: bool) -> tuple[_Match | None, bool]:
         """The same among the events of the key's match, which begins and ends by order of arrival."""
-        key, matches = self.key(event), self.state.matches
+        matches, until = self.state.matches, self.is_until(event, key)
         if key in matches and event.time < matches[key][0]:
             return None, False
         if key not in matches or event.time > matches[key][0] + self.within:
-            if self.oracle.value(self.steps[0].condition, event, True) is not True:
-                if until is True:
+            if not self.begins(event, key):
+                if until:
                     matches.pop(key, None)
                 return None, False
             matches[key] = (event.time, event.number)
         begin, since = matches[key]
         rows = [row.event for row in self.state.of(key) if begin <= row.event.time <= event.time]
         rows = [each for each in sorted(rows, key=lambda e: e.place) if each.number >= since]
-        found = self._matching(rows) if counts else (None, False)
-        if until is True:
+        found = self._matching(key, rows) if counts else (None, False)
+        if until:
             matches.pop(key, None)
         return found
 
@@ -1148,7 +1184,7 @@ class _Sequences(_Kind):
         """The events of a key's match that may begin it."""
         begin, since = self.state.matches[key]
         events = [row.event for row in self.state.of(key) if begin <= row.event.time <= begin + self.within]
-        return [e for e in events if e.number >= since and self.oracle.value(self.steps[0].condition, e, True) is True]
+        return [e for e in events if e.number >= since and self.begins(e, key)]
 
     def _matched(self, key: Key, event: OracleEvent, match: _Match, watermark: int) -> None:
         complete = event.time - self.within >= max(self.state.floor, self.state.since)
@@ -1173,7 +1209,9 @@ class _Sequences(_Kind):
         about = _Subject(key, ids[0], event.number, ids[0], end, event.time, end)
         if self.sequence.absent is None:
             about = _Subject(key, ids[0], event.number, ids[0], end, match.begin, end)
-        shown = {name: column.item(0) for name, column in {**oracle.columns(event), **match.values()}.items()}
+        # A field of the key is that of the match, whatever this event has in it.
+        own = {n: single(oracle.stream.fields[n], v) for n, v in zip(self.compiled.group_by, key, strict=True)}
+        shown = {name: column.item(0) for name, column in {**oracle.columns(event), **match.values(), **own}.items()}
         return self.settle(about, holds, {}, shown, complete, arrival, ids[1:101])
 
     def _reset(self, key: Key) -> None:

@@ -13,12 +13,13 @@ from itertools import pairwise
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.rulerun import RuleRun, SelectKeys
 from lookback.core.judging.segment import Timeline
 from lookback.core.judging.sequences import select_taken
 from lookback.core.judging.sessions import open_measures
-from lookback.core.rules.compiled import CompiledRule
-from lookback.core.rules.versions import Warming
+from lookback.core.rules.compiled import WARMING_LANE, CompiledRule
+from lookback.core.rules.versions import Entry, Warming
+from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, Values, from_values
@@ -29,18 +30,35 @@ from lookback.core.values.types import BOOLEAN, DataType
 from lookback.core.values.windows import SEQUENCE, SESSION
 
 
-def _select_wanted(rule_run: RuleRun) -> Mask:
-    """Marks the events that a session wants; whether it accepts a late one is decided when it is judged."""
+def _select_wanted(rule_run: RuleRun) -> Callable[[SelectKeys], Mask]:
+    """Returns a function that marks the events that a session wants of some of the keys.
+
+    Whether it accepts a late one is decided when it is judged.
+    """
     open_measures(rule_run.state.table(rule_run.rule.store), rule_run.rule, rule_run.state.high)
-    return rule_run.wanted
+    grouping = rule_run.grouping
+
+    def mark_wanted(select: SelectKeys) -> Mask:
+        # Events of other shards have no number.
+        is_wanted: Mask = rule_run.wanted & np.append(select(grouping.distinct), np.array([False]))[grouping.numbers]
+        return is_wanted
+
+    return mark_wanted
 
 
-_SELECTORS: dict[str, Callable[[RuleRun], Mask]] = {SESSION: _select_wanted, SEQUENCE: select_taken}
+_SELECTORS: dict[str, Callable[[RuleRun], Callable[[SelectKeys], Mask]]] = {
+    SESSION: _select_wanted,
+    SEQUENCE: select_taken,
+}
 
 
-def select_events(rule_run: RuleRun) -> Mask:
-    """Marks the events of a segment that a warming version has to judge, now or later."""
-    return _SELECTORS[rule_run.spec.kind](rule_run)
+def select_events(rule_run: RuleRun, is_loaded: SelectKeys) -> tuple[Mask, Mask]:
+    """Marks the events of a segment that a warming version has to judge now, and those that it has to judge later.
+
+    `is_loaded` marks the keys that have their history. An event with several keys may be among both.
+    """
+    mark = _SELECTORS[rule_run.spec.kind](rule_run)
+    return mark(is_loaded), mark(lambda keys: ~is_loaded(keys))
 
 
 def find_pieces(keys: Keys, shards: int, pieces: int) -> Int64s:
@@ -49,14 +67,19 @@ def find_pieces(keys: Keys, shards: int, pieces: int) -> Int64s:
     return numbers
 
 
-def mark_loaded(rule_run: RuleRun, warming: Warming, shards: int) -> Mask:
-    """Marks the events of this shard whose keys already have their history."""
-    grouping = rule_run.grouping
+def mark_loaded(warming: Warming, shards: int, keys: Keys) -> Mask:
+    """Marks the keys of a shard that already have their history."""
     if not warming.loaded:
-        return np.zeros(len(rule_run.events), dtype=bool)
-    is_loaded = find_pieces(grouping.distinct, shards, warming.pieces) <= warming.loaded
-    # Events of other shards have no number.
-    return np.append(is_loaded, np.array([False]))[grouping.numbers]
+        return np.zeros(len(keys), dtype=bool)
+    is_loaded: Mask = find_pieces(keys, shards, warming.pieces) <= warming.loaded
+    return is_loaded
+
+
+def has_deferred(state: ShardState, entry: Entry, rule: CompiledRule) -> bool:
+    """Returns whether events of a version may be deferred: it is warming, and its state depends on their order."""
+    warming = state.book.warming.get((entry.rule_id, entry.version)) if rule.lane >= WARMING_LANE else None
+    # After `clear_state` the features are missing until events arrive.
+    return warming is not None and not warming.is_replayed and rule.store in state.features
 
 
 def encode_events(rule_run: RuleRun, selected: Mask) -> bytes:
@@ -114,16 +137,17 @@ def _make_column(type_: DataType, values: Values, unknown: Mask | None, error: M
 
 
 def read_deferred(
-    pages: Iterable[bytes], rule: CompiledRule, stream: Stream, select: Callable[[Keys], Mask], most: int
+    pages: Iterable[bytes], rule: CompiledRule, stream: Stream, select: SelectKeys, most: int
 ) -> Iterator[tuple[Events, Timeline]]:
-    """Yields the deferred events of the keys that `select` marks, with their timeline, in parts of about `most` events.
+    """Yields the deferred events with a key that `select` marks, with their timeline, in parts of about `most` events.
 
     Events are in order of arrival.
     """
     parts: list[tuple[Events, Timeline]] = []
     for page in pages:
         events, timeline = _decode_events(page, rule, stream)
-        events = events.take(select(events.find_keys(rule.group_by)))
+        is_selected = [select(events.find_keys(fields)) for fields, _ in rule.routes]
+        events = events.take(np.logical_or.reduce(is_selected))
         if len(events):
             parts.append((events, timeline))
         if sum(len(each) for each, _ in parts) >= most:

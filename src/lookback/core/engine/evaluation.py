@@ -26,6 +26,7 @@ from lookback.core.engine.batch import MAX_EVENTS, Batch, split_batch
 from lookback.core.engine.deferral import (
     encode_events,
     find_pieces,
+    has_deferred,
     list_no_events,
     mark_loaded,
     read_deferred,
@@ -41,12 +42,12 @@ from lookback.core.engine.rulestate import (
     open_states,
     stop_unreadable,
 )
-from lookback.core.engine.warming import ReadParcel, WindowHistory, needs_history, open_features, take_over
+from lookback.core.engine.warming import ReadParcel, WindowHistory, list_lost, needs_history, open_features, take_over
 from lookback.core.expressions.textsearch import prepare_search
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.lookbacks import delete_judged, forget_other_versions, judge_lookback
 from lookback.core.judging.measuring import select_kept, select_values
-from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.rulerun import RuleRun, SelectKeys
 from lookback.core.judging.segment import Segment, Timeline
 from lookback.core.judging.sequences import delete_from_sequences, judge_sequences
 from lookback.core.judging.sessions import delete_from_sessions, judge_sessions
@@ -129,7 +130,7 @@ class Evaluator:
             return output
         rules = drop_stopped(state, judged)
         if state.book.warming:
-            self._begin_anew(state, output, _list_lost(state))
+            self._begin_anew(state, output, list_lost(state))
         open_states(state, rules)
         if not batch.marks:
             return output
@@ -250,7 +251,7 @@ class Evaluator:
             WindowHistory.decode(content, piece.parcel).load(state, rule)
         warming = replace(warming, loaded=piece.piece, pieces=piece.pieces)
         state.book.change_warming(warming)
-        if rule is not None and not piece.is_cold and _has_deferred(state, warming.entry, rule):
+        if rule is not None and not piece.is_cold and has_deferred(state, warming.entry, rule):
             rules = drop_stopped(state, [(warming.silence(rule), rule)])
             with contain_failure(output, state, rules, state.last_commit or 0):
                 for entry, _ in rules:
@@ -269,12 +270,12 @@ class Evaluator:
 
         pages, end = state.deferred.read(rule.store), NEVER
         for events, timeline in read_deferred(pages, rule, self.stream, select, MAX_EVENTS):
-            self._judge_in_silence(state, entry, rule, events, timeline)
+            self._judge_in_silence(state, entry, rule, events, timeline, select)
             end = timeline.end
         watermark = self._watermark(state)
         if state.last_commit is not None and watermark is not None:
             now = Timeline(*(np.array([each]) for each in (state.last_commit, end, watermark)))
-            self._judge_in_silence(state, entry, rule, list_no_events(rule, self.stream), now)
+            self._judge_in_silence(state, entry, rule, list_no_events(rule, self.stream), now, select)
         feature.floor = floor
 
     def _begin_anew(self, state: ShardState, output: Output, versions: Sequence[Warming]) -> None:
@@ -319,9 +320,10 @@ class Evaluator:
         for entry, rule in drop_stopped(state, rules):
             if rule.spec.kind in DELETERS:
                 with contain_failure(output, state, [(entry, rule)], commit):
-                    keys = deleted.find_keys(rule.group_by)
-                    is_own = keys.shard(self.shards) == self.shard
-                    DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
+                    for fields, _ in rule.routes:
+                        keys = deleted.find_keys(fields)
+                        is_own = keys.shard(self.shards) == self.shard
+                        DELETERS[rule.spec.kind](state, rule, keys, deleted, is_own, lists)
 
     def _delete_rows(self, state: ShardState, feature: Feature, deleted: Events, lists: Lists) -> bool:
         """Removes the rows of deleted events, no matter what the lists contained when the rows were kept.
@@ -360,7 +362,7 @@ class Evaluator:
         state, commit = segment.state, int(segment.timeline.commits[0])
         judged = list[tuple[Entry, CompiledRule]]()
         for entry, rule in drop_stopped(state, rules):
-            if _has_deferred(state, entry, rule):
+            if has_deferred(state, entry, rule):
                 with contain_failure(output, state, [(entry, rule)], commit):
                     self._judge_or_defer(segment, entry, rule)
             else:
@@ -388,20 +390,26 @@ class Evaluator:
         """Judges the events whose keys have their history, silently, and defers the remaining events."""
         state, rule_run = segment.state, RuleRun(segment, entry, rule)
         warming = state.book.warming[entry.rule_id, entry.version]
-        selected, is_loaded = select_events(rule_run), mark_loaded(rule_run, warming, self.shards)
-        left = selected & ~is_loaded
+        is_loaded = partial(mark_loaded, warming, self.shards)
+        ready, left = select_events(rule_run, is_loaded)
         if left.any():
             state.deferred.add(rule.store, encode_events(rule_run, left), int(left.sum()))
         if warming.loaded:
-            self._judge_in_silence(state, entry, rule, segment.events.take(selected & is_loaded), segment.timeline)
+            self._judge_in_silence(state, entry, rule, segment.events.take(ready), segment.timeline, is_loaded)
         rule_run.finish()
 
     def _judge_in_silence(
-        self, state: ShardState, entry: Entry, rule: CompiledRule, events: Events, timeline: Timeline
+        self,
+        state: ShardState,
+        entry: Entry,
+        rule: CompiledRule,
+        events: Events,
+        timeline: Timeline,
+        select: SelectKeys,
     ) -> None:
         """Judges events by a warming version and discards the output, which is reported when events arrive."""
         segment = Segment(self.stream, state, events, timeline, self.shard, self.shards)
-        JUDGES[rule.spec.kind](RuleRun(segment, replace(entry, is_unseen=True), rule))
+        JUDGES[rule.spec.kind](RuleRun(segment, replace(entry, is_unseen=True), rule, select))
 
     def _segment(self, state: ShardState, rules: Rules, events: Events, timeline: Timeline, output: Output) -> Segment:
         """Makes a segment, with its events looked up in the lists that the rules name."""
@@ -451,24 +459,6 @@ def _check_coverage(in_force: Rules, batch: Batch, output: Output) -> bool:
     if batch.coverage is not None and not batch.coverage.covers(output.required):
         output.covered = False
     return output.covered
-
-
-def _list_lost(state: ShardState) -> list[Warming]:
-    """Lists the warming versions whose features have new names because the declaration of the stream changed."""
-    return [
-        each
-        for each in state.book.list_known_warming()
-        if not (each.is_replayed or each.is_void or each.entry.broken)
-        and (rule := state.book.compile_warming(each)) is not None
-        and not all(name in state.features for name in rule.needs)
-    ]
-
-
-def _has_deferred(state: ShardState, entry: Entry, rule: CompiledRule) -> bool:
-    """Returns whether events of a version may be deferred: it is warming, and its state depends on their order."""
-    warming = state.book.warming.get((entry.rule_id, entry.version)) if rule.lane >= WARMING_LANE else None
-    # After `clear_state` the features are missing until events arrive.
-    return warming is not None and not warming.is_replayed and rule.store in state.features
 
 
 def _keep_rows(segment: Segment, rules: Rules, output: Output) -> None:

@@ -22,6 +22,7 @@ from lookback.core.aggregation.runs import Run
 from lookback.core.errors import StateError
 from lookback.core.judging.sessions import adopt_measures, has_measures, open_measures
 from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.versions import Warming
 from lookback.core.state.featurestate import FeatureState
 from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.keyruns import Rows
@@ -105,6 +106,17 @@ def _find_floor(feature: FeatureState | None, width: int, watermark: int | None)
     if feature is not None and feature.floor is not None:
         return feature.floor
     return None if watermark is None else watermark - width
+
+
+def list_lost(state: ShardState) -> list[Warming]:
+    """Lists the warming versions whose features have new names because the declaration of the stream changed."""
+    return [
+        each
+        for each in state.book.list_known_warming()
+        if not (each.is_replayed or each.is_void or each.entry.broken)
+        and (rule := state.book.compile_warming(each)) is not None
+        and not all(name in state.features for name in rule.needs)
+    ]
 
 
 def open_features(state: ShardState, rule: CompiledRule) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lookback.core.judging.keyedevents import KeyedEvents
 from lookback.core.judging.keystates import KeyState
 from lookback.core.judging.matches import KeyedRows
 from lookback.core.judging.rulerun import RuleRun
@@ -67,7 +68,7 @@ class KeyedBatch:
     All arrays of rows have shape (rows,).
 
     Attributes:
-        keys: The keys of the grouping, by number, then further keys that are due.
+        keys: The keys of the events, by number, then further keys that are due.
         numbers: The number of each row's key.
         times: The time of each row.
         order: The order of the rows by (key, time, arrival).
@@ -75,14 +76,15 @@ class KeyedBatch:
         states: The states of keys that have more than rows, by number.
     """
 
-    def __init__(self, rule_run: RuleRun, steps: Steps, positions: Int64s, bits: Int64s) -> None:
-        self._rule_run, self._steps, self._positions, self._fields = rule_run, steps, positions, steps.compiled.kept
-        self._table, distinct = rule_run.state.table(rule_run.rule.store), rule_run.grouping.distinct
+    def __init__(self, rule_run: RuleRun, steps: Steps, events: KeyedEvents) -> None:
+        self._rule_run, self._steps, self._events, self._fields = rule_run, steps, events, steps.compiled.kept
+        self._positions = positions = events.positions
+        self._table, distinct = rule_run.state.table(rule_run.rule.store), events.distinct
         due = self._table.find_due(rule_run.timeline.end)
         numbers_due = find_keys(due, distinct)
         others = np.flatnonzero(numbers_due < 0)
         numbers_due[others] = len(distinct) + np.arange(len(others))
-        own = rule_run.grouping.numbers[positions]
+        own = events.numbers
         self.keys = Keys.concat([distinct, due.take(others)])
         wanted = np.unique(np.append(own, numbers_due))
         self._found = self._table.find_rows(self.keys.take(wanted))
@@ -92,7 +94,7 @@ class KeyedBatch:
         self._count = len(numbers)
         self.numbers: Int64s = np.append(numbers, own)
         self.times = np.append(self._stored.values[_TIME], rule_run.events.times[positions])
-        self._bits = np.append(self._stored.values[_BITS], bits[positions])
+        self._bits = np.append(self._stored.values[_BITS], events.bits)
         self.order = order_by_group(self.numbers, self.times)
         # Rows that arrive are numbered from the next number of their key.
         nexts = np.zeros(len(self.keys), dtype=np.int64)
@@ -139,9 +141,10 @@ class KeyedBatch:
         columns += [from_values(types[name], [row.values[at] for row in rows]) for at, name in enumerate(self._fields)]
         return KeyColumns.from_columns(columns)
 
-    def find_rows(self, mask: Mask) -> Int64s:
-        """Returns the positions among all rows of the marked events."""
-        return np.flatnonzero(np.append(np.zeros(self._count, dtype=bool), mask[self._positions])[self.order])
+    def find_rows(self, mask: Mask, bit: int) -> Int64s:
+        """Returns the positions among all rows of those of the marked events that satisfy a condition, by its bit."""
+        is_found = mask[self._positions] & (self._events.bits >> bit & 1 > 0)
+        return np.flatnonzero(np.append(np.zeros(self._count, dtype=bool), is_found)[self.order])
 
     def mark_keys(self, at: Int64s) -> Mask:
         """Marks the keys of the rows at positions among all rows, shape (keys,)."""
@@ -207,10 +210,9 @@ class KeyedBatch:
         arrivals = list(map(Arrival, made, positions.tolist(), own.tolist(), may_complete[own].tolist(), answered))
         indexes = at.tolist()
         followed = np.flatnonzero(is_followed)
-        grouping = self._rule_run.grouping
-        own = followed[followed < len(grouping.distinct)]
+        own = followed[followed < len(self._events.distinct)]
         # A key that is due without an event either has no waits, or its state has the values of its fields.
-        stored_keys = self._rule_run.list_stored_keys(grouping.first_positions[own])
+        stored_keys = self._events.list_stored_keys(own)
         fields: dict[int, list[Any]] = {number: [] for number in followed.tolist()}
         fields |= zip(own.tolist(), stored_keys, strict=True)
         for number in {**parts, **fields}:

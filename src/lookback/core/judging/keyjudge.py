@@ -54,8 +54,10 @@ class SequenceRun:
         floor: The time below which no row counts.
         complete_from: See `RuleRun`.
         alerting: Marks the events that may raise alerts.
+        failing: Marks those of them whose errors are not counted yet.
         step_names: The names in the message that refer to earlier steps.
         field_names: The names in the message that refer to the event itself.
+        shown_fields: Each of these with the field whose value it shows.
     """
 
     def __init__(self, rule_run: RuleRun) -> None:
@@ -68,10 +70,16 @@ class SequenceRun:
         self.floor = NEVER if floor is None else floor
         self.complete_from, self.resets = rule_run.complete_from, rule_run.spec.reset_on_alert
         self.alerting: Mask = np.zeros(len(rule_run.events), dtype=bool)
+        self.failing: Mask = self.alerting
+        # An event that completes the steps has the key of the last one.
+        self.last_key = self.steps.compiled.key_of(self.steps.last)
         self.step_names = sorted(
             name for name in rule_run.rule.message_names if self.steps.compiled.split_name(name)[0]
         )
         self.field_names = sorted(rule_run.rule.shown_names & set(rule_run.stream.fields))
+        # A field of group_by shows the key of the match, whatever the event itself has in it.
+        own_fields = dict(zip(rule_run.rule.group_by, self.last_key, strict=True))
+        self.shown_fields = {name: own_fields.get(name, name) for name in self.field_names}
 
 
 class KeyJudge:
@@ -153,7 +161,7 @@ class KeyJudge:
     def _conclude(self, row: Row, at: int, answer: Answer) -> None:
         """Writes the alert of an event that completes the steps, or starts a wait, or counts an error."""
         common = self._common
-        if answer.has_failed and common.alerting[at]:
+        if answer.has_failed and common.failing[at]:
             self._rule_run.failed[at] = True
         if answer.begins is None:
             return
@@ -191,9 +199,9 @@ class KeyJudge:
         taken = self._read_taken(match) if self._common.is_fixed else self._list_taken(match)
         evidence = self._find_evidence(taken)
         if self._key_texts is None:
-            self._key_texts = rule_run.key_texts(at)
+            self._key_texts = rule_run.key_texts(at, self._common.last_key)
         subject = Subject(self._key_texts, self._key, row.id, row.time, match.first_time, row.time, evidence)
-        values = {name: rule_run.events.columns[name].item(at) for name in self._common.field_names}
+        values = {name: rule_run.events.columns[field].item(at) for name, field in self._common.shown_fields.items()}
         values |= self._steps.message_values(self._common.step_names, row, taken)
         rule_run.writer.raise_alert(rule_run.order_by_event(at), subject, {}, match.is_complete, values)
 
@@ -282,9 +290,11 @@ class KeyJudge:
         taken = ranges or self._find_taken(wait)
         evidence = self._find_evidence(ranges) if ranges else _list_evidence(taken, rule_run.max_evidence)
         self._rank += 1
-        key_texts = to_texts(rule_run.key_values(self._state.stored_key))
+        key_values = rule_run.key_values(self._state.stored_key)
+        key_texts = to_texts(key_values)
         subject = Subject(key_texts, self._key, row.id, due, wait.time, due, evidence)
         values = self._steps.message_values([*self._common.step_names, *self._common.field_names], row, taken)
+        values |= key_values
         if is_retracted:
             rule_run.writer.retract(order, subject, 1, {}, wait.is_complete, values)
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,23 +22,29 @@ from lookback.core.state.keyed import Key
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Failure
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_values, to_text
-from lookback.core.values.keys import Int64s
+from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.types import BOOLEAN
+
+SelectKeys: TypeAlias = Callable[[Keys], Mask]
 
 
 class RuleRun:
     """One rule over one segment: what judges of all kinds need to know, and the methods that take their results.
 
     Attributes:
-        wanted: Marks the events of this shard for which the rule's `where` holds.
+        matching: Marks the events for which the rule's `where` holds.
+        wanted: Marks those of them that belong to this shard.
         grouping: The events by the fields that route them to shards, which are those of the key if anything is kept of it.
         failed: Marks the events with an error.
         is_late: Marks the events below their watermark.
         is_evaluated: Whether the status of the rule allows alerts.
+        select_keys: Marks the keys under which a sequence takes events; None for all keys of this shard.
     """
 
-    def __init__(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
-        self.entry, self.rule, self.spec = entry, rule, rule.spec
+    def __init__(
+        self, segment: Segment, entry: Entry, rule: CompiledRule, select_keys: SelectKeys | None = None
+    ) -> None:
+        self.entry, self.rule, self.spec, self.select_keys = entry, rule, rule.spec, select_keys
         self.stream, self.state, self.timeline = segment.stream, segment.state, segment.timeline
         self.events, self.watermarks, self.commit_indexes = segment.events, segment.watermarks, segment.commit_indexes
         self.measuring, self.is_late = segment.measuring, segment.late_events.is_late
@@ -46,13 +52,14 @@ class RuleRun:
         self.is_evaluated, self.max_evidence = entry.status in EVALUATED, segment.max_evidence
         self._segment, self._gathered = segment, Gathered()
         self.writer = AlertWriter(entry, rule, segment, self._gathered.alerts)
-        self.wanted: Mask = self.grouping.mine.copy()
+        self.matching: Mask = np.ones(len(self.events), dtype=bool)
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
         if rule.where is not None:
             holds, error = self.events.test(rule.where)
-            self.wanted &= holds
+            self.matching = holds
             if error is not None:
                 self.failed |= self.grouping.mine & error & self.find_in_time()
+        self.wanted: Mask = self.grouping.mine & self.matching
         if rule.lane < WARMING_LANE:
             taken = entry.rule_id, entry.version, rule.where_sql, int(self.timeline.commits[0])
             segment.gathered.taken[taken] += int(np.count_nonzero(self.wanted))
@@ -170,9 +177,10 @@ class RuleRun:
         """The events by the keys of alerts; other than `grouping` if events are routed by their ids."""
         return self.measuring.group_events(self.rule.group_by, self.rule.routed_by)
 
-    def key_texts(self, at: int) -> dict[str, str | None]:
-        """Returns the texts of an event's key."""
-        return {part.name: to_text(self.events.key_column(part.column).item(at)) for part in self.rule.key}
+    def key_texts(self, at: int, fields: Sequence[str] = ()) -> dict[str, str | None]:
+        """Returns the texts of an event's key, which these fields make; those of group_by by default."""
+        columns = (self.events.key_column(name) for name in fields or self.rule.group_by)
+        return {part.name: to_text(column.item(at)) for part, column in zip(self.rule.key, columns, strict=True)}
 
     def list_keys(self, positions: Int64s) -> list[Key]:
         """Returns the keys of events as in keyed tables."""
@@ -186,9 +194,9 @@ class RuleRun:
         texts = list_key_texts(self.events, self.rule.key, grouping.first_positions[numbers])
         return [texts[at] for at in of_key.tolist()]
 
-    def list_stored_keys(self, positions: Int64s | slice) -> list[list[Any]]:
-        """Returns the values of the keys of events in the form that tables store."""
-        columns = [self.events.key_column(name).to_stored_list(positions) for name in self.rule.group_by]
+    def list_stored_keys(self, positions: Int64s | slice, fields: Sequence[str] = ()) -> list[list[Any]]:
+        """Returns the values of the keys of events in the form that tables store; `fields` is as in `key_texts`."""
+        columns = [self.events.key_column(name).to_stored_list(positions) for name in fields or self.rule.group_by]
         count = len(self.events.times[positions])
         return [list(values) for values in zip(*columns, strict=True)] if columns else [[] for _ in range(count)]
 

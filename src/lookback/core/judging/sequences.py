@@ -14,17 +14,18 @@ All candidates are settled together (`candidates`, `matches`). Then the keys wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import numpy as np
 
 from lookback.core.judging.candidates import Candidates, Settler
 from lookback.core.judging.keyedbatch import Answer, KeyedBatch
+from lookback.core.judging.keyedevents import KeyedEvents
 from lookback.core.judging.keyjudge import Answers, Judging, KeyJudge, Question, SequenceRun
 from lookback.core.judging.keystates import KeyState
 from lookback.core.judging.matches import list_between
-from lookback.core.judging.rulerun import RuleRun
+from lookback.core.judging.rulerun import RuleRun, SelectKeys
 from lookback.core.judging.steps import Steps
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.shard import ShardState
@@ -42,25 +43,28 @@ def judge_sequences(rule_run: RuleRun) -> None:
     common = SequenceRun(rule_run)
     steps = common.steps
     bits, errors = steps.find_bits(rule_run.events)
-    taken = rule_run.wanted & rule_run.find_in_time()
+    # With keys of their own, events may count in this shard that are counted, and found to be late, in another one.
+    taken = rule_run.matching & rule_run.find_in_time()
     judgeable = taken & ~rule_run.is_late if rule_run.spec.late == "record" else taken
     # An absence triggers when its wait is over. So an event is judged if a wait that it may start or end is over
     # within the effective range.
     times, dues = rule_run.events.times, rule_run.events.times + common.wait
-    common.alerting = judged = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
+    judged: Mask = judgeable & rule_run.find_effective(dues) & rule_run.is_evaluated
+    common.alerting, common.failing = judged, judged & ~errors
     if common.absent is not None:
         is_ending = bits >> steps.absent & 1 > 0
         judged = judged | (judgeable & is_ending & rule_run.find_effective(times, dues) & rule_run.is_evaluated)
-    rule_run.record_judged(rule_run.wanted & (bits != 0), taken, judged)
-    rule_run.failed |= taken & errors
+    wanted = rule_run.wanted
+    rule_run.record_judged(wanted & (bits != 0), wanted & taken, wanted & judged)
+    rule_run.failed |= wanted & taken & errors
     # A wait may start outside the effective range, because it may be over inside it.
-    may_complete = (common.alerting if common.absent is None else judgeable) & (bits >> steps.last & 1 > 0)
-    _judge_rows(common, np.flatnonzero(taken & (bits != 0)), bits, may_complete)
+    may_complete = common.alerting if common.absent is None else judgeable
+    _judge_rows(common, KeyedEvents(rule_run, steps, taken, bits, rule_run.select_keys), may_complete)
     rule_run.count_failed_events()
 
 
-def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_complete: Mask) -> None:
-    """Judges events and saves the state; `may_complete` marks those that satisfy the gate of the last step.
+def _judge_rows(common: SequenceRun, events: KeyedEvents, may_complete: Mask) -> None:
+    """Judges events and saves the state; `may_complete` marks those that may complete the steps if they satisfy the last.
 
     A key is followed event by event if more than its rows may change: an alert may reset it, it waits for absent
     events, or matches have fixed expiry. For all other keys, only the events that complete the steps are judged, each
@@ -68,11 +72,11 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
     """
     rule_run, steps, within = common.rule_run, common.steps, common.spec.within
     oldest = rule_run.earliest_in_time(rule_run.timeline.end)
-    batch = KeyedBatch(rule_run, steps, positions, bits)
+    batch = KeyedBatch(rule_run, steps, events)
     settler = Settler(steps, batch.rows, common.spec)
     # With fixed expiry, or after a reset, a row before `until` in time may belong to a match that began later.
     until_ends = not (common.is_fixed or common.resets)
-    candidates = settler.find_possible(batch.find_rows(may_complete), common.floor, until_ends=until_ends)
+    candidates = settler.find_possible(batch.find_rows(may_complete, steps.last), common.floor, until_ends=until_ends)
     is_kept = batch.times >= oldest - within
     is_followed: Mask = np.zeros(len(batch.keys), dtype=bool)
     if common.is_fixed or common.absent is not None or common.resets:
@@ -90,7 +94,7 @@ def _judge_rows(common: SequenceRun, positions: Int64s, bits: Int64s, may_comple
         # If a key is followed, an error counts only when its row arrives, because an alert may have reset the key
         # before.
         failed = batch.find_positions(candidates[has_failed & ~is_followed[batch.rows.keys[candidates]]])
-        rule_run.failed[failed] |= common.alerting[failed]
+        rule_run.failed[failed] |= common.failing[failed]
     judges = (
         KeyJudge(common, key, state).run(arrivals)
         for key, state, arrivals in batch.list_judged(is_needed, candidates, is_followed, answers)
@@ -112,13 +116,22 @@ def _run_together(judges: Iterable[Judging], batch: KeyedBatch, settler: Settler
         asking = [(judge, question) for judge, _ in asking if (question := _send(judge, answers)) is not None]
 
 
-def select_taken(rule_run: RuleRun) -> Mask:
-    """Marks the events that a sequence takes, for a version that judges them later; records actions on late ones."""
-    bits, _ = Steps(rule_run).find_bits(rule_run.events)
-    wanted, in_time = rule_run.wanted & (bits != 0), rule_run.find_in_time()
+def select_taken(rule_run: RuleRun) -> Callable[[SelectKeys], Mask]:
+    """Records what becomes of late events, for a version that judges events later.
+
+    Returns a function that marks the events that the sequence takes under some of the keys.
+    """
+    steps, in_time = Steps(rule_run), rule_run.find_in_time()
+    bits, _ = steps.find_bits(rule_run.events)
+    wanted = rule_run.wanted & (bits != 0)
     rule_run.record_judged(wanted, in_time, np.zeros(len(wanted), dtype=bool))
-    taken: Mask = wanted & in_time
-    return taken
+
+    def mark_taken(select: SelectKeys) -> Mask:
+        is_taken = np.zeros(len(wanted), dtype=bool)
+        is_taken[KeyedEvents(rule_run, steps, rule_run.matching & in_time, bits, select).positions] = True
+        return is_taken
+
+    return mark_taken
 
 
 def delete_from_sequences(

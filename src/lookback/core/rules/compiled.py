@@ -147,6 +147,21 @@ def split_step_name(name: str, steps: Collection[str]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class SequenceKey:
+    """A key under which events take part in a sequence.
+
+    Attributes:
+        fields: The fields that make it, each in the place of a field of group_by.
+        bits: The conditions with this key: a bit for each step, then one for the absence and one for `until`.
+        wanted: A condition of the events that may satisfy any of them; None for all events.
+    """
+
+    fields: tuple[str, ...]
+    bits: int
+    wanted: Expression | None
+
+
+@dataclass(frozen=True)
 class CompiledSequence:
     """A sequence bound to its stream."""
 
@@ -155,6 +170,16 @@ class CompiledSequence:
     until: Expression | None
     kept: tuple[str, ...]  # the fields to keep of an event for later steps, the absence and the message, sorted
     within: int  # the time for all steps, in microseconds
+    keys: tuple[SequenceKey, ...] = ()  # the different keys of the conditions, that of group_by first
+
+    @property
+    def has_own_keys(self) -> bool:
+        """Whether an event may take part under more keys than that of group_by."""
+        return len(self.keys) > 1
+
+    def key_of(self, bit: int) -> tuple[str, ...]:
+        """Returns the fields that make the key of a condition, which has this bit (see `SequenceKey`)."""
+        return next(key.fields for key in self.keys if key.bits >> bit & 1)
 
     @property
     def conditions(self) -> list[CompiledStep]:
@@ -219,10 +244,18 @@ class CompiledRule:
         """The condition of the rule's events as SQL; empty for all events."""
         return "" if self.where is None else self.where.sql
 
+    @property
+    def routes(self) -> list[tuple[tuple[str, ...], Expression | None]]:
+        """The fields whose values decide which shards judge an event, each with a condition of the events; None for all."""
+        own_keys = () if self.sequence is None else self.sequence.keys[1:]
+        return [(self.routed_by, self.where), *((key.fields, key.wanted) for key in own_keys)]
+
     @cached_property
     def event_fields(self) -> tuple[str, ...]:
         """The fields that decide what the rule keeps of an event, sorted, without those that only alerts show."""
-        named = set(() if self.sequence is None else self.sequence.kept).union(*(part.fields for part in self.key))
+        named = frozenset[str]().union(*(part.fields for part in self.key))
+        if self.sequence is not None:
+            named = named.union(self.sequence.kept, *(key.fields for key in self.sequence.keys))
         for part in self._event_parts:
             named |= part.named if part is not None else set()
         return tuple(sorted(named & set(self.fields)))

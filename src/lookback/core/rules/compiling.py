@@ -31,6 +31,7 @@ from lookback.core.rules.compiled import (
 from lookback.core.rules.document import Rule, read_rule
 from lookback.core.rules.keys import KeyPart, add_guards, bind_key, explain_unknown_field
 from lookback.core.rules.problems import limit_problems, make_problem, quote_value
+from lookback.core.rules.stepkeys import add_keys, bind_keys
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import find_nearest, suggest
@@ -70,6 +71,8 @@ class _Binder:
         self._names = {name.lower(): name for name in stream.fields}
         self._roots = {name.partition(".")[0] for name in self._names}
         self._entities: tuple[str, ...] = ()
+        # The entries of group_by in the order of the document, with their types; None if one is wrong.
+        self._grouped: dict[str, DataType] | None = None
 
     def bind(self) -> CompiledRule | None:
         rule, stream = self._rule, self._stream
@@ -87,7 +90,7 @@ class _Binder:
         self._entities = self._bind_entities(key_types)
         lateness = self._bind_lateness()
         measures = self._bind_measures(group_by, where, lateness)
-        sequence = self._bind_sequence() if rule.sequence else None
+        sequence = self._bind_sequence(group_by, where) if rule.sequence else None
         schema: dict[str, DataType] = {m.name: m.type for m in measures if m.name.lower() not in self._names}
         schema |= {WINDOW_COMPLETE: BOOLEAN}
         # The events of a window have only the key in common, so `when` and the message can read no other field.
@@ -132,6 +135,7 @@ class _Binder:
         )
         used = {*self._entities, *message_names, *(sequence.kept if sequence else ())}
         used = used.union(*(part.fields for part in key), *(part.named for part in compiled.expressions))
+        used = used.union(*(each.fields for each in (sequence.keys if sequence else ())))
         keeps_nothing = is_event_rule and rule.suppress is None
         routed_by = (stream.event_id,) if keeps_nothing else group_by
         return replace(compiled, fields=tuple(sorted(used & set(stream.fields))), routed_by=routed_by)
@@ -193,6 +197,8 @@ class _Binder:
             identity += [step.condition.sql for step in sequence.conditions]
             identity += [step.step.name for step in sequence.conditions]
             identity += [sequence.until.sql if sequence.until else None, spec.expiry, spec.take, sequence.kept]
+            if sequence.has_own_keys:
+                identity += [[key.fields, key.bits] for key in sequence.keys]
             if spec.expiry == "fixed" or sequence.absent:
                 # Partial matches and waits depend on these.
                 identity += [spec.within, rule.late]
@@ -229,7 +235,7 @@ class _Binder:
                 arrays |= {f"{step.name}.{name}": array(t) for name, t in self._stream.fields.items() if not t.element}
         return arrays
 
-    def _bind_sequence(self) -> CompiledSequence | None:
+    def _bind_sequence(self, group_by: tuple[str, ...], where: Expression | None) -> CompiledSequence | None:
         spec = self._rule.sequence
         assert spec is not None
         if COUNT in self._names:
@@ -267,7 +273,12 @@ class _Binder:
             kept |= {self._names.get(entry.name.lower(), entry.name) for entry in self._rule.group_by}
             kept |= {*self._entities, *PLACEHOLDER.findall(self._rule.message)}
         kept_fields = tuple(sorted((kept & set(self._stream.fields)) | looked_up))
-        return CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
+        compiled_sequence = CompiledSequence(tuple(steps), absent, until, kept_fields, spec.within)
+        if self._grouped is None:
+            return compiled_sequence
+        fields = self._stream.fields
+        keys = bind_keys(spec, self._grouped, fields, self._find_field, self._add_problem)
+        return compiled_sequence if self._problems else add_keys(compiled_sequence, keys, group_by, where, fields)
 
     def _bind_step(self, step: Step, before: Sequence[Step], rest: Sequence[Step], place: str) -> CompiledStep | None:
         if not step.condition:
@@ -348,6 +359,7 @@ class _Binder:
         taken |= dict.fromkeys((step.name.lower() for step in steps), "a step") | {WINDOW_COMPLETE: "reserved"}
         parts, problems = bind_key(self._rule.group_by, self._stream, "group_by", taken)
         self._problems.extend(problems)
+        self._grouped = None if problems else {part.column: part.type for part in parts}
         return tuple(sorted(parts, key=lambda part: part.column))
 
     def _bind_entities(self, key: Collection[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from lookback.core.expressions.compiling import drop_uncertain
 from lookback.core.rules.compiled import CompiledRule
 
-# A grouping set (fields in ascending order), and the condition of the events to send as canonical SQL; None for all events.
+# A grouping set (the fields of a key in order), and the condition of the events to send as canonical SQL; None for all events.
 Want = tuple[tuple[str, ...], "str | None"]
 # With more conditions on one grouping set, sending all of its events costs less than evaluating the conditions.
 MAX_CONDITIONS = 16
@@ -76,9 +76,10 @@ def find_coverage(rules: Iterable[CompiledRule]) -> Coverage:
     wants: set[Want] = set()
     fields: set[str] = set()
     for rule in rules:
-        # Dispatch sends all events if it might read the condition differently than the shards, so that none is lost.
-        # Only the shards know the lists, and how they round.
-        where = drop_uncertain(rule.where) if rule.where is not None and rule.where.is_readable else None
-        wants.add((rule.routed_by, None if where is None else where.sql))
+        for fields_of_key, condition in rule.routes:
+            # Dispatch sends all events if it might read the condition differently than the shards, so that none is
+            # lost. Only the shards know the lists, and how they round.
+            sent = drop_uncertain(condition) if condition is not None and condition.is_readable else None
+            wants.add((fields_of_key, None if sent is None else sent.sql))
         fields.update(rule.fields)
     return Coverage.of(wants, fields)

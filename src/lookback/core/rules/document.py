@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules import descriptions, forms, kinds
+from lookback.core.rules import descriptions, forms, kinds, sequenceforms
 from lookback.core.rules.forms import INHERITED, Measure
 from lookback.core.rules.keys import KEY, KeyEntry
 from lookback.core.rules.kinds import WAIT, Kind, Reading, choice, expression, key, list_keys, read_form, settle
@@ -26,7 +26,7 @@ from lookback.core.values.texts import join_words
 from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, Lookback, Moment
 
 WINDOW_FORMS, MEASURE_KEYS, TEST_KEYS = forms.WINDOW_FORMS, forms.MEASURE_KEYS, forms.TEST_KEYS
-SEQUENCE_KEYS, STEP_KEYS, ABSENT_KEYS = forms.SEQUENCE_KEYS, forms.STEP_KEYS, forms.ABSENT_KEYS
+SEQUENCE_KEYS, STEP_KEYS, ABSENT_KEYS = sequenceforms.SEQUENCE_KEYS, sequenceforms.STEP_KEYS, sequenceforms.ABSENT_KEYS
 RULE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 # From the least grave on. The alerts of an `info` rule are reports, unless it says `queue: true`.
 INFO = "info"
@@ -221,7 +221,7 @@ class Rule:
     early: kinds.Flag = key(False, default=False)
     late: Annotated[str, choice(LATE_POLICIES)] = key("evaluate", default="evaluate")
     reset_on_alert: kinds.Flag = key(False, default=False)
-    sequence: forms.AnySequence = key(None)
+    sequence: sequenceforms.AnySequence = key(None)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property

@@ -98,6 +98,8 @@ class Step:
     """A step of a sequence: from `at_least` to `at_most` events that satisfy `condition`.
 
     absent: no event may satisfy the condition up to `within` after the step before; only the last step can be absent.
+    key: the fields that stand for those of group_by, one for each, in the order in which group_by is written; None for
+    group_by itself.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Step:
     at_most: int | None = None
     absent: bool = False
     within: int = 0
+    key: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ class StepSequence:
         until: The condition of events that end matches; None for none.
         expiry: Whether the span ends at the event (sliding), or begins at the first event (fixed).
         take: Whether an event may belong to many matches (all), or one partial match waits at each stage (once).
+        until_key: The key of `until`, as that of a step.
     """
 
     within: int
@@ -125,3 +129,4 @@ class StepSequence:
     until: str | None = None
     expiry: str = "sliding"
     take: str = "all"
+    until_key: tuple[str, ...] | None = None
