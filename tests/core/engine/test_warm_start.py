@@ -133,7 +133,7 @@ def leave_out(table: Table, rule: dict[str, Any], through: int, active: int, spa
         now = find_watermark(table, active)
         return table if now is None else table.since(now - reach)
     gap, settled = find_gap(compiled), find_settled(compiled, before)
-    if settled is None:
+    if settled is None or len(compiled.routes) > 1:
         return table
     assert gap is not None
     begin, read = settled - span, table.events.take(table.events.commits <= through)

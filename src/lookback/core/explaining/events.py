@@ -59,7 +59,11 @@ def explain_event_at(
         event_time=to_utc(int(events.times[at])),
         arrival=int(events.commits[at]),
         event=texts,
-        key={part.name: to_text(events.key_column(part.column).item(at)) for part in rule.key},
+        key=(
+            {part.name: to_text(events.key_column(part.column).item(at)) for part in rule.key}
+            if evidence.key is None
+            else evidence.key
+        ),
         is_seen=bool(evidence.is_wanted[at]),
         where=tuple(_judge_where(evidence, one)),
         alerts=tuple(alerts),
@@ -74,7 +78,7 @@ def explain_event_at(
             windows = [replace(each, is_judged=parse_time(each.window_end) <= watermark) for each in windows]
         span = (windows[0].window_start, windows[0].window_end) if windows else (found.event_time, found.event_time)
         picture = explain_alert(evidence, _make_row(found, span, commit), rule_row, since)
-        found = replace(found, windows=tuple(windows), steps=tuple(_judge_steps(rule, one)), picture=picture)
+        found = replace(found, windows=tuple(windows), steps=tuple(_judge_steps(evidence, at, one)), picture=picture)
         if rule.spec.kind == SEQUENCE and not windows:
             found = replace(found, progress=find_progress(evidence, at))
     return replace(found, reasons=tuple(_find_reasons(evidence, at, commit, found)))
@@ -208,10 +212,29 @@ def _find_decisive_lists(part: Expression, columns: Mapping[str, Column]) -> Ite
             yield membership.list_name
 
 
-def _judge_steps(rule: CompiledRule, one: Mapping[str, Column]) -> Iterator[Part]:
-    """Judges each step of a sequence by the part of its condition that reads only the event."""
-    for step in rule.sequence.conditions if rule.sequence else ():
-        if step.gate is None:
+def find_key_fields(rule: CompiledRule, event: Mapping[str, Column]) -> tuple[str, ...]:
+    """Finds the fields that make the key under which to explain an event: those of the last step that it may satisfy.
+
+    Lists are not asked. An event that satisfies no step has the key of group_by.
+    """
+    fields = rule.group_by
+    if rule.sequence is not None and rule.sequence.has_own_keys:
+        for number, step in enumerate(rule.sequence.steps):
+            if step.gate is None or step.gate.memberships or step.gate.evaluate(event, 1).is_true()[0]:
+                fields = rule.sequence.key_of(number)
+    return fields
+
+
+def _judge_steps(evidence: Evidence, at: int, one: Mapping[str, Column]) -> Iterator[Part]:
+    """Judges each step of a sequence by the part of its condition that reads only the event, and by its key."""
+    sequence, group_by = evidence.rule.sequence, evidence.rule.group_by
+    for number, step in enumerate(sequence.conditions if sequence else ()):
+        if sequence is not None and not evidence.has_key(number)[at]:
+            fields = dict(zip(sequence.key_of(number), group_by, strict=True))
+            texts = {name: to_text(one[name].item(0)) for name in fields}
+            own = " and ".join(f"{name} = {entry} of the key" for name, entry in fields.items())
+            yield Part(own, texts, False, step=step.step.name)
+        elif step.gate is None:
             yield Part(step.condition.sql, {}, None, step=step.step.name, is_linked=True)
         else:
             judged = _judge_part(step.gate, one, step.step.name, not step.own)

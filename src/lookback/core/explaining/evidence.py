@@ -21,7 +21,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.events import Events, read_events
 from lookback.core.streams.watermarks import Mark, Reached, pass_marks
-from lookback.core.values.columns import Column, Mask
+from lookback.core.values.columns import Column, Mask, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import KnownLists, Lists, ListSource
 from lookback.core.values.times import NEVER, parse_time
@@ -308,6 +308,8 @@ class Evidence:
         resets: The alerts of this key that emptied its windows.
         gone_at: The commit that deleted each event, NOT_DELETED if none did, shape (rows,). None: no event was deleted.
         earliest: Events before this time are not in `events`.
+        key: The key: group_by field -> value as exact text; None if it need not be known. If steps have keys of their own,
+            some events have it in other fields than those of group_by.
         lists: The lists by which the events were judged.
     """
 
@@ -318,6 +320,7 @@ class Evidence:
     resets: Sequence[Reset] = ()
     gone_at: Int64s | None = None
     earliest: int = NEVER
+    key: Mapping[str, str | None] | None = None
     lists: ListHistory = field(default_factory=ListHistory)
 
     def __post_init__(self) -> None:
@@ -374,8 +377,20 @@ class Evidence:
     @cached_property
     def ends_sequence(self) -> Mask:
         """Marks the events that satisfy `until`."""
-        until = None if self.rule.sequence is None else self.rule.sequence.until
-        return np.zeros(len(self.events), dtype=bool) if until is None else self.holds(until)
+        sequence = self.rule.sequence
+        if sequence is None or sequence.until is None:
+            return np.zeros(len(self.events), dtype=bool)
+        return self.holds(sequence.until) & self.has_key(len(sequence.steps) + 1)
+
+    def has_key(self, bit: int) -> Mask:
+        """Marks the events that have the key for a condition of a sequence, by its bit (see `SequenceKey`)."""
+        marked, sequence = np.ones(len(self.events), dtype=bool), self.rule.sequence
+        if self.key is None or sequence is None or not sequence.has_own_keys:
+            return marked
+        for entry, name in zip(self.rule.group_by, sequence.key_of(bit), strict=True):
+            texts = map(to_text, self.events.columns[name].to_list())
+            marked &= np.fromiter((text == self.key[entry] for text in texts), dtype=bool, count=len(marked))
+        return marked
 
     @cached_property
     def is_deleted(self) -> Mask:

@@ -156,7 +156,8 @@ def _follow_steps(evidence: Evidence, positions: Int64s, within: int) -> list[li
     assert evidence.rule.sequence is not None
     for count in range(len(evidence.rule.sequence.steps), 0, -1):
         rule = _cut_steps(evidence.rule, count, within, stream)
-        rows = replay(Evidence(rule, events, Clock(Declarations.of(stream), {})), 1, first=first, last=last)
+        known = Evidence(rule, events, Clock(Declarations.of(stream), {}), key=evidence.key)
+        rows = replay(known, 1, first=first, last=last)
         # With fixed expiry, a match that began too early has expired.
         rows = [row for row in rows if int(events.times[row.taken[0][0]]) + within >= last]
         if rows:

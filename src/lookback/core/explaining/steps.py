@@ -124,7 +124,7 @@ def _list_histories(evidence: Evidence, alert: Mapping[str, Any], at: int) -> It
         due = parse_time(alert["event_time"])
         yield positions[(times[positions] >= times[at] - spec.within) & (times[positions] <= due)]
         return
-    begins = evidence.is_wanted & evidence.holds(rule.sequence.steps[0].condition)
+    begins = evidence.is_wanted & evidence.holds(rule.sequence.steps[0].condition) & evidence.has_key(0)
     begins &= times >= times[at] - spec.within
     candidates = [begin for begin in positions.tolist() if begins[begin] and begin <= at]
     named = evidence.find_position(alert["evidence"][0]) if alert["evidence"] else None
@@ -167,9 +167,9 @@ def _find_fitting(evidence: Evidence, listed: Int64s) -> list[str]:
     """Finds for each event the first step whose condition it meets, considering the event alone; empty for none."""
     assert evidence.rule.sequence is not None
     fitting = [""] * len(listed)
-    for step in reversed(evidence.rule.sequence.steps):
+    for number, step in reversed(list(enumerate(evidence.rule.sequence.steps))):
         if step.gate is not None:
-            for place in np.flatnonzero(evidence.holds(step.gate)[listed]).tolist():
+            for place in np.flatnonzero((evidence.holds(step.gate) & evidence.has_key(number))[listed]).tolist():
                 fitting[place] = step.step.name
     return fitting
 

@@ -245,6 +245,11 @@ class CompiledRule:
         return "" if self.where is None else self.where.sql
 
     @property
+    def keys(self) -> list[tuple[str, ...]]:
+        """The fields that make a key of an event, each in the place of one of group_by; a sequence may have several."""
+        return [self.group_by] if self.sequence is None else [key.fields for key in self.sequence.keys]
+
+    @property
     def routes(self) -> list[tuple[tuple[str, ...], Expression | None]]:
         """The fields whose values decide which shards judge an event, each with a condition of the events; None for all."""
         own_keys = () if self.sequence is None else self.sequence.keys[1:]

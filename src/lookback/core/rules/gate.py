@@ -65,7 +65,7 @@ class Condition:
 def hash_document(document: Mapping[str, Any]) -> str:
     """Returns a hash of what a rule means: of the document with its parameters filled in, without tests and texts.
 
-    These do not change the hash: the order of keys, of group_by and of entities, tests, message, DESCRIPTIONS, and
+    These do not change the hash: the order of keys, of entities and, unless a step has a key, of group_by, tests, message, DESCRIPTIONS, and
     whether a value is written in or is a parameter.
     """
     values = document.get("parameters")
@@ -73,11 +73,22 @@ def hash_document(document: Mapping[str, Any]) -> str:
     meaning = {name: _fill(value, parameters) for name, value in document.items() if name not in _TEXTS}
     if "entity" in meaning:
         meaning.setdefault("entities", [meaning.pop("entity")])
-    for name in ("group_by", "entities"):
+    # The key of a step goes by the order of group_by.
+    unordered = ["entities"] if _has_step_keys(meaning.get("sequence")) else ["group_by", "entities"]
+    for name in unordered:
         if isinstance(meaning.get(name), list):
             meaning[name] = sorted(meaning[name], key=str)
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _has_step_keys(sequence: object) -> bool:
+    """Returns whether a step of a sequence, or `until`, has a key of its own."""
+    if not isinstance(sequence, Mapping):
+        return False
+    steps = sequence.get("steps")
+    parts = [sequence.get("until"), *(steps if isinstance(steps, list) else [])]
+    return any(isinstance(part, Mapping) and part.get("key") is not None for part in parts)
 
 
 def _fill(value: Any, parameters: Parameters) -> Any:

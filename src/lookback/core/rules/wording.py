@@ -11,6 +11,7 @@ from sqlglot import exp
 from lookback.core.aggregation.aggregates import RANKING
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
+from lookback.core.rules.document import Rule
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.limits import WIDEST_LIMITS
@@ -83,7 +84,8 @@ def describe_rule(rule: CompiledRule) -> str:
     if spec.where and (spec.when or spec.kind != EVENT):
         parts.append(f"only events where {collapse_spaces(spec.where)}")
     if spec.sequence is not None and spec.sequence.until:
-        parts.append(f"{_describe_events(spec.sequence.until)} ends what has begun, once it has been judged itself")
+        until, key = spec.sequence.until, _describe_step_key(spec, spec.sequence.until_key)
+        parts.append(f"{_describe_events(until)}{key} ends what has begun, once it has been judged itself")
     if rule.lists:
         asked = "the list {} is asked" if len(rule.lists) == 1 else "the lists {} are asked"
         parts.append(f"{asked.format(join_words(sorted(rule.lists)))} when an event arrives")
@@ -250,7 +252,7 @@ def _describe_sequence(rule: CompiledRule) -> str:
     spec = rule.spec.sequence
     assert spec is not None
     taken = [step for step in spec.steps if not step.absent]
-    text = f"Raised when, {_describe_key(rule)}, {_join_steps(taken)}"
+    text = f"Raised when, {_describe_key(rule)}, {_join_steps(taken, rule.spec)}"
     several = len(taken) > 1 or taken[0].at_least > 1
     if spec.expiry == "fixed":
         text += f", within {format_duration(spec.within)} from the first event on, after which the next such event begins again"
@@ -261,13 +263,24 @@ def _describe_sequence(rule: CompiledRule) -> str:
     for step in spec.steps:
         if step.absent:
             after = f"the {_format_span(step.within)} after {'the last of them' if several else 'it'}"
-            text += f", and in {after} there is {describe_step(step)} ({step.name})"
+            text += f", and in {after} there is {_name_step(step, rule.spec)}"
     return text
 
 
-def _join_steps(steps: Sequence[Step]) -> str:
+def _name_step(step: Step, rule: Rule) -> str:
+    return f"{describe_step(step)} ({step.name}{_describe_step_key(rule, step.key)})"
+
+
+def _describe_step_key(rule: Rule, key: Sequence[str] | None) -> str:
+    """Describes the key of a step, such as ` with dst_ip as src_ip`; empty if it is that of the rule."""
+    pairs = [] if key is None else zip(key, rule.group_by, strict=True)
+    others = [f"{name} as {entry}" for name, entry in pairs if name.lower() != entry.lower()]
+    return f" with {join_words(others)}" if others else ""
+
+
+def _join_steps(steps: Sequence[Step], rule: Rule) -> str:
     """Joins the descriptions of steps in order."""
-    phrases = [f"{describe_step(step)} ({step.name})" for step in steps]
+    phrases = [_name_step(step, rule) for step in steps]
     verbs = ["are" if step.at_least > 1 else "is" for step in steps]
     if len(phrases) == 1:
         return f"there {verbs[0]} {phrases[0]}"

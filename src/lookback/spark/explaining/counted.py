@@ -151,8 +151,15 @@ def _find_by_key(
         resets = reset_rows.where(F.col("rule_version").isin(*resetting) & (F.col("stream") == stream.name))
         rows = rows.unionByName(resets.select(*columns).withColumn("is_target", F.lit(False)))
     key_of_alert = write_key(rule.key, {name: F.col("key")[F.lit(name)] for name in rule.key_names})
-    keyed = rows.withColumn(_KEY, key_of_alert).drop("key")
-    changes = add_texts(feed, stream, rule.key).withColumn(_KEY, write_key(rule.key, list_values(rule.key)))
+    keyed = rows.withColumn(_KEY, key_of_alert)
+    # An event may have several keys if steps have their own.
+    own, own_keys = list_values(rule.key), []
+    for fields in rule.keys:
+        pairs = zip(rule.key, fields, strict=True)
+        values = {part.name: own[part.name] if part.column == n else F.col(quote_field(n)) for part, n in pairs}
+        own_keys.append(write_key(rule.key, values))
+    key_of_event = F.explode(F.array_distinct(F.array(*own_keys))) if own_keys[1:] else own_keys[0]
+    changes = add_texts(feed, stream, rule.key).withColumn(_KEY, key_of_event)
     concerned = keyed.where("is_target").select(_KEY).distinct()
     changes = select_changes(tables, changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, "true", [_KEY])
 
@@ -175,7 +182,8 @@ def _count_key(
             for row in rows
             if row["revision"] == 0 and row["rule_version"] in resetting and row["event_id"] is not None
         ]
-        for alert, counted in zip(targets, find_counted(make(changes, resets=resets), targets), strict=True):
+        evidence = make(changes, resets=resets, key=dict(targets[0]["key"] or []))
+        for alert, counted in zip(targets, find_counted(evidence, targets), strict=True):
             listed = [None] if counted is None else counted
             names += [alert["alert_id"]] * len(listed)
             ids += listed

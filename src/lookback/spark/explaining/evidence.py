@@ -47,14 +47,15 @@ def read_evidence(
     known = "(_change_type = 'insert' AND _commit_version <= :arrival) OR _change_type = 'delete'"
     has_key, key = _write_has_key(rule, alert["key"])
     rows = select_changes(tables, feed, stream, f"({known}) AND {has_key}", arrival=arrival, **key)
-    if parts := [part for part in rule.key if part.sql]:
+    # Where steps have keys of their own, events of other keys may be among these.
+    if (parts := [part for part in rule.key if part.sql]) and len(rule.keys) == 1:
         from lookback.spark.explaining.keys import select_events  # noqa: PLC0415 - questions to folders need no pyspark
 
         rows = select_events(rows, stream, parts, alert["key"])
     changes = read_or_refuse(rows.toArrow, stream.name)
     lanes, make = prepare_evidence(tables, feed, rule, alert, history)
     resets = _read_resets(tables, stream, rule, alert, history, lanes, earliest)
-    return make(changes, resets=resets, earliest=earliest)
+    return make(changes, resets=resets, earliest=earliest, key=dict(alert["key"]))
 
 
 def prepare_evidence(
@@ -143,15 +144,20 @@ def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None])
 
 
 def _write_has_key(rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[str, dict[str, object]]:
-    """Returns the condition that an event has the fields of the key, whose texts are cast to their types, and its values."""
-    conditions, values = ["true"], dict[str, object]()
-    for at, part in enumerate(part for part in rule.key if not part.sql):
-        text = key.get(part.name)
-        conditions.append(
-            f"{quote_field(part.column)} {'IS NULL' if text is None else f'= CAST(:key_{at} AS {part.type})'}"
-        )
-        values[f"key_{at}"] = text
-    return " AND ".join(conditions), values
+    """Returns the condition that an event has the fields of the key for some step, and the values that it names.
+
+    Texts are cast to the types of the fields. Expressions are left out.
+    """
+    keys = []
+    for fields in rule.keys:
+        conditions = ["true"]
+        for at, (part, name) in enumerate(zip(rule.key, fields, strict=True)):
+            if name != part.sql:
+                is_same = "IS NULL" if key.get(part.name) is None else f"= CAST(:key_{at} AS {part.type})"
+                conditions.append(f"{quote_field(name)} {is_same}")
+        keys.append(" AND ".join(conditions))
+    has_key = " OR ".join(f"({each})" for each in keys)
+    return f"({has_key})", {f"key_{at}": key.get(part.name) for at, part in enumerate(rule.key)}
 
 
 def select_changes(

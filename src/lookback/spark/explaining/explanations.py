@@ -13,7 +13,7 @@ import numpy as np
 from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
 from lookback.core.explaining.eventexplanation import EventExplanation, Standing
-from lookback.core.explaining.events import explain_event_at
+from lookback.core.explaining.events import explain_event_at, find_key_fields
 from lookback.core.explaining.evidence import Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule
@@ -186,7 +186,8 @@ def explain_event(
     found = history.find_version(rule_id, standing.version, place.arrival - 1)
     rule, event = found.rule, place.event
     commit = place.arrival if rule.spec.kind in PER_EVENT else tables.version(stream.name)
-    key = {part.name: to_text(event.key_column(part.column).item(0)) for part in rule.key}
+    fields = find_key_fields(rule, event.columns)
+    key = {part.name: to_text(event.key_column(name).item(0)) for part, name in zip(rule.key, fields, strict=True)}
     start = time = int(event.times[0])
     if rule.spec.kind == SESSION:
         start = time - history.declarations.widest.max_session
