@@ -178,6 +178,21 @@ def test_c12_6_each_event_is_judged_once_in_the_shards_of_its_keys_and_deleted_f
     assert sent.evaluated == whole.evaluated
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_c12_6_a_deleted_event_no_longer_counts_under_any_of_its_keys(shards: int) -> None:
+    steps = ({"name": "one", "where": "true"}, {"name": "two", "where": "n = 1", "key": ["dst"]})
+    commits: list[list[Row]] = [[("a", 1, "p", "x", 0)], [("b", 2, "q", "p", 1)], [], [], [("d", 3, "y", "y", 0)]]
+    commits.append([("e", 4, "z", "p", 1), ("f", 5, "z", "q", 1)])
+    rows, found_ids = make_rows(*commits), []
+    for gone in (range(0), range(1, 2)):
+        output = run(rule(*steps), rows, shards, deleted=gone)
+        found_ids.append([evidence for _, _, evidence in list_rows(output)])
+    assert found_ids == [
+        [("a", "b"), ("a", "b", "e"), ("b", "f")],
+        [("a", "b"), ("a", "e")],
+    ]
+
+
 def test_c12_6_an_event_with_two_errors_fails_once_whatever_the_shards() -> None:
     steps = (
         {"name": "one", "where": "10 / n > 1"},
