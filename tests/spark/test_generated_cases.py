@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 from bisect import bisect_right
@@ -18,11 +17,10 @@ from test_equals_oracle import run_oracle
 
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.status import event_account
-from lookback.spark.replay.proof import prove
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from stored_cases import append, assert_proved, written
 
 if TYPE_CHECKING:
-    from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -94,11 +92,6 @@ def test_c3_the_stream_equals_the_oracle_on_generated_cases(tables: Tables, numb
     assert account.closes, account
 
 
-def assert_proved(tables: Tables, stream: Stream, **options: Any) -> None:
-    with prove(tables, stream, {stream.name: stream}, **options) as proofs:
-        assert all(row.holds and not row.unprovable for row in proofs.rows), proofs.rows
-
-
 def write_change(tables: Tables, change: dict[str, Any]) -> None:
     document = None if change["document"] is None else json.dumps(change["document"])
     row = (change["rule_id"], change["version"], change["status"], document)
@@ -108,39 +101,3 @@ def write_change(tables: Tables, change: dict[str, Any]) -> None:
     else:
         this = (F.col("rule_id") == row[0]) & (F.col("version") == row[1])
         tables.delta("rules").update(this, {"status": F.lit(row[2]), "document": F.lit(row[3])})
-
-
-def append(tables: Tables, rows: list[dict[str, Any]], fields: Any) -> None:
-    for arrival in sorted({row["arrival"] for row in rows}):
-        here = [
-            (*(row[name] for name in fields), row.get("position", at))
-            for at, row in enumerate(rows)
-            if row["arrival"] == arrival
-        ]
-        read = {"timestamp": "long", "decimal": "string"}
-        columns = ", ".join(f"`{name}` {read.get(type_.name, type_)}" for name, type_ in fields.items())
-        frame = tables.spark.createDataFrame(here, f"{columns}, position long").withColumn(
-            "at", F.timestamp_micros("at")
-        )
-        decimals = {name: F.col(name).cast(str(type_)) for name, type_ in fields.items() if type_.is_decimal}
-        frame = frame.withColumns(decimals).withColumn("ingested_at", F.current_timestamp())
-        tables.append(frame.coalesce(1), "tx")
-
-
-def written(tables: Tables) -> list[tuple[Any, ...]]:
-    """The rows of the alerts table in the oracle's form."""
-
-    def moment(time: int) -> dt.datetime:
-        return dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(microseconds=time)
-
-    times = ("event_time", "window_start", "window_end")
-    rows = tables.read("alerts").withColumns({name: F.unix_micros(name) for name in times}).collect()
-    found = [
-        (
-            r["alert_id"], r["revision"], r["rule_id"], r["rule_version"], r["mode"], r["verdict"], r["event_id"],
-            *(moment(r[name]) for name in times), tuple(sorted(r["measures"].items())), r["window_complete"],
-            r["message"], tuple(sorted(r["entities"].items())), tuple(r["tags"]), tuple(r["evidence"]), r["arrival"],
-        )
-        for r in rows
-    ]  # fmt: skip
-    return sorted(found, key=repr)

@@ -21,6 +21,7 @@ from lookback.spark.explaining.evidence import prepare_evidence, select_changes
 from lookback.spark.explaining.history import RuleHistory, read_feed
 from lookback.spark.explaining.keys import add_texts, list_values, write_key
 from lookback.spark.tables.schemas import ALERTS
+from lookback.spark.tables.sqltexts import quote_field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row

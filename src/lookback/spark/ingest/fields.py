@@ -146,9 +146,9 @@ def make_fields(rows: DataFrame, stream: Stream, place: str) -> tuple[list[Colum
     return [field.value for field in fields], _describe_problems(fields)
 
 
-def list_uncast_fields(stream: Stream) -> list[Column]:
+def list_uncast_fields(rows: DataFrame, stream: Stream) -> list[Column]:
     """Returns the stream's own fields over source columns, before they are cast to their types."""
-    return [F.expr(_write_field_sql(stream, name).value).alias(name) for name in stream.own_fields]
+    return nest_columns({name: F.expr(_write_field_sql(rows, stream, name).value) for name in stream.own_fields})
 
 
 def _describe_problems(fields: Sequence[_Field]) -> Column:

@@ -254,7 +254,7 @@ class _MemberFeed:
             (F.row_number().over(window) - 1).cast("bigint").alias(ROW),
             F.lit(_READING).alias(READ_AS),
         )
-        raw = F.to_json(F.struct(*list_uncast_fields(converted)), {"ignoreNullFields": "false", **JSON_FORMATS})
+        raw = F.to_json(F.struct(*list_uncast_fields(placed, converted)), {"ignoreNullFields": "false", **JSON_FORMATS})
         placed = placed.withColumn(RAW, F.make_valid_utf8(raw))
         return drop_raw(cast_rows(placed, converted, text=False, place=f"stream {self._member.name}"), self._union)
 
