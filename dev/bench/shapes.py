@@ -225,11 +225,14 @@ def _judge_pairs(events: int, where: str, take: str = "all", **more: Any) -> Ite
     return _judge_once([{**rule, **more}], _spread_times(events, 2 * HOUR), np.zeros(events), np.arange(events) % 2)
 
 
-def _judge_logins(events: int) -> Iterator[float]:
-    """Judges batches in which half of the events could be the last of a sequence, for as many keys as there are events."""
+def _judge_logins(events: int, **last: Any) -> Iterator[float]:
+    """Judges batches in which half of the events could be the last of a sequence, for as many keys as there are events.
+
+    last: more of the last step.
+    """
     steps: list[dict[str, Any]] = [
         {"name": "failures", "where": "n = 0", "at_least": 3},
-        {"name": "success", "where": "n = 1 and not array_contains(failures.amount, amount)"},
+        {"name": "success", "where": "n = 1 and not array_contains(failures.amount, amount)", **last},
     ]
     rule = _sequence(steps)
     rule["sequence"] |= {"within": "10 minutes", "until": "n = 1"}
@@ -365,6 +368,7 @@ SHAPES = (
     Shape("the same, a condition on earlier steps", 2_000, lambda: _judge_sequence(
         2_000, "n = 0 and amount > element_at(a.amount, 1) - 100000", "{a.count} and {b.count}", absent="n = 1"), 3_000),
     Shape("sequence, many keys, most events cannot complete it", 100_000, lambda: _judge_logins(100_000), 20),
+    Shape("the same, the last step has a key of its own", 100_000, lambda: _judge_logins(100_000, key=["id"]), 45),
     Shape("1,000 event rules on texts", 10_000, lambda: _judge_texts(10_000, 1_000), 220),
     Shape("500 events over 50,000 keys, session", 500, lambda: _judge_after(
         _rule({"session": "1 hour"}, "m < 0"), _KNOWN, 500, MINUTE), 900),

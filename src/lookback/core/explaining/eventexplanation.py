@@ -105,7 +105,8 @@ class EventExplanation:
         event_time: The time of the event.
         arrival: The commit that brought the event.
         event: The fields of the event, as exact text.
-        key: The event's grouping key: group_by field -> value as exact text.
+        key: The event's grouping key: group_by field -> value as exact text. If steps have keys of their own, that of the
+            last step that the event fits by itself.
         is_seen: Whether the rule's `where` holds.
         where: The parts of `where`.
         windows: The windows that contain the event.

@@ -94,8 +94,8 @@ def replay(
     if positions is None:
         positions = np.arange(len(evidence.events), dtype=np.int64)
     rows = _Replay(evidence, {**same, **changes}, commit, positions, collected).rows()
-    if evidence.key is not None and evidence.rule.sequence is not None and evidence.rule.sequence.has_own_keys:
-        # Events may take part under other keys too, of which not all events are known.
+    if evidence.key is not None and evidence.rule.sequence is not None:
+        # Events may take part under other keys of steps too, of which not all events are known.
         rows = ((place, alert) for place, alert in rows if dict(alert.key) == evidence.key)
     return [TracedRow(place, alert, collected) for place, alert in rows]
 
