@@ -387,9 +387,10 @@ def with_step_keys(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
     if draw(st.booleans()):
         # A field of group_by is that of the match.
         new["message"] = "{c} {n} {k} at {id}"
-    until = sequence.get("until")
-    if until is not None and draw(st.booleans()):
-        sequence["until"] = {"where": until["where"] if isinstance(until, dict) else until, **draw_key()}
+    if "until" in sequence:
+        until = sequence["until"]
+        until = until["where"] if isinstance(until, dict) else until
+        sequence["until"] = {"where": until, **draw_key()} if draw(st.booleans()) else until
     return new | {"sequence": sequence}
 
 
