@@ -17,7 +17,8 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.problems import quote_value
 from lookback.core.rules.remarks import Remark
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask, to_text
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.lists import Lists

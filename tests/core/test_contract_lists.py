@@ -31,7 +31,7 @@ from lookback.core.state.shard import MANIFEST, ShardState, decode_text, encode_
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.keys import encode_keys
 from lookback.core.values.listchanges import FOREVER, ListChange
 from lookback.core.values.lists import KnownLists, Lists, _List, _Values

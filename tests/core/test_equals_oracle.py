@@ -42,7 +42,8 @@ from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key
 from lookback.core.streams.blocks import merge_alerts, pack_alerts
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values import pages as pages_module
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import to_text

@@ -16,7 +16,7 @@ import yaml
 from lookback.cli import main
 from lookback.core.errors import EventError
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.spark.ingest.files import ingest, retry_rejected
 from lookback.spark.ingest.report import IngestReport
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.spark.ingest.fields import REASON
 from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.sources import Source

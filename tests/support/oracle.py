@@ -1039,15 +1039,19 @@ class _Sequences(_Kind):
         # By name of a step, and "" for `until`, the fields of its key, in the order of those of the rule.
         spec, names = compiled.spec.sequence, {name.lower(): name for name in oracle.stream.fields}
         written = {"": spec.until_key, **{step.name: step.key for step in spec.steps}}
-        grouped = [names[name.lower()] for name in compiled.spec.group_by]
+        columns = {part.name.lower(): part.column for part in compiled.key}
+        grouped = [columns[entry.name.lower()] for entry in compiled.spec.group_by]
         self.fields: dict[str, Fields] = {}
         for step, key in written.items():
-            instead = dict(zip(grouped, grouped if key is None else key, strict=True))
-            self.fields[step] = tuple(names[instead[name].lower()] for name in sorted(grouped))
+            own = grouped if key is None else [names[name.lower()] for name in key]
+            instead = dict(zip(grouped, own, strict=True))
+            self.fields[step] = tuple(instead[name] for name in sorted(grouped))
 
     def key_for(self, step: str, event: OracleEvent) -> Key:
         """The key of an event for a step, or for `until`."""
-        return key_of(self.fields[step], event)
+        key = self.oracle.key_of(self.fields[step], event)
+        assert key is not None
+        return key
 
     def keys(self, event: OracleEvent) -> list[Key]:
         """The keys under which an event may take part, in the order of their texts."""

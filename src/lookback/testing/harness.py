@@ -35,7 +35,8 @@ from lookback.core.streams.alerts import Alert, LateEvent
 from lookback.core.streams.arrival import find_marks, late_sort_key, split_future
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.watermarks import Mark
 from lookback.core.values.contents import set_contents
 from lookback.core.values.keys import Int64s

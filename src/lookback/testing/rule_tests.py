@@ -15,7 +15,7 @@ from lookback.core.rules.document import Rule, read_rule
 from lookback.core.rules.problems import quote_value
 from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import find_row_problems, read_events
+from lookback.core.streams.eventrows import find_row_problems, read_events
 from lookback.core.values.columns import to_text
 from lookback.core.values.lists import Lists
 from lookback.core.values.suggestions import suggest

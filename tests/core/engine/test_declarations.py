@@ -22,7 +22,7 @@ from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.arrival import find_marks, split_future
 from lookback.core.streams.declarations import Declarations, Declared, list_settings, plan_declarations
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.zones import ZONES_RELEASE
 from payins import STREAM, rule
 

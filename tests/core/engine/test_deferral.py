@@ -17,7 +17,8 @@ from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.versions import Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Keys
 from lookback.core.values.lists import Lists

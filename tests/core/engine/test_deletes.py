@@ -18,7 +18,7 @@ from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 
 TX = Stream.from_dict(
     {

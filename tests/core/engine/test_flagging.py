@@ -15,7 +15,7 @@ from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.times import parse_time
 from payins import MORE_RULES, RULES, START, STREAM, make_events, sequence, window

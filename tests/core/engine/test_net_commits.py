@@ -15,7 +15,8 @@ from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 
 FIELDS = {"id": "string", "at": "timestamp", "card": "string", "n": "int", "tags": "array<string>"}
 STREAM = Stream.from_dict({"stream": "pay", "event_id": "id", "event_time": "at", "fields": FIELDS})

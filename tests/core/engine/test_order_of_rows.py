@@ -20,7 +20,7 @@ from lookback.core.streams.alerts import Failure
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.blocks import merge_alerts, pack_alerts, pack_failures, unpack_failures
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 
 STREAM = Stream.from_dict(
     {

@@ -17,7 +17,7 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.blocks import merge_alerts, pack_alerts, unpack_table
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 
 MOST = 3
 

@@ -28,7 +28,8 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import empty_events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import empty_events
 
 STREAM = Stream.from_dict(
     {

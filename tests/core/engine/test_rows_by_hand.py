@@ -25,7 +25,8 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import empty_events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import empty_events
 from lookback.core.values.listchanges import ListChange
 from lookback.core.values.lists import KnownLists, Lists
 

@@ -42,7 +42,7 @@ from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import WARM, WITH_HISTORY, Piece
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.lists import KnownLists
 from payins import STREAM, rule
 

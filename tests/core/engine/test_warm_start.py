@@ -35,7 +35,8 @@ from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 
 _QUERY = "q"
 # Other rules start without history, so that one version is warming at a time.

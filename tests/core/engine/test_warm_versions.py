@@ -23,7 +23,8 @@ from lookback.core.rules.versions import WARM, Piece
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, empty_events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events, empty_events
 from lookback.core.values.columns import to_text
 
 _MINUTE = 60_000_000

@@ -18,7 +18,7 @@ from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.contents import read_contents, set_contents
 from lookback.core.values.lists import KnownLists, Lists
 from lookback.core.values.times import parse_time

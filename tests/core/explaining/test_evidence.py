@@ -35,7 +35,8 @@ from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations, Declared
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
 from lookback.views.explanations import describe_alert

@@ -13,7 +13,7 @@ from lookback.core.rules.compiling import compile_rule
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import to_text
 
 STREAM = Stream.from_dict(

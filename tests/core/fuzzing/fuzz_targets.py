@@ -37,7 +37,7 @@ from lookback.core.state.keyed import KeyedTable
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_late
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import Column, from_values
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.lists import Lists

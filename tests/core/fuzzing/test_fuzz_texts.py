@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lookback.core.errors import EventError
 from lookback.core.expressions.compiling import compile_expression
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 
 # What expressions are made of; put together at random most are refused, some late.
 _WORDS = [

@@ -21,7 +21,7 @@ from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.keys import Keys, number_keys
 
 # W is the highest time; what is at most 4 late is taken.

@@ -20,7 +20,7 @@ from lookback.core.state.keyruns import Rows
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 
 _MINUTE = 60_000_000
 STREAM = Stream.from_dict(

@@ -21,7 +21,8 @@ from lookback.core.rules.wording import describe_rule
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.testing.harness import Harness
 
 STREAM = Stream.from_dict(

@@ -31,7 +31,7 @@ from lookback.core.rules.rulebook import RuleBook
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Failure
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import Column
 from lookback.core.values.limits import LIMITS, Limits
 from lookback.core.values.types import BIGINT, STRING

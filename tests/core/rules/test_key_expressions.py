@@ -19,7 +19,7 @@ from lookback.core.rules.rulebook import RuleBook
 from lookback.core.rules.wording import describe_rule
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.testing.harness import Harness, replay
 from lookback.testing.rule_tests import run_rule_tests
 

@@ -35,7 +35,7 @@ from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.keys import Keys, number_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page

@@ -22,7 +22,8 @@ from lookback.core.state import storedruns
 from lookback.core.state.shard import ShardState, StateCounts
 from lookback.core.streams.arrival import find_marks
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.cache import Cache
 from lookback.core.values.columns import from_values
 from lookback.core.values.keys import TimeSearch

@@ -20,7 +20,7 @@ import lookback
 from lookback.core.errors import EventError
 from lookback.core.streams.cells import read_cell
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import read_events
+from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import arrow_type
 from lookback.core.values.types import parse_type
 

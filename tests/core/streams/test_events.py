@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.streams import events as module
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.columns import Column, arrow_type, from_arrow, from_values
 from lookback.core.values.types import BIGINT, STRING, TIMESTAMP, DataType, parse_type
 

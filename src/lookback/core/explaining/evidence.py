@@ -19,7 +19,8 @@ from lookback.core.streams.alerts import BY_EVENT, AlertOrder
 from lookback.core.streams.arrival import arrival_number, split_future
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.streams.watermarks import Mark, Reached, pass_marks
 from lookback.core.values.columns import Column, Mask, to_text
 from lookback.core.values.keys import Int64s

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from lookback.core.aggregation.aggregates import find_aggregate
-from lookback.core.aggregation.runs import Buckets
 from lookback.core.errors import ExpressionError, Problem, RuleError
 from lookback.core.expressions.aggregatecalls import AggregateCall, compile_aggregate
 from lookback.core.expressions.compiling import Expression, compile_expression, compile_part, find_names, recompile
@@ -29,15 +27,15 @@ from lookback.core.rules.compiled import (
     split_step_name,
 )
 from lookback.core.rules.document import Rule, read_rule
+from lookback.core.rules.features import make_feature
 from lookback.core.rules.keys import KeyPart, add_guards, bind_key, explain_unknown_field
 from lookback.core.rules.problems import limit_problems, make_problem, quote_value
 from lookback.core.rules.stepkeys import add_keys, bind_keys
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import find_nearest, suggest
-from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import BIGINT, BOOLEAN, NULL, DataType, array
-from lookback.core.values.windows import PER_EVENT, SEQUENCE, Lookback, Moment, Session, Step, TiledWindow, Window
+from lookback.core.values.windows import PER_EVENT, SEQUENCE, Lookback, Moment, Session, Step, TiledWindow
 
 
 def compile_rule(
@@ -115,7 +113,7 @@ class _Binder:
             return None
         presence = None
         if isinstance(rule.window, TiledWindow):
-            presence = _make_feature(self._identify_state(group_by, lateness), where, _PRESENCE, rule.window)
+            presence = make_feature(self._identify_state(group_by, lateness), where, _PRESENCE, rule.window)
         store = self._name_store(group_by, where, lateness, sequence)
         needs = self._find_needs(measures, presence, store, lateness)
         compiled = CompiledRule(
@@ -440,7 +438,7 @@ class _Binder:
             if isinstance(window, Lookback) and window.resolution and not find_aggregate(call.function).additive:
                 self._add_problem(place, _describe_no_resolution(call, window))
                 continue
-            feature = _make_feature(self._identify_state(group_by, lateness), where, call, window)
+            feature = make_feature(self._identify_state(group_by, lateness), where, call, window)
             type_ = feature.aggregate.result_type(feature.argument_type)
             measures.append(CompiledMeasure(measure.name, feature, window, type_))
         return tuple(measures)
@@ -479,34 +477,4 @@ def _describe_no_resolution(call: AggregateCall, window: Lookback) -> str:
     return (
         f"{call.sql} cannot have a resolution, since counts and sums per bucket do not suffice to compute it when an event is "
         f"deleted; give it a window of its own, such as {{measure: ..., window: {own}}}"
-    )
-
-
-def _make_feature(kind: list[Any], where: Expression | None, call: AggregateCall, window: Window) -> Feature:
-    parts: Sequence[Expression | None] = (where, call.filter, call.argument)
-    identity: list[Any] = [*kind, call.function, *([part.sql, str(part.type)] if part else None for part in parts)]
-    stream, group_by, lateness, *owner = kind
-    tiles, buckets = None, None
-    if isinstance(window, TiledWindow):
-        tiles = window
-        identity += [tiles.size, tiles.slide, tiles.offset]
-    elif isinstance(window, Lookback) and window.resolution:
-        # The delay decides which buckets are closed, so rules with different delays cannot share combined rows.
-        identity += ["resolution", window.resolution, window.delay]
-        # Lists may have changed when an event is deleted, so its row must still exist to be taken out.
-        is_single = any(part is not None and part.memberships for part in parts)
-        buckets = Buckets(window.resolution, NEVER_DUE if is_single else window.delay + lateness, call.function)
-    row_set = "" if owner or buckets else json.dumps(group_by)
-    return Feature(
-        stream=stream,
-        group_by=group_by,
-        function=call.function,
-        allowed_lateness=lateness,
-        where=where,
-        filter=call.filter,
-        argument=call.argument,
-        tiles=tiles,
-        buckets=buckets,
-        feature_id=digest(identity),
-        row_set=row_set,
     )

@@ -274,7 +274,7 @@ def _name_step(step: Step, rule: Rule) -> str:
 def _describe_step_key(rule: Rule, key: Sequence[str] | None) -> str:
     """Describes the key of a step, such as ` with dst_ip as src_ip`; empty if it is that of the rule."""
     pairs = [] if key is None else zip(key, rule.group_by, strict=True)
-    others = [f"{name} as {entry}" for name, entry in pairs if name.lower() != entry.lower()]
+    others = [f"{name} as {entry.name}" for name, entry in pairs if name.lower() != entry.name.lower()]
     return f" with {join_words(others)}" if others else ""
 
 

@@ -18,7 +18,8 @@ from lookback.core.explaining.evidence import Explanation
 from lookback.core.explaining.explanation import explain_alert, picture_span
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import read_document
-from lookback.core.streams.events import Events, read_events
+from lookback.core.streams.eventrows import read_events
+from lookback.core.streams.events import Events
 from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import to_utc
