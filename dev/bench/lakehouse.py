@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dev.bench.sets import COMMIT_ROWS, DATA, GENERATOR, REPOSITORY, TIME, Columns, EventSet
+from dev.bench.texts import STREAM as PROCESSES
 from dev.bench.watching import say
 from lookback.core.streams.declaration import Stream
 
@@ -57,7 +58,7 @@ LOGINS = Stream.from_dict(
         **_LATENESS,
     }
 )
-STREAMS = {stream.name: stream for stream in (TRANSACTIONS, LOGINS)}
+STREAMS = {stream.name: stream for stream in (TRANSACTIONS, LOGINS, PROCESSES)}
 # Tables made by other code than this are made again. _LAYOUT: the version of what this module does itself.
 _MADE_BY = ("src/lookback/spark/tables/lakehouse.py", "src/lookback/spark/tables/schemas.py")
 _LAYOUT = b"1"
@@ -65,7 +66,7 @@ _LAYOUT = b"1"
 
 def stream_of(name: str) -> Stream:
     """Returns the stream of the set's events."""
-    return LOGINS if name == "logins" else TRANSACTIONS
+    return STREAMS.get(name, TRANSACTIONS)
 
 
 def rows_of(columns: Columns) -> pa.Table:

@@ -20,6 +20,7 @@ PARTS = (
     "rules",
     "windows",
     "sequence",
+    "texts",
     "backtest",
     "cluster",
     "latency",
@@ -32,7 +33,7 @@ PARTS = (
 SCALE_PARTS = ("shards", "rules", "log")
 # What `python -m dev.bench` runs unless told otherwise.
 DEFAULT_PARTS = (
-    "shapes", "drain", "rules", "windows", "sequence", "backtest", "cluster", "latency", "changes", "warm", "lists",
+    "shapes", "drain", "rules", "windows", "sequence", "texts", "backtest", "cluster", "latency", "changes", "warm", "lists",
 )  # fmt: skip
 _QUICK_ROWS = 300_000
 # The larger of the tables whose past a new rule is to know.
@@ -40,7 +41,7 @@ _WARM_EVENTS = 20_000_000
 # What one batch takes by the profile `throughput`: twenty commits of handbook, eighteen of the others. Nine batches are to
 # follow the first two, and a rest; where many rules make that long, half as many or fewer.
 _BATCH_EVENTS, _SMALL_BATCH_EVENTS = 1_800_000, 200_000
-_BATCHES, _FEW_BATCHES, _MIN_BATCHES, _SMALL_BATCHES = 11.5, 6.5, 4.5, 22.5
+_BATCHES, _FEW_BATCHES, _MIN_BATCHES, _SMALL_BATCHES, _TEXT_BATCHES = 11.5, 6.5, 4.5, 22.5, 8.5
 # The sets of rules that are backtested.
 _BACKTESTED = ("2", "100")
 # The way to run all events at once that backtests stand beside.
@@ -107,6 +108,7 @@ def _drains(*, quick: bool) -> list[Step]:
             for size in ("1h", "1d", "7d", "30d")
         ),
         ("sequence", "logins", "sequence", half, ()),
+        ("texts", "processes", "3000-on-texts", _TEXT_BATCHES * _SMALL_BATCH_EVENTS, small_batches),
         # Each pair one after the other, for the same reason as the next two.
         ("lists", "zipf", "2", half, ("--name", "drain-zipf-2-unlisted")),
         ("lists", "zipf", "2-asking", half, ()),

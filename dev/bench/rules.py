@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dev.bench import sets
+from dev.bench import sets, texts
 from dev.bench.sets import DATA, DAY, HOUR, MINUTE, Columns, EventSet, Int64s, Windows, write_json
 
 Document = dict[str, Any]
@@ -56,7 +56,8 @@ def rules_for(name: str, events: EventSet) -> Rules:
     """Makes the rule set of that name with limits for the events. Raises ValueError for an unknown name."""
     if name not in RULE_SETS:
         raise ValueError(f"there is no rule set {name!r}; there are {', '.join(RULE_SETS)}")
-    digest = hashlib.sha256(Path(__file__).read_bytes() + Path(sets.__file__).read_bytes()).hexdigest()[:8]
+    code = b"".join(Path(str(each)).read_bytes() for each in (__file__, sets.__file__, texts.__file__))
+    digest = hashlib.sha256(code).hexdigest()[:8]
     file = DATA / "rules" / f"{events.stem}-{name}-{digest}.json"
     if not file.exists():
         # Limits of many rules take some seconds.
@@ -230,6 +231,15 @@ PEERS_RULES = "2"
 # The list of the rules that ask one, so many values, and how they ask it.
 LIST, LISTED = "listed-customers", 1_000_000
 ON_LIST = f"in_list(customer_id, '{LIST}')"
+
+
+def on_texts(events: EventSet) -> Rules:
+    """3,000 event rules on the texts of processes."""
+    assert events.name == "processes", "the rules are on the texts of processes"
+    made = enumerate(texts.make_rules(3_000))
+    return Rules(tuple({"rule_id": f"text-{number}", "stream": "processes", **rule} for number, rule in made))
+
+
 RULE_SETS: dict[str, Callable[[EventSet], Rules]] = {
     PEERS_RULES: two,
     "2-asking": with_condition(f"customer_id % 2 = 0 or {ON_LIST}", LISTED),
@@ -242,6 +252,7 @@ RULE_SETS: dict[str, Callable[[EventSet], Rules]] = {
     "100-of-5-features": five_features,
     "distinct": distinct,
     "sequence": sequence,
+    "3000-on-texts": on_texts,
     "window-1h": window_of(HOUR),
     "window-1d": window_of(DAY),
     "window-7d": window_of(7 * DAY),

@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dev.bench.texts import make_texts
+
 Int64s = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -41,11 +43,11 @@ RECORD = np.dtype(
         ("amount_cents", "<i4"),
     ]
 )
-NAMES = ("handbook", "zipf", "uniform", "logins")
+NAMES = ("handbook", "zipf", "uniform", "logins", "processes")
 # The watermark's bounds, as the bench's streams declare them: no event of a set is too late for them.
 OUT_OF_ORDERNESS, ALLOWED_LATENESS = 10 * SECOND, HOUR
 _SEED = 20_240_101
-ROWS = {"handbook": 1_754_155, "zipf": 2_000_000, "uniform": 2_000_000, "logins": 2_000_000}
+ROWS = {"handbook": 1_754_155, "zipf": 2_000_000, "uniform": 2_000_000, "logins": 2_000_000, "processes": 1_000_000}
 _CUSTOMERS, _TERMINALS, _USERS = 100_000, 20_000, 200_000
 _LATE_SHARE, _VERY_LATE_SHARE, _MAX_LATE = 0.05, 0.01, 30 * MINUTE
 _WHOLE_SECONDS_SHARE = 0.1
@@ -130,6 +132,9 @@ def make(name: str, rows: int) -> Columns:
         return handbook(rows)
     if name == "logins":
         return logins(rows)
+    if name == "processes":
+        times = np.sort(_times(rows))
+        return {"event_id": np.arange(rows, dtype=np.int64), "event_time": times, **make_texts(rows, _SEED)}
     if name in ("zipf", "uniform"):
         return transactions(rows, skewed=name == "zipf")
     raise ValueError(f"there is no set {name!r}; there are {', '.join(NAMES)}")

@@ -88,13 +88,14 @@ class Shard:
         """Judges events with these times and values of the other fields, as `judge` does."""
         rows, first = len(times), self._commit + 1
         self._commit += commits
-        values = {"id": np.arange(self._ids, self._ids + rows), "at": times, **fields}
+        event_id, event_time = self._stream.event_id, self._stream.event_time
+        values = {event_id: np.arange(self._ids, self._ids + rows), event_time: times, **fields}
         self._ids += rows
         columns = {
             name: Column(type_, np.asarray(values[name]).astype(type_.storage))
             for name, type_ in self._stream.fields.items()
         }
-        events = Events(columns, first + np.arange(rows) * commits // max(1, rows), "id", "at")
+        events = Events(columns, first + np.arange(rows) * commits // max(1, rows), event_id, event_time)
         changes, self._changes = self._changes, []
         batch = Batch(events, None, find_marks(events, events.commits), changes)
         start = time.process_time()

@@ -15,9 +15,9 @@ from lookback.core.streams.declaration import Stream
 
 STREAM = Stream.from_dict(
     {
-        "stream": "processes", "event_id": "id", "event_time": "at", "max_out_of_orderness": "1 minute",
+        "stream": "processes", "event_id": "event_id", "event_time": "event_time", "max_out_of_orderness": "10 seconds",
         "allowed_lateness": "1 hour",
-        "fields": {"id": "bigint", "at": "timestamp", "image": "string", "parent": "string", "cmd": "string", "account": "string"},
+        "fields": {"event_id": "bigint", "event_time": "timestamp", "image": "string", "parent": "string", "cmd": "string", "account": "string"},
     }
 )  # fmt: skip
 _IMAGES, _WORDS, _WORDS_OF_LINE = 400, 5_000, 12

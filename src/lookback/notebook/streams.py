@@ -65,7 +65,7 @@ def ingest_files(
 ) -> IngestReport | None:
     """Ingests the files at `path` (empty: the stream's `source`, which may be a Kafka topic), and shows the counts.
 
-    Of a union it ingests the events of the members.
+    For a union it ingests the events of the members.
 
     Mode `once` reads the existing files, or the topic's records since the last run. `new` reads files added since the
     last run in mode new or continuous. `continuous` reads files or records as they appear, for `minutes` (0: until you

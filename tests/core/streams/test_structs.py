@@ -163,8 +163,8 @@ def test_c12_4_a_struct_that_cannot_be_read_is_refused(type_: str, problem: str)
         ({"table": "/lake/starts", "order_by": ["process.pid"]}, "'process.pid' is in a struct"),
         ({"columns": {"process.nme": "x"}}, "'process.nme' is not one of the declared fields"),
         ({"comments": {"process.name": "x"}}, "'process.name' is not one of the declared fields"),
-        ({"table": "/lake/starts", "columns": {"host": "lower(h)"}}, "'lower(h)' is no column of /lake/starts"),
-        ({"table": "/lake/starts", "columns": {"host": "a.`b`; x"}}, "is no column of /lake/starts"),
+        ({"table": "/lake/starts", "columns": {"host": "lower(h)"}}, "'lower(h)' is not a column of /lake/starts"),
+        ({"table": "/lake/starts", "columns": {"host": "a.`b`; x"}}, "is not a column of /lake/starts"),
         (
             {"lookups": [{"table": "t", "on": {"host": "h"}, "fields": {"x": "struct<a: int>"}}]},
             "a look-up brings single values",

@@ -73,7 +73,7 @@ def hash_document(document: Mapping[str, Any]) -> str:
     meaning = {name: _fill(value, parameters) for name, value in document.items() if name not in _TEXTS}
     if "entity" in meaning:
         meaning.setdefault("entities", [meaning.pop("entity")])
-    # The key of a step goes by the order of group_by.
+    # The fields of a step's key are in the order of group_by.
     unordered = ["entities"] if _has_step_keys(meaning.get("sequence")) else ["group_by", "entities"]
     for name in unordered:
         if isinstance(meaning.get(name), list):

@@ -43,8 +43,8 @@ class KeyPart:
 
     Attributes:
         name: What alerts, messages and people call it: the field, or the name of the expression.
-        column: What state and shards call it: the field, or the canonical SQL of the expression, which is no field's
-            name. Entries with equal columns have equal values.
+        column: What state and shards call it: the field, or the canonical SQL of the expression, which no field has
+            as its name. Entries with equal columns have equal values.
         type: The type of its values.
         fields: The fields that it reads.
         guard: A condition in SQL that is true, or an error if the entry has an error; empty if it cannot have one.

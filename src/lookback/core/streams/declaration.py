@@ -372,6 +372,6 @@ def _find_contradictions(
         if isinstance(text, str) and not _COLUMN.fullmatch(text):
             yield Problem(
                 f"columns.{field_}",
-                f"{text!r:.100} is no column of {table}, whose values are taken as they are; name a column, or a part "
+                f"{text!r:.100} is not a column of {table}, whose values are taken as they are; name a column, or a part "
                 "of a struct, such as process.parent.name",
             )

@@ -139,7 +139,7 @@ def _find_column(table: Mapping[str, Sequence[Any]], name: str) -> Any:
 
 
 def _take_part(struct: Any, whole: str, part: str) -> Any:
-    """Returns a part of each struct in a column. Raises EventError if a value is no struct."""
+    """Returns a part of each struct in a column. Raises EventError if a value is not a struct."""
     if isinstance(struct, (pa.Array, pa.ChunkedArray)) and pa.types.is_struct(struct.type):
         has_part = struct.type.get_field_index(part) >= 0
         return pc.struct_field(struct, part) if has_part else None

@@ -31,7 +31,7 @@ Mark = int | Mapping[str, int]
 
 
 class MemberTimes(NamedTuple):
-    """What a union remembers of a member, in microseconds.
+    """The event times that a union remembers of a member, in microseconds.
 
     high: its highest event time. heard: the highest event time of all members when its last event arrived.
     """
@@ -48,7 +48,7 @@ class Reached(NamedTuple):
 
     @classmethod
     def by(cls, mark: Mark | None) -> Reached:
-        """Returns the times after a commit with this mark, before which there were no events."""
+        """Returns the times after a commit with this mark, before which no event came."""
         return cls().then(mark)
 
     def then(self, mark: Mark | None) -> Reached:

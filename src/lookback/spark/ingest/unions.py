@@ -64,7 +64,7 @@ class _Read(NamedTuple):
 
 
 class _Changes(NamedTuple):
-    """What a member has new: checked rows (see `fields`), and the ids and times of events that the union must drop."""
+    """The changes of a member: checked rows (see `fields`), and the ids and times of events that the union must drop."""
 
     rows: DataFrame
     dropped: DataFrame | None
@@ -137,7 +137,7 @@ class UnionIngest:
         for number, member in enumerate(self._members):
             before = known.get(member.name)
             last = self._tables.version(member.name)
-            # A table that was made anew is read from its beginning.
+            # A table that was created again is read from its beginning.
             if before is not None and (before.table != ids[member.name] or before.version > last):
                 before = None
             found[member.name] = _Read(ids[member.name], last)
@@ -233,7 +233,7 @@ class _MemberFeed:
     def _find_replaced(self, left: DataFrame) -> DataFrame:
         """Finds the events of the union that were deleted and inserted again with other values."""
         again = self._check(left.where(F.col(_GONE).isNotNull()), _COMMIT)
-        id_, fields = self._union.event_id, list(self._union.fields)
+        id_, fields = self._union.event_id, list(self._union.table_columns)
         new = again.select(F.col(id_).alias("__id"), F.struct(*fields).alias("__new"))
         present = self._tables.read(self._union.name)
         pairs = present.join(new, F.col(id_) == F.col("__id"))
@@ -247,7 +247,7 @@ class _MemberFeed:
         window = Window.partitionBy(block).orderBy(*[F.col(name).asc_nulls_first() for name in order])
         converted = _convert(self._union, self._member)
         placed = rows.select(
-            *self._member.fields,
+            *self._member.table_columns,
             F.lit(f"stream {self._member.name}").alias(FILE),
             F.lit(self._unit).alias(UNIT),
             F.coalesce(arrived, F.lit(0)).cast("bigint").alias(BLOCK),

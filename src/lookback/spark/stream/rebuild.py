@@ -284,7 +284,7 @@ def _make_seed(tables: Tables, stream: Stream, start: int) -> Seed | None:
 
 
 def _find_key_columns(tables: Tables, stream: Stream, alerts: Sequence[Row]) -> dict[tuple[str, int], dict[str, str]]:
-    """Finds the columns of keys by their names in alerts, for each version whose alerts name what is no field."""
+    """Finds the columns of keys by their names in alerts, for each version whose alerts name an expression."""
     versions = {
         (row["rule_id"], row["rule_version"])
         for row in alerts
