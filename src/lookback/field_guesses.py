@@ -6,13 +6,15 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from lookback.core.streams.fields import is_field_name
 from lookback.core.values.notation import is_day
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_calendar_time
@@ -72,10 +74,11 @@ def guess_from_type(name: str, values: pa.Array) -> FieldGuess:
         return add_cents(name, _guess_floats(values.drop_null().to_pylist()))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = guess_from_type(name, values.flatten())
-        if element.type and not element.expression:
+        if element.type and not element.expression and not element.type.startswith("struct"):
             return FieldGuess(f"array<{element.type}>")
     if pa.types.is_struct(kind):
-        return FieldGuess("", note=f'is a struct; declare a part of it under columns, such as part: "{column}.part"')
+        parts = {part.name: guess_from_type(part.name, pc.struct_field(values, part.name)) for part in kind}
+        return _join_parts(parts)
     known = _ARROW_TYPES.get(str(kind), "")
     epoch = _guess_epoch(name, [str(value) for value in values.drop_null().to_pylist()]) if known == "bigint" else None
     return epoch or FieldGuess(known, note="" if known else f"is {kind}, which no field can hold")
@@ -114,17 +117,24 @@ def guess_from_values(name: str, values: Iterable[Any]) -> FieldGuess:
         return (kinds == {int} and _guess_epoch(name, texts)) or _guess_numbers(name, texts) or FieldGuess("double")
     if kinds == {list}:
         element = guess_from_values(name, [item for value in known for item in value])
-        if element.type and not element.expression and not element.type.startswith("array"):
+        if element.type and not element.expression and not element.type.startswith(("array", "struct")):
             return FieldGuess(f"array<{element.type}>")
         return FieldGuess("", note="is a list of objects, which no field can hold")
     if kinds == {dict}:
-        part = next(iter(known[0]), "part")
-        example = f"{simplify_name(f'{name}_{part}')}: \"get_json_object({quote_identifier(name)}, '$.{part}')\""
-        parts = ", ".join(map(str, known[0]))
-        return FieldGuess("", note=f"is an object ({parts}); declare a part of it under columns, such as {example}")
+        names = dict.fromkeys(part for value in known for part in value)
+        return _join_parts({part: guess_from_values(part, [value.get(part) for value in known]) for part in names})
     return FieldGuess(
         "string", note=f"has values of several kinds: {', '.join(sorted(kind.__name__ for kind in kinds))}"
     )
+
+
+def _join_parts(guesses: Mapping[str, FieldGuess]) -> FieldGuess:
+    """Guesses the field of a struct. Parts that cannot be fields, or must be computed, are left out."""
+    types = {name: guess.type for name, guess in guesses.items() if not guess.expression and is_field_name(name)}
+    parts = ",".join(f"{name}:{type_}" for name, type_ in types.items() if type_)
+    out = [name for name in guesses if not types.get(name)]
+    note = f"leaves out {', '.join(out)}; map such a part in columns to a field of its own" if out else ""
+    return FieldGuess(f"struct<{parts}>" if parts else "", note=note)
 
 
 def _guess_texts(name: str, texts: Sequence[str]) -> FieldGuess:
