@@ -127,6 +127,7 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
             text = text.partition(" filter")[0] + " filter (where n > 1)"
         # The conditions compare the first measure with numbers.
         if at == 0:
+            text = text.replace("max_by(k", "count(distinct k").replace("max_by(at", "count(distinct at")
             for name in (
                 "max(k)",
                 "last(k)",
@@ -134,8 +135,6 @@ def measures(draw: st.DrawFn, *, own_windows: bool) -> dict[str, Any]:
                 "last(at",
                 "mode(k",
                 "mode(at",
-                "max_by(k",
-                "max_by(at",
                 "collect_set(",
                 "bool_and(",
                 "bool_or(",
@@ -361,7 +360,7 @@ def documents(draw: st.DrawFn, rule_id: str, kind: str) -> dict[str, Any]:
         optional["where"] = document.pop("when")
     if kind == "sequence" and draw(st.sampled_from(_HAS_KEYS)):
         document = draw(with_step_keys(document))
-    return document | {key: value for key, value in optional.items() if value is not None}
+    return _about_key(document | {key: value for key, value in optional.items() if value is not None}, kind)
 
 
 # Whether the steps of a sequence have keys of their own.
@@ -391,7 +390,7 @@ def with_step_keys(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
         until = sequence["until"]
         until = until["where"] if isinstance(until, dict) else until
         sequence["until"] = {"where": until, **draw_key()} if draw(st.booleans()) else until
-    return new | {"sequence": sequence}
+    return _about_key(new | {"sequence": sequence}, "sequence")
 
 
 def _fit_keys(document: dict[str, Any]) -> dict[str, Any]:
@@ -404,7 +403,7 @@ def _fit_keys(document: dict[str, Any]) -> dict[str, Any]:
         key = part.get("key") if isinstance(part, dict) else None
         is_right = key is None or (
             len(key) == len(grouped)
-            and all(each in _INSTEAD.get(name, ()) for name, each in zip(grouped, key, strict=True))
+            and all(each in _INSTEAD.get(str(name), ()) for name, each in zip(grouped, key, strict=True))
         )
         return part if is_right else {name: value for name, value in part.items() if name != "key"}
 

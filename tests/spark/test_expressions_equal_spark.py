@@ -645,7 +645,7 @@ _COMBINED = [
     "median(i)", "median(d)", "percentile(d, 0.3)", "percentile(x, 0)", "percentile(x, 1)", "percentile(j, 0.95)", "percentile(i, 0.5) filter (where j > 9)",
     "mean(j)", "std(j)", "variance(d)", "var_samp(i)", "var_pop(d)", "var_pop(i)", "stddev_pop(j)", "stddev_pop(d) filter (where j = 3)",
     "count_if(i > 1)", "count_if(b) filter (where j > 1)", "every(b)", "bool_and(j > 0)", "any(b)", "some(i > 5)", "bool_or(b) filter (where j > 9)",
-    "max_by(i, d)", "min_by(t, d)", "max_by(d, t) filter (where j = 1)", "min_by(x, t) filter (where j = 1)", "max_by(b, d)", "min_by(i, x) filter (where x < 0)",
+    "max_by(i, d)", "min_by(t, d)", "max_by(d, t) filter (where j = 1)", "min_by(x, t) filter (where j = 2)", "max_by(b, d)", "min_by(i, x) filter (where x < 0)",
     "mode(j)", "mode(t) filter (where j > 9)", "sort_array(collect_set(j))", "sort_array(collect_set(t))",
 ]  # fmt: skip
 
