@@ -68,6 +68,7 @@ def test_c12_5_dispatch_sends_an_event_by_the_value_of_an_expression_and_its_fie
     assert all(len(shards) == 1 for shards in homes.values()), homes
 
 
+@pytest.mark.long
 def test_c12_5_the_stream_gives_what_replay_gives_and_explains_it(ready: Tables) -> None:
     events = make_events(250, seed=12)
     publish(ready, RULES)

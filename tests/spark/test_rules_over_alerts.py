@@ -200,6 +200,7 @@ def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_f
     assert risks(watched) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_c12_2_each_entity_of_an_alert_is_an_event_and_all_go_with_their_alert(ready: Tables) -> None:
     # A payment is about a customer and a shop. Each customer pays once, and the shop is there each time.

@@ -121,6 +121,7 @@ def test_c12_4_rules_read_structs_and_mapped_columns_of_a_table_that_others_writ
     assert "ADD COLUMNS (`process`.`parent`.`up` string, `meta`.`x` string)" in str(refused.value)
 
 
+@pytest.mark.long
 def test_c12_4_ingest_fills_structs_from_json_and_parquet(tables: Tables, spark: SparkSession, tmp_path: Path):
     document = {"stream": "starts", "event_id": "id", "event_time": "at", "fields": FIELDS}
     stream = Stream.from_dict({**document, "columns": {"parent_name": "upper(up)"}})

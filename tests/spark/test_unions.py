@@ -94,6 +94,7 @@ def delete(tables: Tables, name: str, condition: str) -> None:
     tables.spark.sql(f"DELETE FROM {tables.identifier(name)} WHERE {condition}")
 
 
+@pytest.mark.long
 def test_c12_8_a_union_has_the_fields_of_its_members_by_name_or_by_columns(tables: Tables) -> None:
     login(tables, (7, "10:00", "ann", False), (8, "10:05", "bob", True))
     pay(tables, ("p:1", "10:02", "ann", 1250))
@@ -142,6 +143,7 @@ def test_c12_8_a_delete_of_a_member_reaches_the_union(tables: Tables) -> None:
     assert changes(tables) == expected
 
 
+@pytest.mark.long
 def test_c12_8_an_event_that_is_replaced_in_a_member_is_replaced_in_the_union(tables: Tables) -> None:
     login(tables, (1, "10:00", "ann", True), (2, "10:01", "bob", True))
     take(tables)
@@ -180,6 +182,7 @@ def test_c12_8_what_cannot_be_converted_is_rejected_and_can_be_mended(tables: Ta
     assert '"user":"ann"' in row["raw"]
 
 
+@pytest.mark.long
 def test_c12_8_a_member_may_be_a_table_that_others_write(tables: Tables) -> None:
     place = f"{tables.root}/theirs"
     tables.spark.sql(
@@ -257,6 +260,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 def test_c12_8_a_rule_follows_a_login_by_a_payment_and_waits_for_the_slower_member(tables: Tables) -> None:
     streams, folder = {**STREAMS, "activity": UNION}, checkpoint_folder(tables, UNION)
     tables.create(UNION)

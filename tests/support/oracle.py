@@ -1214,7 +1214,9 @@ class _Sequences(_Kind):
         if self.sequence.absent is None:
             about = _Subject(key, ids[0], event.number, ids[0], end, match.begin, end)
         # A field of the key is that of the match, whatever this event has in it.
-        own = {part.column: single(part.type, v) for part, v in zip(self.compiled.key, key, strict=True)} | self.own(key)
+        own = {part.column: single(part.type, v) for part, v in zip(self.compiled.key, key, strict=True)} | self.own(
+            key
+        )
         shown = {name: column.item(0) for name, column in {**oracle.columns(event), **match.values(), **own}.items()}
         return self.settle(about, holds, {}, shown, complete, arrival, ids[1:101])
 
