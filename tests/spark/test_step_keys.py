@@ -11,8 +11,11 @@ import pytest
 from cases import STREAMS
 from test_equals_oracle import regression, run_oracle
 
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.streams.blocks import TRIED
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.explaining.explanations import explain, explain_event
+from lookback.spark.replay.flagging import _mark_concerned
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
 from stored_cases import append, assert_proved, written
@@ -118,3 +121,14 @@ def test_c12_6_a_warm_start_a_rebuild_and_explanations_find_each_key_of_an_event
     why = explain_event(tables, streams, "r1", silent["id"])
     assert dict(why.key) == {"c": str(silent["n"])}
     assert why.reasons[-1].name == "sequence"
+
+
+def test_c12_6_events_of_every_key_of_an_alert_are_judged_again_to_name_those_behind_it(tables: Tables) -> None:
+    rule = compile_rule(RULE, STREAM)
+    rows = [(at, key, other, "insert") for at, (key, other) in enumerate([(1, 9), (9, 1), (9, 9)])]
+    events = tables.spark.createDataFrame(rows, "id int, c int, n int, _change_type string")
+    key = '[{"key": "c", "value": "1"}]'
+    last = tables.spark.createDataFrame([(0, "raised", key)], f"{TRIED} int, verdict string, key string")
+    marked = _mark_concerned(events, STREAM, last, {(rule.key, fields): [0] for fields in rule.keys})
+    found = {row["id"]: row["_change_type"] for row in marked.select("id", "_change_type").collect()}
+    assert found == {0: "insert", 1: "insert", 2: "delete"}

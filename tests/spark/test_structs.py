@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import ExpressionError, SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.ingest.files import ingest
 from lookback.spark.operations.forget import forget
 from lookback.spark.replay.backtest import Candidate, backtest
@@ -41,6 +42,13 @@ RULES: list[dict[str, Any]] = [
         "when": "n = 2",
     },
     {
+        "rule_id": "stems",
+        "group_by": [{"stem": "upper(process.name)"}],
+        "window": "1 hour",
+        "measures": {"n": "count(*)"},
+        "when": "n = 2",
+    },
+    {
         "rule_id": "parents",
         "group_by": ["parent_name"],
         "window": "1 hour",
@@ -52,6 +60,8 @@ FOUND = [
     ("names", "2", {"process.name": "cmd"}),
     ("names", "4", {"process.name": "p\ufffd"}),
     ("one", "1", {}),
+    ("stems", "2", {"stem": "CMD"}),
+    ("stems", "4", {"stem": "P\ufffd"}),
 ]
 
 
@@ -98,8 +108,14 @@ def test_c12_4_rules_read_structs_and_mapped_columns_of_a_table_that_others_writ
 
     assert find_alerts(tables) == FOUND
     alert = next(row for row in stored_alerts(tables) if row.rule_id == "names" and row.event_id == "2")
-    told = explain(tables, {stream.name: stream}, alert.alert_id)
-    assert told.consistent
+    stem = next(row for row in stored_alerts(tables) if row.rule_id == "stems" and row.event_id == "2")
+    for each in (alert, stem):
+        assert explain(tables, {stream.name: stream}, each.alert_id).consistent
+    behind = find_counted_events(
+        tables, {stream.name: stream}, tables.read("alerts").where("rule_id IN ('names', 'stems')")
+    )
+    counted = behind.where(F.col("alert_id").isin(alert.alert_id, stem.alert_id))
+    assert sorted(row["event_id"] for row in counted.collect()) == ["1", "1", "2", "2"]
     tried = backtest(tables, stream, [Candidate(rule) for rule in rules_of(stream)])
     found = tried.alerts.where("rule_id = 'parents'").select("event_id", "key.parent_name", "measures.pids").collect()
     assert sorted(map(tuple, found)) == [("2", "word", "3"), ("3", None, "3"), ("4", None, "7"), ("5", None, "7")]
@@ -166,7 +182,11 @@ def test_c12_4_ingest_fills_structs_from_json_and_parquet(tables: Tables, spark:
     assert ingest(tables, stream, tmp_path / "in.json", progress=None).duplicates == 4
 
     evaluate(tables, stream)
-    assert find_alerts(tables) == [("names", "2", {"process.name": "cmd"}), ("one", "1", {})]
+    assert find_alerts(tables) == [
+        ("names", "2", {"process.name": "cmd"}),
+        ("one", "1", {}),
+        ("stems", "2", {"stem": "CMD"}),
+    ]
     gone = forget(tables, stream, "process.pid in (1, 2)")
     assert gone.rows["starts"] == 2
     assert tables.read("starts").where(F.col("process.pid").isin(1, 2)).count() == 0

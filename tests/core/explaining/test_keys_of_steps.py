@@ -72,6 +72,24 @@ def test_c12_6_an_event_is_explained_under_the_key_of_the_last_step_that_it_fits
     assert explain(given, "e")[0].key == {"src": "q"}
 
 
+def test_c12_6_steps_beside_an_expression_in_group_by_are_explained_under_its_key() -> None:
+    document = {**RULE.spec.document, "group_by": [{"host": "lower(src)"}]}
+    rule = compile_rule(document, STREAM)
+    rows = [
+        {"id": "a", "at": moment(0), "src": "P", "dst": "x", "n": 0, "arrival": 1},
+        {"id": "c", "at": moment(1), "src": "z", "dst": "p", "n": 1, "arrival": 2},
+    ]
+    events = read_events(rows, STREAM, 1)[0]
+    highs = {commit: high for commit, high in find_marks(events, events.commits).items() if high is not None}
+    clock, activation = Clock(Declarations.of(STREAM), highs), Activation(None, "r", rule)
+    evidence = Evidence(rule, events, clock, [activation], key={"host": "p"})
+    place = evidence.find_position("c")
+    assert place is not None
+    found = explain_event_at(evidence, place, 2, Standing(1, "active"), {}, 0)
+    assert (found.key, len(found.windows)) == ({"host": "p"}, 1)
+    assert str(found.steps[0]) == "step login: lower(src) = host of the key is false (lower(src) = z)"
+
+
 def test_c12_6_what_ends_a_match_and_how_far_it_came_go_by_the_key() -> None:
     given = [("a", "p", "x", 0), ("b", "x", "p", 3), ("c", "z", "p", 1)]
     assert len(explain(given, "c")[0].windows) == 1

@@ -227,12 +227,12 @@ def find_key_fields(rule: CompiledRule, event: Mapping[str, Column]) -> tuple[st
 
 def _judge_steps(evidence: Evidence, at: int, one: Mapping[str, Column]) -> Iterator[Part]:
     """Judges each step of a sequence by the part of its condition that reads only the event, and by its key."""
-    sequence, group_by = evidence.rule.sequence, evidence.rule.group_by
+    sequence, key = evidence.rule.sequence, evidence.rule.key
     for number, step in enumerate(sequence.conditions if sequence else ()):
         if sequence is not None and not evidence.has_key(number)[at]:
-            fields = dict(zip(sequence.key_of(number), group_by, strict=True))
-            texts = {name: to_text(one[name].item(0)) for name in fields}
-            own = " and ".join(f"{name} = {entry} of the key" for name, entry in fields.items())
+            fields = sequence.key_of(number)
+            texts = {name: to_text(evidence.events.key_column(name).item(at)) for name in fields}
+            own = " and ".join(f"{name} = {part.name} of the key" for name, part in zip(fields, key, strict=True))
             yield Part(own, texts, False, step=step.step.name)
         elif step.gate is None:
             yield Part(step.condition.sql, {}, None, step=step.step.name, is_linked=True)

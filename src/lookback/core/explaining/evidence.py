@@ -388,9 +388,9 @@ class Evidence:
         marked, sequence = np.ones(len(self.events), dtype=bool), self.rule.sequence
         if self.key is None or sequence is None or not sequence.has_own_keys:
             return marked
-        for entry, name in zip(self.rule.group_by, sequence.key_of(bit), strict=True):
-            texts = map(to_text, self.events.columns[name].to_list())
-            marked &= np.fromiter((text == self.key[entry] for text in texts), dtype=bool, count=len(marked))
+        for part, name in zip(self.rule.key, sequence.key_of(bit), strict=True):
+            texts = map(to_text, self.events.key_column(name).to_list())
+            marked &= np.fromiter((text == self.key[part.name] for text in texts), dtype=bool, count=len(marked))
         return marked
 
     @cached_property

@@ -72,9 +72,9 @@ def _compile_call(
     problems: list[str] = []
     distinct, parts = _read_arguments(name, tree, problems)
     fraction = _read_fraction(parts, problems) if name == "percentile" and len(parts) == 2 else ""
-    argument = value = None
+    argument, shown, more = None, "", fraction
     if name in _RANKING and not problems:
-        argument, value = _compile_ranked(name, parts, schema, limits, problems)
+        argument, shown, more = _compile_ranked(name, parts, schema, limits, problems)
     elif len(parts) == 1 and not _is_star(parts[0]):
         argument = _compile_argument(parts[0], schema, limits, problems)
     elif distinct and name == "count" and len(parts) > 1 and not problems:
@@ -82,7 +82,7 @@ def _compile_call(
     where = None if condition is None else _compile_argument(condition, schema, limits, problems)
     # Counting distinct values requires comparable values.
     check, shown_name = (check_ordered, f"{name}(distinct)") if distinct else (AGGREGATE_ARGUMENTS[name], f"{name}()")
-    if argument is not None and value is None and (problem := check(argument.type)):
+    if argument is not None and not shown and (problem := check(argument.type)):
         problems.append(f"{shown_name} {problem}")
     if where is not None and where.type not in (BOOLEAN, NULL):
         problems.append(
@@ -95,28 +95,27 @@ def _compile_call(
         both = parts[0] if condition is None else exp.And(this=exp.paren(condition), expression=exp.paren(parts[0]))
         name, argument, where = "count", None, _compile_argument(both, schema, limits, problems)
     name = _SAME.get(name, name)
-    shown = "*" if argument is None else argument.sql
-    if value is not None:
-        shown = ", ".join([value.sql, shown[len(RANKED) + 1 : -len(value.sql) - 3]])
+    shown = shown or ("*" if argument is None else argument.sql)
     if distinct:
         shown = f"distinct {shown[1:-1] if len(parts) > 1 else shown}"
     sql = f"{name}({shown}{fraction and f', {fraction}'})" + (
         f" filter (where {where.sql})" if where is not None else ""
     )
-    more = fraction if value is None else str(value.type)
     function = "count_distinct" if distinct else f"{name}({more})" if more else name
     return AggregateCall(function, argument, where, sql)
 
 
 def _compile_ranked(
     name: str, parts: Sequence[exp.Expr], schema: Mapping[str, DataType], limits: Limits, problems: list[str]
-) -> tuple[Expression | None, Expression | None]:
-    """Compiles the arguments of max_by and min_by: the text that is kept of both, and the value."""
+) -> tuple[Expression | None, str, str]:
+    """Compiles the arguments of max_by and min_by: the text that is kept of both, their SQL, and the value's type."""
     value, rank = (_compile_argument(part, schema, limits, problems) for part in parts)
     found = (AGGREGATE_ARGUMENTS[name](part.type) for part in (value, rank) if part is not None)
     problems += [f"{name}() {problem}" for problem in found if problem]
+    if value is None or rank is None or problems:
+        return None, "", ""
     ranked = exp.Anonymous(this=RANKED, expressions=[part.copy() for part in reversed(parts)])
-    return (None if problems else _compile_argument(ranked, schema, limits, problems)), value
+    return _compile_argument(ranked, schema, limits, problems), f"{value.sql}, {rank.sql}", str(value.type)
 
 
 # Aggregates of a value and of what ranks it.

@@ -196,8 +196,7 @@ def _fill_names(tree: exp.Expr, named: Mapping[str, str]) -> exp.Expr:
     """Writes expressions for the names that stand for them."""
 
     def fill(node: exp.Expr) -> exp.Expr:
-        is_name = isinstance(node, exp.Column) and len(node.parts) == 1
-        sql = named.get(node.name.lower()) if is_name else None
+        sql = named.get(node.name.lower()) if isinstance(node, exp.Column) else None
         return node if sql is None else exp.Paren(this=parse(sql, CANONICAL))
 
     return tree.transform(fill)

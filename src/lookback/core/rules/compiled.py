@@ -188,7 +188,11 @@ class CompiledSequence:
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Splits a name such as `failures.ip` into the step and the field; the step is "" for a field of the event."""
-        return split_step_name(name, [each.step.name for each in self.steps])
+        return split_step_name(name, self._step_names)
+
+    @cached_property
+    def _step_names(self) -> frozenset[str]:
+        return frozenset(each.step.name for each in self.steps)
 
 
 @dataclass(frozen=True)

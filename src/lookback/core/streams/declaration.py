@@ -115,16 +115,16 @@ Count = Annotated[int, PlainValidator(_read_count)]
 class Stream:
     """A checked stream declaration; durations are in microseconds.
 
-    name: also the name of the events table. fields: the declared fields in order, name -> type; fields of look-ups
-    come last, and each part of a struct is a field, such as `process.name`. columns: field -> SQL expression over the
+    name: also the name of the events table. fields: the declared fields in order, name -> type; fields of look-ups come
+    last, and each part of a struct is a field, such as `process.name`. columns: field -> SQL expression over the
     source's columns, used by ingest; with `table`: field -> column of that table, or part of a struct in it. comments:
-    column -> its description, for readers of the table. An event is late if its time is below the watermark, which is the highest
-    event time of all earlier commits minus max_out_of_orderness. shards: the number of parts into which the keys of a
-    new checkpoint are divided; None: the evaluation decides. table: the path, or catalog.schema.table, of a Delta table
-    of events that other systems write; empty: Lookback's own table, which ingest fills. order_by: the fields that order
-    events with the same commit and time in such a table; ties are broken by id. value: the field with the worth of an
-    event; empty: none. lookups: the tables whose values ingest adds to each event. union: the streams whose events
-    these are; None for all others. Its max_out_of_orderness is the largest of its members.
+    column -> its description, for readers of the table. An event is late if its time is below the watermark, which is
+    the highest event time of all earlier commits minus max_out_of_orderness. shards: the number of parts into which the
+    keys of a new checkpoint are divided; None: the evaluation decides. table: the path, or catalog.schema.table, of a
+    Delta table of events that other systems write; empty: Lookback's own table, which ingest fills. order_by: the
+    fields that order events with the same commit and time in such a table; ties are broken by id. value: the field with
+    the worth of an event; empty: none. lookups: the tables whose values ingest adds to each event. union: the streams
+    whose events these are; None for all others. Its max_out_of_orderness is the largest of its members.
     """
 
     name: Annotated[Name, Field(alias="stream")]

@@ -91,7 +91,7 @@ def find_row_problems(rows: Sequence[Mapping[str, Any]], stream: Stream) -> list
             try:
                 value = row
                 for at, part in enumerate(parts := name.split(".")):
-                    value = take_part(value, f"row {number}: {'.'.join(parts[:at])}", part)
+                    value = _take_part(value, f"row {number}: {'.'.join(parts[:at])}", part)
                 value = _read_cell(f"{name} must be {type_}", type_, number, value, nan_is_missing=False)
             except EventError as error:
                 problems.append(str(error))
@@ -135,18 +135,18 @@ def _find_column(table: Mapping[str, Sequence[Any]], name: str) -> Any:
         return columns[0]
     whole, _, part = name.rpartition(".")
     struct = _find_column(table, whole) if whole else None
-    return None if struct is None else _take_part(struct, whole, part)
+    return None if struct is None else _take_parts(struct, whole, part)
 
 
-def _take_part(struct: Any, whole: str, part: str) -> Any:
+def _take_parts(struct: Any, whole: str, part: str) -> Any:
     """Returns a part of each struct in a column. Raises EventError if a value is not a struct."""
     if isinstance(struct, (pa.Array, pa.ChunkedArray)) and pa.types.is_struct(struct.type):
         has_part = struct.type.get_field_index(part) >= 0
         return pc.struct_field(struct, part) if has_part else None
-    return [take_part(value, f"row {row}: {whole}", part) for row, value in enumerate(struct)]
+    return [_take_part(value, f"row {row}: {whole}", part) for row, value in enumerate(struct)]
 
 
-def take_part(struct: object, whole: str, part: str) -> Any:
+def _take_part(struct: object, whole: str, part: str) -> Any:
     """Returns a part of a struct; None if it lacks it, or is missing. Raises EventError, which begins with `whole`."""
     if isinstance(struct, Mapping):
         return struct.get(part)

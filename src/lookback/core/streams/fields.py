@@ -8,8 +8,8 @@ A struct is declared as a whole and read by its parts, so that each part is a fi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import PlainValidator
 
@@ -17,6 +17,7 @@ from lookback.core.errors import Problem, TypeNameError
 from lookback.core.values.reading import Refused
 from lookback.core.values.types import MAX_ARRAYS, DataType, parse_type
 
+T = TypeVar("T")
 # The column in which ingest stores where it read an event.
 POSITION = "position"
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -100,17 +101,23 @@ def _split_members(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
-def nest_fields(fields: Mapping[str, DataType]) -> dict[str, str]:
-    """Returns the columns that hold fields, in order: name -> Spark type. Parts of a struct are in one column."""
-    columns: dict[str, str] = {}
-    for name, type_ in fields.items():
+def nest_parts(fields: Mapping[str, T], join: Callable[[Mapping[str, T]], T]) -> dict[str, T]:
+    """Returns what fields have by columns, in order. `join` makes one of the parts of a struct, by their names."""
+    columns: dict[str, T] = {}
+    for name, value in fields.items():
         root, dot, _ = name.partition(".")
         if not dot:
-            columns[name] = str(type_)
+            columns[name] = value
         elif root not in columns:
             own = {each[len(root) + 1 :]: of for each, of in fields.items() if each.startswith(f"{root}.")}
-            columns[root] = f"struct<{','.join(f'{part}:{of}' for part, of in nest_fields(own).items())}>"
+            columns[root] = join(nest_parts(own, join))
     return columns
+
+
+def nest_fields(fields: Mapping[str, DataType]) -> dict[str, str]:
+    """Returns the columns that hold fields, in order: name -> Spark type. Parts of a struct are in one column."""
+    types = {name: str(type_) for name, type_ in fields.items()}
+    return nest_parts(types, lambda parts: f"struct<{','.join(f'{name}:{type_}' for name, type_ in parts.items())}>")
 
 
 def _require_fields(fields: ParsedFields) -> dict[str, DataType]:

@@ -31,7 +31,7 @@ from lookback.core.values.times import NEVER_DUE
 from lookback.core.values.types import DataType
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.checkpoints.plan import Plan
-from lookback.spark.tables.sqltexts import select_field
+from lookback.spark.tables.sqltexts import read_plain_name, select_field, write_plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +103,7 @@ def select_changes(changes: DataFrame, declarations: Declarations, fields: Itera
     for name, number in _KINDS.items():
         kind = F.when(F.col("_change_type") == name, number).otherwise(kind)
     return changes.select(
-        *(select_field(name, _write_name(name)) for name in sorted({*stream.key_columns, *fields})),
+        *(select_field(name, write_plain_name(name)) for name in sorted({*stream.key_columns, *fields})),
         kind.cast("tinyint").alias(KIND),
         COMMIT,
         F.when(ahead > declarations.least_future, committed).alias(_COMMITTED),
@@ -315,17 +315,12 @@ _ARROW_BLOCKS = pa.schema(
 )
 
 
-def _write_name(name: str) -> str:
-    """Writes the name of a field for PySpark, whose mapInArrow takes a column with dots for a part of a struct."""
-    return name.replace(".", ":")
-
-
 def merge_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Merges batches into larger ones, with the names of the fields."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        waiting.append(batch.rename_columns([name.replace(":", ".") for name in batch.schema.names]))
+        waiting.append(batch.rename_columns(list(map(read_plain_name, batch.schema.names))))
         rows += batch.num_rows
         if rows >= _CHUNK_ROWS:
             yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()

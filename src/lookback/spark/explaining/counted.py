@@ -19,9 +19,9 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.windows import SEQUENCE
 from lookback.spark.explaining.evidence import prepare_evidence, select_changes
 from lookback.spark.explaining.history import RuleHistory, read_feed
-from lookback.spark.explaining.keys import add_texts, list_values, write_key
+from lookback.spark.explaining.keys import add_texts, write_key, write_own_key
 from lookback.spark.tables.schemas import ALERTS
-from lookback.spark.tables.sqltexts import quote_field
+from lookback.spark.tables.sqltexts import read_plain_name, write_plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, Row
@@ -154,18 +154,17 @@ def _find_by_key(
     key_of_alert = write_key(rule.key, {name: F.col("key")[F.lit(name)] for name in rule.key_names})
     keyed = rows.withColumn(_KEY, key_of_alert)
     # An event may have several keys if steps have their own.
-    own, own_keys = list_values(rule.key), []
-    for fields in rule.keys:
-        pairs = zip(rule.key, fields, strict=True)
-        values = {part.name: own[part.name] if part.column == n else F.col(quote_field(n)) for part, n in pairs}
-        own_keys.append(write_key(rule.key, values))
+    own_keys = [write_own_key(rule.key, fields) for fields in rule.keys]
     key_of_event = F.explode(F.array_distinct(F.array(*own_keys))) if own_keys[1:] else own_keys[0]
     changes = add_texts(feed, stream, rule.key).withColumn(_KEY, key_of_event)
     concerned = keyed.where("is_target").select(_KEY).distinct()
     changes = select_changes(tables, changes.join(F.broadcast(concerned), _KEY, "left_semi"), stream, "true", [_KEY])
+    changes = changes.toDF(*map(write_plain_name, changes.columns))
 
     def count_key(alerts: pa.Table, changes: pa.Table) -> pa.Table:
-        return _count_key(make, stream, resetting, alerts, changes.drop_columns([_KEY]))
+        changes = changes.drop_columns([_KEY])
+        changes = changes.rename_columns(list(map(read_plain_name, changes.column_names)))
+        return _count_key(make, stream, resetting, alerts, changes)
 
     return keyed.groupBy(_KEY).cogroup(changes.groupBy(_KEY)).applyInArrow(count_key, _COUNTED_ROWS)
 

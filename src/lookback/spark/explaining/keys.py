@@ -15,7 +15,7 @@ from lookback.core.rules.keys import KeyPart
 from lookback.core.streams.events import evaluate_key
 from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
 from lookback.spark.tables.frames import NeedsSpark
-from lookback.spark.tables.sqltexts import quote_field
+from lookback.spark.tables.sqltexts import quote_field, quote_name, write_plain_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,8 +32,9 @@ def add_texts(rows: DataFrame, stream: Stream, key: Sequence[KeyPart]) -> DataFr
     if not sqls:
         return rows
     read = sorted(frozenset[str]().union(*(part.fields for part in key)))
-    schema = StructType([*rows.schema.fields, *(StructField(name, StringType()) for name in sqls)])
-    return rows.mapInArrow(_Writing(stream, sqls, tuple(read)), schema)
+    plain = rows.toDF(*map(write_plain_name, rows.columns))
+    schema = StructType([*plain.schema.fields, *(StructField(name, StringType()) for name in sqls)])
+    return plain.mapInArrow(_Writing(stream, sqls, tuple(read)), schema).toDF(*rows.columns, *sqls)
 
 
 def list_values(key: Sequence[KeyPart]) -> dict[str, Column]:
@@ -49,6 +50,17 @@ def write_key(key: Sequence[KeyPart], values: Mapping[str, Column]) -> Column:
     return F.to_json(F.struct(*texts), {"ignoreNullFields": "false"}) if texts else F.lit("")
 
 
+def write_own_key(key: Sequence[KeyPart], fields: Sequence[str]) -> Column:
+    """Writes, as `write_key` does, the key that these fields make of an event, each in the place of an entry.
+
+    The events have the columns of `add_texts`.
+    """
+    own = list_values(key)
+    pairs = zip(key, fields, strict=True)
+    values = {part.name: own[part.name] if part.column == name else F.col(quote_field(name)) for part, name in pairs}
+    return write_key(key, values)
+
+
 def select_events(
     rows: DataFrame, stream: Stream, key: Sequence[KeyPart], texts: Mapping[str, str | None]
 ) -> DataFrame:
@@ -57,12 +69,15 @@ def select_events(
         raise NeedsSpark("only Spark computes the expressions of a key for each row")
     with_texts = add_texts(rows, stream, key)
     own = write_key(key, {part.name: F.lit(texts.get(part.name)) for part in key})
-    return with_texts.where(write_key(key, list_values(key)) == own).select(*rows.columns)
+    return with_texts.where(write_key(key, list_values(key)) == own).select(*map(quote_name, rows.columns))
 
 
 def _read_field(batch: pa.RecordBatch, name: str) -> pa.Array[Any]:
+    """Reads a field, which is a column of its own or a part of a struct."""
+    if (plain := write_plain_name(name)) in batch.schema.names:
+        return batch.column(plain)
     column, *parts = name.split(".")
-    return pc.struct_field(batch.column(column), parts) if parts else batch.column(column)
+    return pc.struct_field(batch.column(column), parts)
 
 
 def _name_column(at: int) -> str:

@@ -148,7 +148,7 @@ def make_fields(rows: DataFrame, stream: Stream, place: str) -> tuple[list[Colum
 
 def list_uncast_fields(rows: DataFrame, stream: Stream) -> list[Column]:
     """Returns the stream's own fields over source columns, before they are cast to their types."""
-    return nest_columns({name: F.expr(_write_field_sql(rows, stream, name).value) for name in stream.own_fields})
+    return nest_columns({name: F.expr(sql.value) for name, sql in _write_fields_sql(rows, stream).items()})
 
 
 def _describe_problems(fields: Sequence[_Field]) -> Column:
@@ -158,7 +158,7 @@ def _describe_problems(fields: Sequence[_Field]) -> Column:
 
 def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> list[_Field]:
     """Builds the stream's own fields over source columns, whose types decide how to cast and when a cast is exact."""
-    fields = {name: _write_field_sql(rows, stream, name) for name in stream.own_fields}
+    fields = _write_fields_sql(rows, stream)
     try:
         types = rows.select(*[F.expr(sql.value).alias(name) for name, sql in fields.items()]).schema
     except AnalysisException:
@@ -171,20 +171,36 @@ def _build_fields(rows: DataFrame, stream: Stream, text: bool, place: str) -> li
     ]
 
 
-def _write_field_sql(rows: DataFrame, stream: Stream, name: str) -> _FieldSql:
-    expression, below = stream.find_origin(name)
-    if expression is None:
-        sql, below = _FieldSql(quote_identifier(below[0]), "false"), below[1:]
-    else:
-        sql = _make_lenient(expression)
-    if not below:
-        return sql
+def _write_fields_sql(rows: DataFrame, stream: Stream) -> dict[str, _FieldSql]:
+    """Writes the SQL of the stream's own fields over source columns, by name."""
+    # Whether what parts are read from is a text. Asking Spark takes milliseconds.
+    texts: dict[str, bool] = {}
+    fields = {}
+    for name in stream.own_fields:
+        expression, below = stream.find_origin(name)
+        if expression is None:
+            sql, below = _FieldSql(quote_identifier(below[0]), "false"), below[1:]
+        else:
+            sql = _make_lenient(expression)
+        if below and sql.value not in texts:
+            texts[sql.value] = _is_text(rows, sql.value)
+        fields[name] = _take_part(sql, below, is_text=texts[sql.value]) if below else sql
+    return fields
+
+
+def _is_text(rows: DataFrame, value: str) -> bool:
+    """Returns whether Spark computes texts; false if it cannot compute the value at all, which is refused later."""
     with suppress(AnalysisException):
-        if rows.select(F.expr(sql.value)).schema[0].dataType == StringType():
-            # Files of text have a struct as JSON.
-            is_other = f"({sql.value}) is not null and json_object_keys({sql.value}) is null"
-            return _FieldSql(f"get_json_object({sql.value}, '$.{'.'.join(below)}')", f"{sql.failed} or {is_other}")
-    return _FieldSql(".".join([f"({sql.value})", *map(quote_identifier, below)]), sql.failed)
+        return rows.select(F.expr(value)).schema[0].dataType == StringType()
+    return False
+
+
+def _take_part(whole: _FieldSql, below: Sequence[str], *, is_text: bool) -> _FieldSql:
+    """Writes the SQL of a part of a struct, which files of text have as JSON."""
+    if not is_text:
+        return _FieldSql(".".join([f"({whole.value})", *map(quote_identifier, below)]), whole.failed)
+    is_other = f"({whole.value}) is not null and json_object_keys({whole.value}) is null"
+    return _FieldSql(f"get_json_object({whole.value}, '$.{'.'.join(below)}')", f"{whole.failed} or {is_other}")
 
 
 def _require_castable(rows: DataFrame, stream: Stream, name: str, columns: Sequence[Column], place: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -20,7 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, Session, TiledWindow
 from lookback.spark.explaining.counted import list_named_events
-from lookback.spark.explaining.keys import add_texts, list_values, write_key
+from lookback.spark.explaining.keys import add_texts, write_key, write_own_key
 from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.counting import find_last_rows, list_flagged
 from lookback.spark.replay.history import History
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _STANDS = "verdict = 'raised'"
 _KEY, _IS_CONCERNED = "_key", "_is_concerned"
 _ENTRIES = "array<struct<key string, value string>>"
+# A key, and the fields that make it of an event.
+_Grouping: TypeAlias = tuple[tuple[KeyPart, ...], tuple[str, ...]]
 
 
 def find_named_events(last: DataFrame) -> DataFrame:
@@ -76,9 +78,10 @@ def find_events_behind(
         paused=places,
         max_evidence=sys.maxsize,
     )
-    groupings: dict[tuple[KeyPart, ...], list[int]] = {}
+    groupings: dict[_Grouping, list[int]] = {}
     for at in [*shared, *sequences]:
-        groupings.setdefault(trials[at].rule.key, []).append(at)
+        for fields in trials[at].rule.keys:
+            groupings.setdefault((trials[at].rule.key, fields), []).append(at)
     rows = _mark_concerned(history.read_lasting(tables), stream, last, groupings)
     answers = judge(rows, stream, plan, history.events, history.spans, progress)
     events = find_named_events(last.where(~F.col(TRIED).isin(*sequences)))
@@ -137,24 +140,24 @@ def _find_width(rule: CompiledRule) -> int:
 
 
 def _mark_concerned(
-    rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[tuple[KeyPart, ...], Sequence[int]]
+    rows: DataFrame, stream: Stream, last: DataFrame, groupings: Mapping[_Grouping, Sequence[int]]
 ) -> DataFrame:
     """Marks the events of keys without alerts as deletions, which move the watermark but do not count.
 
-    `groupings` has the trials by their keys. If a key has no entries or a float, which has no exact text, all events are
-    judged.
+    `groupings` has the trials by their keys, of which a sequence may have several. If a key has no entries or a float,
+    which has no exact text, all events are judged.
     """
-    if any(not key or any(part.type.is_float for part in key) for key in groupings):
+    if any(not key or any(part.type.is_float for part in key) for key, _ in groupings):
         return rows
     is_concerned = F.lit(False)
     entries = F.map_from_entries(F.from_json("key", _ENTRIES))
-    for at, (key, numbers) in enumerate(groupings.items()):
+    for at, ((key, fields), numbers) in enumerate(groupings.items()):
         own = last.where(_STANDS).where(F.col(TRIED).isin(*numbers))
         keys = own.select(
             write_key(key, {part.name: entries[F.lit(part.name)] for part in key}).alias(f"{_KEY}{at}")
         ).distinct()
         given = [F.col(quote_name(name)) for name in rows.columns]
-        own_key = write_key(key, list_values(key)).alias(f"{_KEY}{at}")
+        own_key = write_own_key(key, fields).alias(f"{_KEY}{at}")
         rows = add_texts(rows, stream, key).select(*given, own_key)
         rows = rows.join(keys.withColumn(f"{_IS_CONCERNED}{at}", F.lit(True)), f"{_KEY}{at}", "left")
         is_concerned = is_concerned | F.col(f"{_IS_CONCERNED}{at}").isNotNull()

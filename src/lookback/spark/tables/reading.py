@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable
 
 from lookback.core.streams import alerts
+from lookback.core.streams.fields import nest_parts
 from lookback.questions import read_question, write_text
 from lookback.spark.tables.addresses import AddressedTables
 from lookback.spark.tables.logfiles import commit_file, find_last_commit, read_actions
@@ -52,9 +53,10 @@ class ReadableTables(AddressedTables):
         stream = self.elsewhere.get(name)
         if stream is None:
             return rows
-        declared = {name.lower() for name in stream.table_columns}
-        columns = [quote_name(each) for each in rows.columns if each.lower() not in declared]
-        columns += [f"{_write_column(stream, name)} AS {quote_name(name)}" for name in stream.table_columns]
+        declared = _write_columns(stream)
+        known = {name.lower() for name in declared}
+        columns = [quote_name(each) for each in rows.columns if each.lower() not in known]
+        columns += [f"{sql} AS {quote_name(name)}" for name, sql in declared.items()]
         if "ingested_at" not in map(str.lower, rows.columns):
             columns.append("CAST(NULL AS TIMESTAMP) AS ingested_at")
         return self.run(f"SELECT {', '.join(columns)} FROM events WHERE {_write_is_event(stream)}", {"events": rows})
@@ -189,15 +191,15 @@ class ReadableTables(AddressedTables):
         return self.spark.sql(f"DESCRIBE HISTORY {self.identifier(name)}{bound}")
 
 
-def _write_column(stream: Stream, name: str) -> str:
-    """Returns the SQL for a declared column of an external table. Bytes that are not UTF-8 are replaced in texts."""
-    if name in stream.fields:
-        column = quote_path(stream.find_path(name))
-        return f"make_valid_utf8({column})" if stream.fields[name].name == "string" else column
-    below = len(name) + 1
-    parts = dict.fromkeys(each[below:].split(".")[0] for each in stream.fields if each.startswith(f"{name}."))
-    members = (f"{quote_text(part)}, {_write_column(stream, f'{name}.{part}')}" for part in parts)
-    return f"named_struct({', '.join(members)})"
+def _write_columns(stream: Stream) -> dict[str, str]:
+    """Returns the declared columns of an external table as SQL, by name. Bytes that are not UTF-8 are replaced in texts."""
+    fields = {name: quote_path(stream.find_path(name)) for name in stream.fields}
+    for name, type_ in stream.fields.items():
+        if type_.name == "string":
+            fields[name] = f"make_valid_utf8({fields[name]})"
+    return nest_parts(
+        fields, lambda parts: f"named_struct({', '.join(f'{quote_text(name)}, {sql}' for name, sql in parts.items())})"
+    )
 
 
 def _write_is_event(stream: Stream) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
+from lookback.core.streams.fields import nest_parts
 from lookback.core.values.texts import quote_identifier
 from lookback.core.values.times import parse_time
 
@@ -37,17 +38,23 @@ def select_field(name: str, known_as: str | None = None) -> Column:
     return F.col(quote_field(name)).alias(known_as or name)
 
 
+def write_plain_name(name: str) -> str:
+    """Writes the name of a field without dots, which PySpark's Arrow functions take for a part of a struct."""
+    return name.replace(".", ":")
+
+
+def read_plain_name(name: str) -> str:
+    """Returns the name of a field from what `write_plain_name` returned."""
+    return name.replace(":", ".")
+
+
 def nest_columns(fields: Mapping[str, Column]) -> list[Column]:
     """Returns the columns that hold fields, in order, each with its name; parts of a struct become one column."""
-    columns: dict[str, Column] = {}
-    for name, column in fields.items():
-        root, dot, _ = name.partition(".")
-        if not dot:
-            columns[name] = column.alias(name)
-        elif root not in columns:
-            own = {each[len(root) + 1 :]: of for each, of in fields.items() if each.startswith(f"{root}.")}
-            columns[root] = F.struct(*nest_columns(own)).alias(root)
-    return list(columns.values())
+    return _name_columns(nest_parts(fields, lambda parts: F.struct(*_name_columns(parts))))
+
+
+def _name_columns(columns: Mapping[str, Column]) -> list[Column]:
+    return [column.alias(name) for name, column in columns.items()]
 
 
 def quote_text(text: str) -> str:
