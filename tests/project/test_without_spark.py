@@ -89,3 +89,17 @@ def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Pa
     sentence = "lookback: this command needs Spark and Delta, which are not installed here: pip install 'lookback-rules[local]'\n"
     assert {name: found[name] for name in COMMANDS} == {name: [2, sentence] for name in COMMANDS}
     assert {name: found[name][0] for name in WITHOUT} == dict.fromkeys(WITHOUT, 0)
+
+
+def test_what_runs_on_a_cluster_needs_no_package_that_reads_tables_without_spark() -> None:
+    # Jobs install neither; only these two modules read with them, and nothing imports those before they are needed.
+    readers = {"lookback.spark.tables.folders", "lookback.spark.tables.frames"}
+    folder = ROOT / "src"
+    modules = [
+        ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.glob("lookback/spark/**/*.py")
+    ]
+    script = 'import importlib, sys; sys.modules |= {"deltalake": None, "duckdb": None}\n'
+    script += "for name in sys.argv[1:]: importlib.import_module(name)"
+    command = [sys.executable, "-c", script, *sorted({*modules} - readers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from lookback.core.rules.keys import KeyPart
 from lookback.core.streams.events import evaluate_key
 from lookback.core.values.columns import from_arrow, normalize_zeros, to_text
-from lookback.spark.tables.frames import NeedsSpark
 from lookback.spark.tables.sqltexts import quote_field, quote_name, write_plain_name
 
 if TYPE_CHECKING:
@@ -64,9 +63,7 @@ def write_own_key(key: Sequence[KeyPart], fields: Sequence[str]) -> Column:
 def select_events(
     rows: DataFrame, stream: Stream, key: Sequence[KeyPart], texts: Mapping[str, str | None]
 ) -> DataFrame:
-    """Selects the events whose key has these texts. Raises NeedsSpark for rows that are read without Spark."""
-    if not hasattr(rows, "mapInArrow"):
-        raise NeedsSpark("only Spark computes the expressions of a key for each row")
+    """Selects the events whose key has these texts."""
     with_texts = add_texts(rows, stream, key)
     own = write_key(key, {part.name: F.lit(texts.get(part.name)) for part in key})
     return with_texts.where(write_key(key, list_values(key)) == own).select(*map(quote_name, rows.columns))

@@ -62,6 +62,9 @@ class Frame:
     def __init__(self, relation: duckdb.DuckDBPyRelation) -> None:
         self._relation, self._name = relation, ""
 
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsSpark(f"rows that are read without Spark have no {name}")
+
     @property
     def name(self) -> str:
         """The name of these rows in other questions."""
