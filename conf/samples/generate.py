@@ -1,6 +1,6 @@
 """Makes the samples of this folder, the same ones every time.
 
-    python conf/samples/generate.py                           logins, payments, items, readings
+    python conf/samples/generate.py                           logins, payments, items, readings, processes
     python conf/samples/generate.py --transactions FILE       and transactions.parquet, cut from the whole file
 
 The transactions are consecutive rows of the Fraud Detection Handbook's simulated data set.
@@ -155,6 +155,30 @@ def readings(rng: random.Random) -> list[Row]:
     return numbered(rows, "R")
 
 
+def processes(rng: random.Random) -> list[Row]:
+    """A day of 12 computers; on two of them a document starts a shell that hides what it runs."""
+    rows: list[Row] = []
+
+    def start(at: float, number: int, parent: str, name: str, *args: str) -> None:
+        process = {"name": name, "path": f"C:\\Windows\\{name}", "args": [*args], "parent": {"name": parent}}
+        host, user = f"pc-{number:02d}", f"user-{number:02d}"
+        rows.append({"event_time": START + minutes(at), "host": host, "user_id": user, "process": process})
+
+    usual = [
+        ("explorer.exe", "WINWORD.EXE", "letter.docx"),
+        ("explorer.exe", "EXCEL.EXE", "figures.xlsx"),
+        ("explorer.exe", "cmd.exe", "/c", "dir"),
+        ("cmd.exe", "powershell.exe", "-File", "backup.ps1"),
+        ("services.exe", "svchost.exe", "-k", "netsvcs"),
+    ]
+    for number in range(1, 13):
+        for _ in range(20):
+            start(rng.uniform(8 * 60, 18 * 60), number, *rng.choice(usual))
+    start(10 * 60 + 12.5, 4, "WINWORD.EXE", "powershell.exe", "-nop", "-w", "hidden", "-EncodedCommand", "SQBFAFgA")
+    start(15 * 60 + 41.25, 9, "OUTLOOK.EXE", "mshta.exe", "/enc", "bWFpbA==")
+    return numbered(rows, "E")
+
+
 def text(value: Any) -> str:
     """Values as CSV and JSON hold them: times in UTC with milliseconds."""
     if isinstance(value, dt.datetime):
@@ -178,7 +202,7 @@ def write(name: str, rows: list[Row]) -> None:
             writer.writerow(rows[0])
             writer.writerows([text(value) for value in row.values()] for row in rows)
         else:
-            out.writelines(json.dumps({key: text(value) for key, value in row.items()}) + "\n" for row in rows)
+            out.writelines(json.dumps(row, default=text) + "\n" for row in rows)
 
 
 def transactions(whole: Path) -> None:
@@ -204,6 +228,7 @@ def main() -> None:
         ("payments.csv", payments),
         ("items.csv", items),
         ("readings.parquet", readings),
+        ("processes.jsonl", processes),
     ):
         write(name, make(random.Random(SEED)))  # noqa: S311 - samples, no secrets
     if whole:

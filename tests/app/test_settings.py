@@ -17,7 +17,8 @@ def test_settings_of_the_repository() -> None:
     assert settings.root == str(Path("here").absolute())
     assert (settings.profile, settings.every) == ("latency", "0 seconds")
     assert settings.spark["spark.driver.memory"]
-    assert set(settings.streams()) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}
+    of_users = {"transactions", "logins", "payments", "activity", "items", "readings", "processes"}
+    assert set(settings.streams()) == {*of_users, "metrics", "alerts"}
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,14 @@ FEATURES: dict[str, Callable[[CompiledRule], bool]] = {
     "revise": lambda rule: rule.spec.late == "revise",
     "no condition": lambda rule: rule.spec.window is not None and not rule.spec.when,
     "window_complete": lambda rule: rule.when is not None and "window_complete" in rule.when.fields,
+    "event rule": lambda rule: rule.spec.kind == "event",
+    "expression in group_by": lambda rule: any(part.sql for part in rule.key),
+    "parts of structs": lambda rule: rule.where is not None and any("." in name for name in rule.where.fields),
+    "condition on the elements of an array": lambda rule: "exists(" in (rule.spec.where or ""),
+    "local time": lambda rule: "from_utc_timestamp(" in (rule.spec.when or ""),
+    "key of a step": lambda rule: rule.sequence is not None and any(step.key for step in rule.spec.sequence.steps),
+    "each event once": lambda rule: rule.sequence is not None and rule.spec.sequence.take == "once",
+    "union": lambda rule: STREAMS[rule.spec.stream].union is not None,
     # What the rules are for.
     "money by payer and beneficiary over 30 days": lambda rule: (
         by("payer_id", "beneficiary_id")(rule) and "sum" in functions(rule) and looks_back(rule, 30 * DAY)

@@ -190,13 +190,16 @@ def test_an_id_is_an_integer_or_a_string(type_: str):
 def test_the_streams_that_are_shipped():
     streams = load_streams(CONF)
 
-    assert set(streams) == {"transactions", "logins", "payments", "items", "readings", "metrics", "alerts"}
+    of_users = {"transactions", "logins", "payments", "activity", "items", "readings", "processes"}
+    assert set(streams) == {*of_users, "metrics", "alerts"}
     assert streams["transactions"].fields["amount"] == decimal(18, 2)
     # The engine itself writes the events of the last two.
     assert not streams.pop("metrics").source
     own = streams.pop("alerts")
     assert not own.source
     assert own.fields == ALERT_FIELDS
+    # Its events are those of its members.
+    assert not streams.pop("activity").source
     for stream in streams.values():
         assert (CONF.parent / stream.source["path"]).is_file()
 

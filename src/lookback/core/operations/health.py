@@ -240,16 +240,16 @@ def _check_late(figures: Figures) -> list[Finding]:
         )
         what += _name_leader(figures)
         remedy = (
-            "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness or "
-            "allowed_lateness above it; negative values mean clocks that are ahead."
+            "See late_events.late_by_us; if the source is sound, set the stream's max_out_of_orderness (in a union that "
+            "of the member) or allowed_lateness above it; negative values mean clocks that are ahead."
         )
         return [Finding(PROBLEM, "discarded", what, remedy)]
     if late >= THRESHOLDS["late_share"].value * events:
         what = f"{late:,} of {events:,} events ({late / events:.1%}) were late within the last hour."
         what += _name_leader(figures)
         remedy = (
-            "Set the stream's max_out_of_orderness above the usual late_events.late_by_us; this delays results "
-            "accordingly."
+            "Set the stream's max_out_of_orderness (in a union that of the member) above the usual "
+            "late_events.late_by_us; this delays results accordingly."
         )
         return [Finding(WARNING, "late", what, remedy)]
     return []
