@@ -58,6 +58,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "(the schema's volume checkpoints)",
         "--catalog": "catalog of the tables, if they are not folders; with --schema",
         "--schema": "schema of the tables in the catalog",
+        "--warehouse": "id of a SQL warehouse that reads them, without Spark",
         "--conf": "folder of streams/ and rules/ (./conf)",
     }
     for name, text in texts.items():

@@ -56,12 +56,14 @@ class Workspace:
         chosen: Name of the chosen stream; empty for none.
         announce: Receives a line before Spark starts.
         kafka: Whether Spark loads the library for topics.
+        warehouse: Opens the tables over a SQL warehouse, without Spark; None to use Spark.
     """
 
     settings: Settings
     chosen: str = ""
     announce: Callable[[str], None] | None = None
     kafka: bool = False
+    warehouse: Callable[[], Tables] | None = None
 
     @property
     def conf(self) -> Path:
@@ -91,6 +93,8 @@ class Workspace:
 
     def open_tables(self) -> Tables:
         """Starts or finds Spark. Returns the tables of the place without those of other programs."""
+        if self.warehouse is not None:
+            return self.warehouse()
         from lookback.spark.platform.session import get_spark, has_session
         from lookback.spark.tables.lakehouse import Tables
 
@@ -118,7 +122,8 @@ class Workspace:
         """
         from lookback.spark.tables.answers import compute_at_once
 
-        return compute_at_once(compute, None if self.settings.catalog else self.settings.root, self.open_tables)
+        needs_engine = self.settings.catalog or self.warehouse is not None
+        return compute_at_once(compute, None if needs_engine else self.settings.root, self.open_tables)
 
     def checkpoint(self, step: str) -> str:
         """Returns the checkpoint folder of a step for the chosen stream."""

@@ -1,23 +1,25 @@
-"""`lookback status --warehouse` against a workspace on this machine, with the payloads of the REST API."""
+"""A SQL warehouse of a workspace on this machine, with the payloads of the REST API."""
 
 from __future__ import annotations
 
 import datetime as dt
-import json
+import math
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from lookback.cli import main
-from lookback.core.errors import RemoteError
-from lookback.remote.figures import Query, prepare_queries
+from lookback.core.errors import RemoteError, SetupError
+from lookback.questions import Query
+from lookback.remote.statements import prepare_queries
 from lookback.remote.workspace import RemoteWorkspace, open_workspace
-from workspace_server import Answer, Asked, WorkspaceServer, error
+from lookback.spark.tables.warehouse import open_warehouse
+from workspace_server import Answer, WorkspaceServer, error
 
 ME = "GET /api/2.0/preview/scim/v2/Me"
 NOW = 1772359200  # 2026-03-01T10:00:00Z
@@ -59,27 +61,6 @@ def read_status(conf: Path, *words: str) -> int:
     return main(["status", "--warehouse", "b2", *place, *words])
 
 
-SAMPLE = {
-    "at_us": str((NOW - 5) * 1_000_000), "is_recent": "1", "events": "1200", "late": "0", "discarded": "0",
-    "lag_seconds": "0.000", "watermark_us": str((NOW - 20) * 1_000_000), "state_rows": "5000", "run_ms": "300",
-    "evaluate_ms": "100", "write_ms": "100", "judged": "7",
-    "by_rule": '{"big":{"evaluated":1200,"matched":1500,"suppressed":100,"failed":0}}',
-}  # fmt: skip
-# What a query is told by -> the rows of its answer.
-ROWS: dict[str, list[dict[str, str | None]]] = {
-    "`metrics`": [SAMPLE],
-    "`rules`": [{"rule_id": "big", "version": "1", "status": "active", "document": '{"stream": "payments"}'},
-                {"rule_id": "odd", "version": "1", "status": "active", "document": "no JSON"},
-                {"rule_id": "other", "version": "1", "status": "active", "document": '{"stream": "logins"}'}],
-    "DESCRIBE HISTORY": [
-        {"version": "8", "timestamp": "2026-03-01T09:59:58.000Z", "operation": "OPTIMIZE", "operationMetrics": "{}"},
-        {"version": "7", "timestamp": "2026-03-01T09:59:50Z", "operation": "WRITE", "operationMetrics": '{"numOutputRows":"9"}'},
-    ],
-    "`rejected_events`": [{"counted": "0", "reason": None}],
-    "`rule_log`": [],
-}  # fmt: skip
-
-
 def succeeded(rows: list[dict[str, str | None]], **result: Any) -> Answer:
     columns = [
         {"name": name, "type_name": "STRING", "type_text": "STRING", "position": at}
@@ -94,72 +75,15 @@ def succeeded(rows: list[dict[str, str | None]], **result: Any) -> Answer:
     )  # fmt: skip
 
 
-def told(asked: Asked, rows: dict[str, list[dict[str, str | None]]] = ROWS) -> Answer:
-    return succeeded(next(found for part, found in rows.items() if part in asked.body["statement"]))
-
-
-@pytest.fixture
-def at_ten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock stands at NOW."""
-
-    class Clock(dt.datetime):
-        @classmethod
-        def now(cls, tz: dt.tzinfo | None = None) -> dt.datetime:  # type: ignore[override]
-            return dt.datetime.fromtimestamp(NOW, tz)
-
-    monkeypatch.setattr("lookback.commands.upkeep.dt", SimpleNamespace(**{**vars(dt), "datetime": Clock}))
-
-
-def test_health_is_that_of_local_status(
-    conf: Path, server: WorkspaceServer, at_ten: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.replies["POST /api/2.0/sql/statements"] = told
-    assert read_status(conf) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "payments needs a look (1 warning): judged through commit 7, nothing waits, last heard from 5 seconds ago.",
-        "  warning: Rule big raised 1,400 alerts within the last hour, 100% of all.",
-        "    Raise its limit, give it `suppress`, or pause it: lookback rules pause big.",
-    ]
-    assert read_status(conf, "--check", "--json") == 1
-    printed = capsys.readouterr()
-    row = json.loads(printed.out)
-    assert (row["healthy"], row["judged"], row["commits"], row["lag_commits"], row["rules"]) == (False, 7, 8, 0, 1)
-    asked = server.of("POST /api/2.0/sql/statements")
-    assert {each.body["warehouse_id"] for each in asked} == {"b2"}
-    # Values go apart from the text.
-    assert all("payments'" not in each.body["statement"] for each in asked)
-    assert {"name": "stream", "value": "payments"} in asked[0].body["parameters"]
-    assert "FROM `main`.`lookback_ann_lee`.`metrics`" in asked[0].body["statement"]
-    assert {each.headers["Authorization"] for each in server.asked if each.path.startswith("/api/")} == {
-        "Bearer secret-token"
-    }
-    assert "secret-token" not in "".join(printed)
-
-
-def test_an_evaluation_that_has_stopped_is_a_problem(
-    conf: Path, server: WorkspaceServer, at_ten: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old = {**SAMPLE, "at_us": str((NOW - 7200) * 1_000_000), "is_recent": "0", "judged": "5"}
-    history = [{**row, "timestamp": "2026-03-01T09:00:00.000Z"} for row in ROWS["DESCRIBE HISTORY"]]
-    rows = {**ROWS, "`metrics`": [old], "DESCRIBE HISTORY": history}
-    server.replies["POST /api/2.0/sql/statements"] = lambda asked: told(asked, rows)
-    assert read_status(conf) == 0
-    assert (
-        "problem: The evaluation is not running: it was last heard from 2 hours ago, and 1 commit of events waits"
-        in capsys.readouterr().out
-    )
-
-
 def test_a_profile_names_the_workspace(
-    conf: Path, server: WorkspaceServer, at_ten: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: WorkspaceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "some.cfg").write_text(f"[fraud]\nhost = {server.url}\ntoken = of-the-profile\n")
     monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "some.cfg"))
     monkeypatch.setenv("DATABRICKS_CONFIG_PROFILE", "fraud")
     monkeypatch.delenv("DATABRICKS_HOST")
     monkeypatch.delenv("DATABRICKS_TOKEN")
-    server.replies["POST /api/2.0/sql/statements"] = told
-    assert read_status(conf) == 0
+    assert workspace().user == "ann.lee@example.com"
     assert server.of(ME)[0].headers["Authorization"] == "Bearer of-the-profile"
 
 
@@ -256,3 +180,59 @@ def test_query_that_fails_is_told(server: WorkspaceServer, message: str, said: s
         prepare_queries(workspace(), "a1")(Query("SELECT n", {}))
     assert said in str(caught.value)
     assert message in str(caught.value)
+
+
+class Statements:
+    """Answers each query with the next of these rows, and keeps the queries."""
+
+    def __init__(self, *answers: list[dict[str, str | None]]) -> None:
+        self.answers, self.queries = list(answers), list[Query]()
+
+    def __call__(self, query: Query) -> list[dict[str, str | None]]:
+        self.queries.append(query)
+        return self.answers.pop(0) if self.answers else []
+
+
+def test_what_a_warehouse_sends_keeps_every_digit_and_its_type() -> None:
+    type_ = "struct<id:string,key:map<string,string>,at:timestamp,amount:decimal(38,10),x:double,tags:array<string>,n:bigint>"
+    row = (
+        '{"id":"a\\u0000b","key":{"x":null},"at":"2026-01-01T10:00:00.123456Z","amount":1234567890123456789.0123456789,'
+        '"x":"NaN","tags":["a",null],"n":9007199254740993}'
+    )
+    execute = Statements([{"row": row, "type": type_}])
+    tables = open_warehouse(execute, "ann", "main", "fr`aud")
+    (found,) = tables.run("SELECT * FROM alerts WHERE rule_id = :id AND revision = :n", id="it's", n=2).collect()
+    assert (found["id"], found["key"], found["tags"], found["n"]) == ("a\0b", {"x": None}, ["a", None], 2**53 + 1)
+    assert found["at"] == dt.datetime(2026, 1, 1, 10, 0, 0, 123_456, tzinfo=dt.timezone.utc)
+    assert found["amount"] == Decimal("1234567890123456789.0123456789")
+    assert math.isnan(found["x"])
+    (query,) = execute.queries
+    assert "FROM `main`.`fr``aud`.`alerts` WHERE rule_id = :" in query.text
+    assert "revision = 2L" in query.text
+    assert list(query.values.values()) == ["it's"]
+
+
+def test_rows_of_a_warehouse_are_computed_when_they_are_read() -> None:
+    execute = Statements()
+    tables = open_warehouse(execute, "ann", "main", "fraud")
+    some = tables.run("SELECT id, at FROM events WHERE id = :id", id="1")
+    other = tables.run("SELECT count(*) FROM some WHERE id <> :id", {"some": some.select("id").limit(3)}, id="2")
+    assert execute.queries == []
+    assert other.isEmpty()
+    (query,) = execute.queries
+    assert sorted(query.values.values()) == ["1", "2"]
+    assert query.text.count("`main`.`fraud`.`events`") == 1
+    with pytest.raises(SetupError, match="--warehouse does without"):
+        some.where("id = 1")
+
+
+def test_rows_are_appended_by_an_insert_whose_texts_go_apart() -> None:
+    execute = Statements()
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+    row = ("r'1", {"customer": "1'"}, now, now, None, "ann")
+    open_warehouse(execute, "ann", "main", "fraud").append_rows([row], "snoozes")
+    (query,) = execute.queries
+    assert query.text.startswith("INSERT INTO `main`.`fraud`.`snoozes` (`rule_id`, `key`, ")
+    assert "CAST(NULL AS string)" in query.text
+    assert list(query.values.values()) == ["r'1", "customer", "1'", "ann"]
+    assert "'" not in query.text

@@ -124,7 +124,7 @@ def test_no_array_is_read_as_pickled_objects_and_no_shell_is_started() -> None:
 MAKES_SQL = {
     "addresses.py", "catalog.py", "dispatch.py", "duplicates.py", "evidence.py", "fields.py", "filelog.py", "forget.py",
     "frames.py", "history.py", "kafka.py", "lakehouse.py", "maintenance.py", "metrics.py", "reading.py", "redaction.py",
-    "rejected.py", "sources.py", "status.py", "trials.py",
+    "rejected.py", "sources.py", "status.py", "trials.py", "warehouse.py",
 }  # fmt: skip
 
 

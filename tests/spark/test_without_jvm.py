@@ -1,11 +1,11 @@
-"""Commands that only read say the same, to the byte, by Spark and without it, on the same tables."""
+"""Commands say the same, to the byte, by Spark, without it, and over a SQL warehouse, on the same tables."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,11 @@ from lookback.spark.tables import answers
 from lookback.spark.tables.folders import open_folders
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import ALERTS, make_events_schema
+from lookback.spark.tables.sqltexts import quote_text
 from lookback.verbs import Workspace
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, copy_of, make_events, publish
 from sample_alert import ALERT
+from workspace_server import Answer, Asked, WorkspaceServer, run_statement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -284,3 +286,99 @@ def test_a_command_that_writes_says_what_it_waits_for(desk: Tables, capsys: pyte
     code, out, err = say(desk, ["review", "times", "--disposition", "benign"], capsys)
     assert (code, err) == (0, "reading alert times, and recording the decision ...\n")
     assert "recorded as benign" in out
+
+
+OVER_WAREHOUSE = ["--catalog", "main", "--schema", "fraud", "--warehouse", "w1"]
+
+
+@pytest.fixture
+def server(desk: Tables, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkspaceServer]:
+    """A workspace whose schema main.fraud has the tables of the desk."""
+
+    def answer(asked: Asked) -> Answer:
+        text = asked.body["statement"]
+        name = r"`main`\.`fraud`\.`(\w+)`"
+        by_path = lambda found: f"table_changes_by_path({quote_text(desk.path_or_name(found[1]))}"  # noqa: E731
+        text = re.sub(rf"table_changes\('{name}'", by_path, text)
+        text = re.sub(name, lambda found: desk.identifier(found[1]), text)
+        return run_statement(lambda sql: desk.spark.sql(sql).collect(), {**asked.body, "statement": text})
+
+    for name in ("DATABRICKS_CONFIG_PROFILE", "DATABRICKS_CLIENT_ID", "DATABRICKS_WORKSPACE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with WorkspaceServer() as server:
+        monkeypatch.setenv("DATABRICKS_HOST", server.url)
+        monkeypatch.setenv("DATABRICKS_TOKEN", "secret-token")
+        monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none.cfg"))
+        server.replies["GET /api/2.0/preview/scim/v2/Me"] = {"userName": "ann@example.com", "id": "7"}
+        server.replies["POST /api/2.0/sql/statements"] = answer
+        yield server
+
+
+def ask(desk: Tables, words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main([*OVER_WAREHOUSE, "--conf", f"{desk.root}/conf", *words])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.long
+def test_commands_say_the_same_over_a_warehouse(
+    desk: Tables, server: WorkspaceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = {row["rule_id"]: row["alert_id"] for row in desk.read("alerts").where("verdict = 'raised'").collect()}
+    explaining = [["explain", last[rule_id]] for rule_id in EXPLAINED]
+    explaining += [["explain", "--rule", rule_id, "--event", "e60"] for rule_id in ("all", "minutes")]
+    differing = []
+    for words in [*IN_WORDS, *([*words, "--json"] for words in [*COMMANDS, *explaining])]:
+        if words[0] != "status":
+            by_warehouse, by_spark = ask(desk, words, capsys), say(desk, words, capsys)
+            if by_warehouse != by_spark:
+                differing.append((words, by_warehouse, by_spark))
+    assert differing == [], "\n".join(f"{each[0]}\n{each[1][2][:600]}\n{each[1][1][:300]}" for each in differing)
+    statements = [asked.body for asked in server.of("POST /api/2.0/sql/statements")]
+    assert {body["warehouse_id"] for body in statements} == {"w1"}
+    # Values go apart from the text.
+    assert not any("by-customer" in body["statement"] for body in statements)
+
+
+@pytest.mark.long
+def test_reviews_and_snoozes_are_written_over_a_warehouse(
+    desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alert_id = json.loads(ask(desk, ["alerts", "--queue", "--json"], capsys)[1].splitlines()[0])["alert_id"]
+    code, out, err = ask(desk, ["review", alert_id, "--disposition", "benign", "--note", ODD], capsys)
+    assert (code, "is recorded as benign" in out) == (0, True), err
+    assert (
+        "was already recorded" in ask(desk, ["review", alert_id, "--disposition", "benign", "--note", ODD], capsys)[1]
+    )
+    (review,) = desk.read("reviews").where(f"alert_id = '{alert_id}'").collect()
+    assert (review["reviewer"], review["note"], review["disposition"]) == ("ann@example.com", ODD, "benign")
+    snooze = ["snooze", "by-customer", "--key", "customer=9", "--until", "8 hours", "--reason", ODD]
+    code, out, err = ask(desk, snooze, capsys)
+    assert code == 0, err
+    (row,) = desk.read("snoozes").where("key['customer'] = '9'").collect()
+    assert (row["rule_id"], row["reason"], row["author"]) == ("by-customer", ODD, "ann@example.com")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [["rules", "pause", "all"], ["maintain"], ["lists", "add", "vips", "7"]])
+def test_what_a_warehouse_cannot_do_is_refused_before_anything_is_written(
+    desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code, _, err = ask(desk, words, capsys)
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "lookback: this needs Spark, which --warehouse does without; leave it out",
+    )
+    assert not [each for each in server.of("POST /api/2.0/sql/statements") if "INSERT" in each.body["statement"]]
+
+
+@pytest.mark.long
+def test_status_over_a_warehouse_is_that_of_the_tables(
+    desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(words: list[str]) -> dict[str, Any]:
+        return json.loads(ask(desk, words, capsys)[1])
+
+    found, expected = read(["status", "--json"]), json.loads(say(desk, ["status", "--json"], capsys)[1])
+    # The checkpoint is not read, so what is judged comes from the last alert.
+    own = ("judged", "lag_commits", "lag_seconds", "account", "health", "healthy", "findings")
+    assert {**found, **dict.fromkeys(own)} == {**expected, **dict.fromkeys(own)}

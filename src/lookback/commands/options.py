@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from lookback.config import Settings
 from lookback.core.errors import SetupError
@@ -16,6 +18,9 @@ from lookback.core.values.texts import escape_unprintable
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.verbs import Workspace
 from lookback.views.terminal import print_json, print_table
+
+if TYPE_CHECKING:
+    from lookback.spark.tables.lakehouse import Tables
 
 FOUND_PROBLEMS, WRONG_USE = 1, 2
 FORMATS = ["parquet", "csv", "json"]
@@ -39,7 +44,11 @@ class CommandOptions(argparse.Namespace):
     def open_workspace(self) -> Workspace:
         """Returns the place of --root or --catalog and --schema, --conf and --profile. Raises SetupError."""
         given = (getattr(self, name, None) for name in ("root", "conf", "profile", "catalog", "schema"))
-        return Workspace(Settings.local(*given), getattr(self, "stream", None) or "", announce)
+        settings, stream = Settings.local(*given), getattr(self, "stream", None) or ""
+        warehouse = getattr(self, "warehouse", None)
+        if warehouse is None:
+            return Workspace(settings, stream, announce)
+        return Workspace(settings, stream, announce, warehouse=cache(partial(_open_warehouse, settings, warehouse)))
 
     def read_time(self, name: str) -> int | None:
         """Parses the time of an option, in microseconds; None if the option is missing. Raises SetupError."""
@@ -70,6 +79,20 @@ class CommandOptions(argparse.Namespace):
         else:
             rejections = getattr(report, "rejections", ())[:_MAX_REASONS]
             print_lines(*lines or [report], *(f"  {each}" for each in rejections))
+
+
+def _open_warehouse(settings: Settings, warehouse: str) -> Tables:
+    """Opens the tables of a catalog over a SQL warehouse. Raises SetupError or RemoteError."""
+    if importlib.util.find_spec("databricks.sdk") is None:
+        raise SetupError("--warehouse needs databricks-sdk: pip install 'lookback-rules[remote]'")
+    if not (settings.catalog and settings.schema):
+        raise SetupError("--warehouse reads the tables of a catalog; name it by --catalog and --schema")
+    from lookback.remote.statements import prepare_queries
+    from lookback.remote.workspace import open_workspace
+    from lookback.spark.tables.warehouse import open_warehouse
+
+    workspace = open_workspace()
+    return open_warehouse(prepare_queries(workspace, warehouse), workspace.user, settings.catalog, settings.schema)
 
 
 # Returns the exit code; None means 0.

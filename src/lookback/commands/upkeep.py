@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.util
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +35,6 @@ def add_commands(commands: Commands) -> None:
     commands.add("init", _init, "create the tables of all declared streams; add missing comments")
     status = commands.add("status", _show_status, "show figures of each stream, and whether it is healthy")
     flag(status, "--check", "exit with 1 if a stream is not healthy, for a monitor")
-    option(
-        status, "--warehouse", "read the tables of --catalog and --schema over this SQL warehouse, without Spark", "ID"
-    )
     flag(status, "--tell", "send findings to the receivers of CONF/notifiers.yml that want them")
     text = "delete rows past their retention, OPTIMIZE and VACUUM all tables, check the checkpoints"
     commands.add("maintain", _maintain, text)
@@ -70,8 +66,6 @@ def _show_status(options: CommandOptions) -> int:
 
     place = options.open_workspace()
     settings, streams = place.settings, place.streams
-    if options.warehouse:
-        return _report_health(options, settings, _read_remote_status(settings, options.warehouse, streams))
 
     def compute(tables: Tables) -> list[dict[str, Any]]:
         tables, reaches = tables.holding(*streams.values()), tables.reaches_files
@@ -88,19 +82,6 @@ def _show_status(options: CommandOptions) -> int:
         print_table(rows, names.split())
         print("alerts, open, rejected: of the last 90 days\n")
     return _report_health(options, settings, rows)
-
-
-def _read_remote_status(settings: Settings, warehouse: str, streams: Iterable[str]) -> list[dict[str, Any]]:
-    if importlib.util.find_spec("databricks.sdk") is None:
-        raise SetupError("--warehouse needs databricks-sdk: pip install 'lookback-rules[remote]'")
-    if not (settings.catalog and settings.schema):
-        raise SetupError("--warehouse reads the tables of a catalog; name it by --catalog and --schema")
-    from lookback.remote.figures import StreamTables, describe_stream, prepare_queries
-    from lookback.remote.workspace import open_workspace
-
-    execute, now = prepare_queries(open_workspace(), warehouse), dt.datetime.now(dt.timezone.utc)
-    places = (StreamTables.in_schema(settings.catalog, settings.schema, stream) for stream in streams)
-    return [describe_stream(place, execute, now) for place in places]
 
 
 def _report_health(options: CommandOptions, settings: Settings, rows: Sequence[Mapping[str, Any]]) -> int:

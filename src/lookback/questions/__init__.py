@@ -7,9 +7,10 @@ SQL warehouses run it, DuckDB runs a translation, and in a catalog views answer 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 # In a catalog, views with these names answer a question, with these values.
 VIEWS = ("open_queue", "standing_alerts", "labelled_events")
@@ -22,6 +23,17 @@ _PARTS = re.compile(
     r"--[^\n]*|'[^']*'|`[^`]*`|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_][a-z_0-9]*)"
 )
 _SUBQUERY = re.compile(r"\b([a-z_]+) AS \(")
+
+
+class Query(NamedTuple):
+    """A text of SQL for a warehouse, and the values of its :markers, as texts."""
+
+    text: str
+    values: Mapping[str, str | None]
+
+
+# Runs a query on a warehouse. The values of its rows are texts, as in the statement execution API.
+Execute = Callable[[Query], Sequence[Mapping[str, "str | None"]]]
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Reads the health of streams from the tables of a Databricks workspace, over a SQL warehouse and without Spark."""
+"""Reaches a Databricks workspace and its SQL warehouses, without Spark."""

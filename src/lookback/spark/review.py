@@ -241,10 +241,12 @@ def record_review(
     reviewer = _choose_reviewer(tables, reviewer)
     rows = read_alert_rows(tables, alert_id)
     seen = find_revision(rows, alert_id, revision)
-    reviews = tables.read("reviews")
-    own = reviews.where((F.col("alert_id") == F.lit(alert_id)) & (F.col("reviewer") == F.lit(reviewer)))
-    before = own.orderBy(F.col("reviewed_at").desc()).select("disposition", "revision", "note").head()
-    is_new = before is None or tuple(before) != (disposition, seen["revision"], note)
+    text = (
+        "SELECT disposition, revision, note FROM reviews WHERE alert_id = :alert_id AND reviewer = :reviewer "
+        "ORDER BY reviewed_at DESC LIMIT 1"
+    )
+    before = tables.run(text, alert_id=alert_id, reviewer=reviewer).collect()
+    is_new = [tuple(row) for row in before] != [(disposition, seen["revision"], note)]
     if is_new:
         now = dt.datetime.now(dt.timezone.utc)
         _append_reviews(tables, [Review(alert_id, disposition, seen["revision"], reviewer, note, now)])

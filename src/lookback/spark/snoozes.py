@@ -208,24 +208,26 @@ def _find_subject(
     if subject == ANY_RULE:
         known = {name for stream in streams.values() for name in stream.fields}
         if not set(key or ()) <= known:
-            for (text,) in tables.read("rules").where("rule_id <> '*'").select("document").distinct().collect():
+            for (text,) in tables.run("SELECT DISTINCT document FROM rules WHERE rule_id <> '*'").collect():
                 with contextlib.suppress(RuleError):
                     known |= set(list_entry_names(read_document(text).get("group_by")))
         _check_fields(key, known, "any declared stream, nor of the group_by of any rule")
         return None, key
-    documents = tables.read("rules").where(F.col("rule_id") == F.lit(subject))
-    row = documents.orderBy(F.col("version").desc()).select("document").head()
-    if row is not None:
-        names = list_entry_names(read_document(row["document"]).get("group_by"))
+    text = "SELECT document FROM rules WHERE rule_id = :rule_id ORDER BY version DESC LIMIT 1"
+    if documents := tables.run(text, rule_id=subject).collect():
+        names = list_entry_names(read_document(documents[0]["document"]).get("group_by"))
         _check_fields(key, set(names), f"the group_by of rule {subject}")
         return subject, key
-    alert = tables.read("alerts").where(F.col("alert_id") == F.lit(subject)).select("rule_id", "key").head()
-    if alert is None:
-        ids = [each[0] for each in tables.read("rules").select("rule_id").distinct().collect() if each[0] != ANY_RULE]
+    alerts = tables.run(
+        "SELECT rule_id, key FROM alerts WHERE alert_id = :alert_id LIMIT 1", alert_id=subject
+    ).collect()
+    if not alerts:
+        ids = [row[0] for row in tables.run("SELECT DISTINCT rule_id FROM rules").collect() if row[0] != ANY_RULE]
         hint = suggest(subject, ids, "`lookback rules list` shows the rules, `lookback alerts` the alerts")
         raise ReviewError(f"unknown rule or alert {subject!r}; {hint}")
-    _check_fields(key, set(alert["key"]), f"the key of alert {subject}")
-    return alert["rule_id"], alert["key"] if key is None else key
+    rule_id, own = alerts[0]
+    _check_fields(key, set(own), f"the key of alert {subject}")
+    return rule_id, own if key is None else key
 
 
 def _check_fields(key: Mapping[str, str] | None, known: set[str], place: str) -> None:

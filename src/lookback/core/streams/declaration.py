@@ -291,7 +291,7 @@ def _find_order_problems(
     listed, name = document.get("order_by"), document.get("stream")
     if not (document.get("table") or (isinstance(name, str) and name in _OWN_STREAMS)):
         for field_ in fields:
-            if field_.lower() == POSITION:
+            if field_.partition(".")[0].lower() == POSITION:
                 yield Problem(
                     f"fields.{field_}",
                     f"{field_!r} is the column in which ingest stores where it read an event; choose another name, and "

@@ -131,10 +131,12 @@ def _find_column(table: Mapping[str, Sequence[Any]], name: str) -> Any:
     columns = table.get(name, ())
     if len(columns) > 1:
         raise EventError(f"there are {len(columns)} columns {name!r}; rename or drop all but one of them")
-    if columns:
-        return columns[0]
     whole, _, part = name.rpartition(".")
     struct = _find_column(table, whole) if whole else None
+    if columns and struct is not None:
+        raise EventError(f"there are columns {whole!r} and {name!r}; give {name} in one of them, for all events")
+    if columns:
+        return columns[0]
     return None if struct is None else _take_parts(struct, whole, part)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lookback.core.errors import Problem
 from lookback.core.streams import alerts, metrics
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.fields import parse_fields
+from lookback.core.streams.fields import nest_fields, parse_fields
 from lookback.core.streams.unions import DEFAULT_ID, DEFAULT_TIME, MEMBER, list_members
 from lookback.core.values.durations import format_duration
 from lookback.core.values.suggestions import suggest
@@ -95,12 +95,12 @@ def _list_columns(document: Mapping[Any, Any], member: str) -> Mapping[Any, Any]
 
 def _gather_fields(members: Mapping[str, Stream], made: set[Any]) -> dict[str, str]:
     """Returns the fields of all members by name; the first member that has a field gives its type."""
-    fields: dict[str, str] = {}
+    fields: dict[str, DataType] = {}
     for stream in members.values():
         for name, type_ in _list_fields(stream).items():
             if name not in made:
-                fields.setdefault(name, str(type_))
-    return fields
+                fields.setdefault(name, type_)
+    return nest_fields(fields)
 
 
 def _find_clashes(
@@ -108,14 +108,21 @@ def _find_clashes(
 ) -> Iterator[Problem]:
     """Finds the fields that a member has with another type; `givers` are the members that gave the types, if any."""
     for name, type_ in fields.items():
-        if name not in stream.fields or stream.fields[name] == type_:
-            continue
         giver = next((other for other, each in givers.items() if each.fields.get(name) == type_), None)
         there = "the union declares it as" if giver is None else f"{giver} has it as"
+        parts = [each for each in stream.fields if each.startswith(f"{name}.")]
+        whole = next((each for each in stream.fields if name.startswith(f"{each}.")), None)
+        if parts:
+            clash, made = f"{name!r} as a struct, but {there} {type_}", f"cast({parts[0]} as {type_})"
+        elif whole is not None:
+            clash, made = f"{whole!r} as {stream.fields[whole]}, but {there} a struct", f"cast({whole} as {type_})"
+        elif name in stream.fields and stream.fields[name] != type_:
+            clash, made = f"{name!r} as {stream.fields[name]}, but {there} {type_}", f"cast({name} as {type_})"
+        else:
+            continue
         yield Problem(
             f"fields.{name}",
-            f"{member} has {name!r} as {stream.fields[name]}, but {there} {type_}; convert it, such as "
-            f'columns: {{{member}: {{{name}: "cast({name} as {type_})"}}}}',
+            f'{member} has {clash}; convert it, such as columns: {{{member}: {{{name}: "{made}"}}}}',
         )
 
 

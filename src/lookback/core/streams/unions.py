@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lookback.core.errors import DurationError, Problem
+from lookback.core.streams.fields import parse_fields
 from lookback.core.values.durations import format_duration, parse_duration
 from lookback.core.values.suggestions import suggest
 
@@ -142,17 +143,17 @@ def find_column_problems(columns: object, members: Mapping[str, Any]) -> Iterato
 
 
 def _find_unknown_columns(columns: object, fields: Mapping[Any, Any], own: Mapping[Any, str]) -> Iterator[Problem]:
+    parts = parse_fields(fields).types
     for member, texts in columns.items() if isinstance(columns, Mapping) else ():
         for name in texts if isinstance(texts, Mapping) else ():
             if name in own:
                 yield Problem(
                     f"columns.{member}.{name}", f"ingest makes {name!r} of every event of a union; leave it out"
                 )
-            elif name not in fields:
-                yield Problem(
-                    f"columns.{member}.{name}",
-                    f"{name!r} is not one of the fields of the union; declare its type below `fields`",
-                )
+            elif name not in parts:
+                remedy = "map its parts one by one" if name in fields else "declare its type below `fields`"
+                kind = "a struct" if name in fields else "not one of the fields of the union"
+                yield Problem(f"columns.{member}.{name}", f"{name!r} is {kind}; {remedy}")
 
 
 def _find_type_problems(document: Mapping[Any, Any], fields: Mapping[Any, Any]) -> Iterator[Problem]:

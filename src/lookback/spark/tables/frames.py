@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -12,6 +13,7 @@ import duckdb
 import pyarrow as pa
 import sqlglot
 from pyspark.sql import Row
+from sqlglot import exp
 
 _BATCH_ROWS = 10_000
 _NAMES = count()
@@ -42,6 +44,14 @@ class Session:
     def read(self, data: Any) -> Frame:
         """Returns the rows of an Arrow table or dataset. A question reads only the columns and row groups it needs."""
         return Frame(self._connection.from_arrow(data))
+
+    def read_json(self, rows: Sequence[str], type_: str) -> Frame:
+        """Returns the rows of JSON objects, whose type is a struct as Spark writes it."""
+        # As texts, numbers keep all their digits.
+        texts = [json.dumps(json.loads(row, parse_float=str, parse_int=str)) for row in rows]
+        written = exp.DataType.build(type_, dialect="databricks").sql("duckdb")
+        read = self._connection.from_arrow(pa.table({"row": pa.array(texts, pa.string())}))
+        return Frame(read.project(f"unnest(CAST(row::JSON AS {written}))"))
 
     def name(self, table: str, data: Any) -> None:
         """Gives an Arrow table or dataset a name in questions."""
