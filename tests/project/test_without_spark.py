@@ -92,8 +92,8 @@ def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Pa
 
 
 def test_what_runs_on_a_cluster_needs_no_package_that_reads_tables_without_spark() -> None:
-    # Jobs install neither; only these two modules read with them, and nothing imports those before they are needed.
-    readers = {"lookback.spark.tables.folders", "lookback.spark.tables.frames"}
+    # Jobs install neither; only these modules read with them, and nothing imports those before they are needed.
+    readers = {f"lookback.spark.tables.{name}" for name in ("folders", "frames", "warehouse")}
     folder = ROOT / "src"
     modules = [
         ".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.glob("lookback/spark/**/*.py")

@@ -110,6 +110,33 @@ def test_c12_8_a_union_has_the_fields_of_its_members_by_name_or_by_columns(table
     assert take(tables).offered == 0
 
 
+@pytest.mark.long
+def test_c12_8_structs_of_members_come_by_their_parts(tables: Tables) -> None:
+    streams = {}
+    for name, process in (("windows", "struct<name:string,id:int>"), ("linux", "struct<name:string,user:string>")):
+        fields = {"id": "string", "at": "timestamp", "process": process}
+        streams[name] = Stream.from_dict({"stream": name, "event_id": "id", "event_time": "at", "fields": fields})
+        tables.require(streams[name])
+    into = "(id, at, process, position, ingested_at) VALUES ('1', timestamp '2026-01-31 10:0"
+    for name, process in (
+        ("windows", "0:00Z', named_struct('name', 'CMD', 'id', 7)"),
+        ("linux", "1:00Z', named_struct('name', 'SH', 'user', 'ann')"),
+    ):
+        tables.spark.sql(f"INSERT INTO {tables.identifier(name)} {into}{process}, 0, now())")
+    document = {
+        "stream": "all",
+        "union": ["windows", "linux"],
+        "columns": {"linux": {"process.name": "lower(process.name)"}},
+    }
+    whole, problems = complete_union(document, streams)
+    assert not problems
+    assert take(tables, Stream.from_dict(whole), streams).ingested == 2
+    rows = tables.read("all").orderBy("event_time").collect()
+    assert [row["process"].asDict() for row in rows] == [
+        {"name": "CMD", "id": 7, "user": None}, {"name": "sh", "id": None, "user": "ann"},
+    ]  # fmt: skip
+
+
 def test_c12_8_each_event_comes_once_whatever_becomes_of_the_checkpoint(tables: Tables) -> None:
     login(tables, (1, "10:00", "ann", True))
     take(tables)

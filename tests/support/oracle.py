@@ -1403,7 +1403,8 @@ def _mode(values: list[Any], feature: Feature) -> Any:
 
 
 def _number(value: Any) -> Any:
-    return (math.isnan(value), value) if isinstance(value, float) else value
+    # NaN is above all numbers, and one value.
+    return (math.isnan(value), 0.0 if math.isnan(value) else value) if isinstance(value, float) else value
 
 
 def _ranked(pair: tuple[Any, Any]) -> Any:

@@ -70,6 +70,7 @@ def test_arrival_and_committed_at_are_no_fields_and_no_mistakes():
     [
         ({"when": "total / (n - n) > 1"}, "when, or in the value of a measure"),
         ({"where": "10 / (qty - qty) > 1"}, "where"),
+        ({"group_by": [{"part": "10 div (qty - qty)"}]}, "group_by.part"),
         ({"measures": {"total": "sum(amount / (qty - 1))", "n": "count(*)"}}, "measures.total"),
     ],
 )

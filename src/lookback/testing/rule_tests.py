@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.expressions.compiling import Expression, recompile
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule, read_rule
@@ -154,7 +155,10 @@ def _find_cause(rule: CompiledRule, rows: Sequence[Mapping[str, Any]], stream: S
     events, _ = read_events(rows, stream, 1)
     # Empty lists suffice: an error in a looked-up expression does not depend on the contents of the lists.
     events = events.look_up(rule.memberships, Lists.empty())
-    parts = [("where", rule.where)]
+    parts: list[tuple[str, Expression | None]] = [
+        (f"group_by.{part.name}", recompile(part.sql, stream.fields)) for part in rule.key if part.sql
+    ]
+    parts += [("where", rule.where)]
     for measure in rule.measures:
         parts += [(f"measures.{measure.name}", measure.feature.filter)]
         parts += [(f"measures.{measure.name}", measure.feature.argument)]

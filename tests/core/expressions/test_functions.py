@@ -168,7 +168,7 @@ def test_c12_9_functions_of_dates_at_their_edges(text: str, value: Any) -> None:
 
 
 def test_c12_9_dates_beyond_the_calendar_move_as_spark_moves_them() -> None:
-    assert evaluated("datediff(date_add(day, i), day)", day=2**31 - 1, i=1) == -(2**32) + 1 + 2**32 - 2**32
+    assert evaluated("datediff(date_add(day, i), day)", day=2**31 - 1, i=1) == 1
     assert evaluated("year(date_add(day, 2147483647))", day=0) == 5_881_580
 
 

@@ -57,6 +57,17 @@ def test_c12_4_lambdas_have_the_logic_of_spark(text: str, values: list[Any]) -> 
     assert evaluate(text) == values
 
 
+def test_c12_4_items_that_grow_too_long_together_are_an_error_of_their_event_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lookback.core.expressions.texts.MAX_JOINED_CHARACTERS", 5)
+    monkeypatch.setitem(VALUES, "texts", [["x", "x"], ["x"], ["x"], None, []])
+    assert evaluate("exists(texts, t -> repeat(t, 3) = 'xxx')") == ["error", True, True, None, False]
+    assert evaluate("size(transform(texts, t -> repeat(t, 3)))") == ["error", 1, 1, None, 0]
+    assert evaluate("size(filter(texts, t -> repeat(t, 3) = ''))") == ["error", 0, 0, None, 0]
+    assert evaluate("i > 0 or exists(texts, t -> repeat(t, 3) = 'xxx')") == [True, True, True, True, None]
+
+
 def test_c12_4_an_error_counts_unless_an_item_decided_before() -> None:
     arrays = [[2, 0], [0, 2], [9, 0], [None, 0], [2, 0, 2], [0, 2, 0]]
     for text, values in {

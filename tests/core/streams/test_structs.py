@@ -135,6 +135,20 @@ def test_c12_4_a_step_cannot_have_the_name_of_a_struct() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes", [{"group_by": [{"Process": "lower(host)"}]}, {"measures": {"Process": "count(*)"}, "when": "true"}]
+)
+def test_c12_4_no_key_and_no_measure_has_the_name_of_a_struct(changes: dict[str, Any]) -> None:
+    with pytest.raises(RuleError, match="'Process' is a field of the stream; choose another name"):
+        Harness(declare()).rule({**COUNT, **changes})
+
+
+def test_c12_4_a_struct_comes_whole_or_by_its_parts_and_not_both_ways() -> None:
+    by_part = {"id": 9, "at": "2026-01-01T00:00:09Z", "process.name": "cmd"}
+    with pytest.raises(EventError, match=r"there are columns 'process' and 'process\.name'; give process\.name in one"):
+        read_alerts([EVENTS[0], by_part])
+
+
+@pytest.mark.parametrize(
     ("type_", "problem"),
     [
         ("struct<>", "'' in the struct 'x' is not a name and a type; write them as `name: string`"),
@@ -160,6 +174,8 @@ def test_c12_4_a_struct_that_cannot_be_read_is_refused(type_: str, problem: str)
         ({"event_id": "process.pid"}, "'process.pid' is in a struct; declare a field of its own for it"),
         ({"event_time": "process"}, "'process' is in a struct"),
         ({"value": "process.pid"}, "'process.pid' is in a struct"),
+        ({"fields": {**DECLARED, "_kind": "int"}}, "'_kind' is a column that the engine adds; choose another name"),
+        ({"fields": {**DECLARED, "Position": "struct<x: int>"}}, "is the column in which ingest stores where it read"),
         ({"table": "/lake/starts", "order_by": ["process.pid"]}, "'process.pid' is in a struct"),
         ({"columns": {"process.nme": "x"}}, "'process.nme' is not one of the declared fields"),
         ({"comments": {"process.name": "x"}}, "'process.name' is not one of the declared fields"),

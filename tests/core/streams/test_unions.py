@@ -143,6 +143,44 @@ def test_c12_8_members_that_clash_are_named_both(tmp_path: Path) -> None:
     assert "visits has a field 'member', which in a union holds the name of the member" in str(error.value)
 
 
+def starts(name: str, process: str) -> dict[str, Any]:
+    fields = {"id": "string", "at": "timestamp", "process": process}
+    return {"stream": name, "event_id": "id", "event_time": "at", "fields": fields}
+
+
+def test_c12_8_structs_of_members_are_structs_of_the_union(tmp_path: Path) -> None:
+    some, more = starts("windows", "struct<name:string,id:int>"), starts("linux", "struct<name:string,user:string>")
+    stream = declare(tmp_path, some, more, {"stream": "all", "union": ["windows", "linux"]})
+    parts = {"process.name": "string", "process.id": "int", "process.user": "string"}
+    assert {name: str(type_) for name, type_ in stream.fields.items() if "." in name} == parts
+    assert Stream.from_dict(stream.to_dict()) == stream
+    listed = {
+        "fields": {"process": "struct<name:string>"},
+        "columns": {"linux": {"process.name": "lower(process.name)"}},
+    }
+    stream = declare(tmp_path, some, more, {"stream": "all", "union": ["windows", "linux"], **listed})
+    assert list(stream.fields) == ["event_id", "event_time", "member", "process.name"]
+
+
+@pytest.mark.parametrize(
+    ("process", "columns", "sentence"),
+    [
+        ("string", {}, "linux has 'process' as string, but the union declares it as a struct; convert it, such as"),
+        ("struct<name:int>", {}, """columns: {linux: {process.name: "cast(process.name as string)"}}"""),
+        ("struct<name:string>", {"process": "x"}, "'process' is a struct; map its parts one by one"),
+        ("struct<name:string>", {"process.nam": "x"}, "'process.nam' is not one of the fields of the union"),
+    ],
+)
+def test_c12_8_structs_that_clash_are_refused_with_the_remedy(
+    tmp_path: Path, process: str, columns: dict[str, str], sentence: str
+) -> None:
+    some, more = starts("windows", "struct<name:string>"), starts("linux", process)
+    union = {"stream": "all", "union": ["windows", "linux"], "fields": {"process": "struct<name:string>"}}
+    with pytest.raises(StreamError) as error:
+        declare(tmp_path, some, more, {**union, "columns": {"linux": columns}} if columns else union)
+    assert sentence in str(error.value)
+
+
 def test_only_a_union_may_say_idle() -> None:
     with pytest.raises(StreamError, match="only a union has idle members; leave it out"):
         Stream.from_dict({**LOGINS, "idle": "1 hour"})

@@ -133,7 +133,9 @@ def _read_fraction(parts: list[exp.Expr], problems: list[str]) -> str:
     except ValueError:
         fraction = -1.0
     if not 0 <= fraction <= 1:
-        problems.append(f"percentile() takes a number from 0 to 1 second, such as 0.95; got {quote_node(number)}")
+        problems.append(
+            f"percentile() takes a number from 0 to 1, such as 0.95, as its second argument; got {quote_node(number)}"
+        )
     return repr(fraction)
 
 

@@ -307,7 +307,7 @@ FUNCTIONS: dict[str, Function] = {
     "from_utc_timestamp": Function(type_from_utc_timestamp, convert_to_local),
     "unix_timestamp": Function(type_unix_timestamp, count_seconds),
     "date_trunc": Function(type_date_trunc, truncate),
-    "datediff": Function(takes_dates(2), _map_values(np.subtract)),
+    "datediff": Function(takes_dates(2), _map_values(lambda end, start: add_days(end, -start))),
     "unix_micros": Function(takes(TIMESTAMP, gives=BIGINT), _map_values(lambda time: time)),
     # arrays
     "array_contains": Function(type_array_search(BOOLEAN), contains_item),

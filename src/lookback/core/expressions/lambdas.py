@@ -7,7 +7,7 @@ each item. As in Spark, exists and forall stop at the item that decides, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,16 @@ def make_lambda(name: str, items: Node, variable: Node, body: Node) -> Node:
         index = np.repeat(np.arange(rows), [len(each) for each in arrays])
         inner = {each: columns[each].take(index) for each in read}
         inner[column_name] = from_values(variable.type, flat)
-        found = collect(Items(arrays, index, body.run(inner, len(flat))))
+        try:
+            results = body.run(inner, len(flat))
+        except TooManyCharacters:
+            if rows > 1:
+                raise
+            # The items of one event need more than there is room for: an error of that event.
+            results = replace(
+                from_values(body.type, [None] * len(flat)), null=None, error=np.ones(len(flat), dtype=bool)
+            )
+        found = collect(Items(arrays, index, results))
         null: Mask = ~known
         if column.error is not None:
             null &= ~column.error

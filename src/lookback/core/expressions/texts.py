@@ -19,7 +19,8 @@ class TooManyCharacters(Exception):
 
 
 # The limit for one call of a function that may return longer texts than it takes, such as concat(). A single text beyond
-# it is an error of its event; if only the texts together exceed it, the events are evaluated in slices.
+# it, or those of the items of one array, are an error of their event; if only the texts of several events exceed it, these
+# are evaluated in slices.
 MAX_JOINED_CHARACTERS = 256_000_000
 
 

@@ -423,7 +423,7 @@ class _Binder:
         measures = []
         for measure in self._rule.measures:
             place = f"measures.{measure.name}"
-            if measure.name.lower() in self._names:
+            if measure.name.lower() in self._roots:
                 self._add_problem(place, f"{measure.name!r} is a field of the stream; choose another name")
             elif measure.name.lower() == WINDOW_COMPLETE:
                 self._add_problem(place, f"{measure.name!r} is reserved; choose another name")

@@ -142,6 +142,7 @@ def bind_key(
     """
     parts, problems = dict[str, KeyPart](), list[Problem]()
     fields = {name.lower(): name for name in stream.fields}
+    columns = {name.partition(".")[0] for name in fields}
     for at, entry in enumerate(entries):
         here, found, part = place, list[str](), None
         if not entry.expression:
@@ -153,7 +154,7 @@ def bind_key(
             else:
                 part = KeyPart(name, name, stream.fields[name], frozenset({name}))
         else:
-            here, owners = f"{place}[{at}].{entry.name}", {**taken, **dict.fromkeys(fields, "a field of the stream")}
+            here, owners = f"{place}[{at}].{entry.name}", {**taken, **dict.fromkeys(columns, "a field of the stream")}
             try:
                 part = _bind_expression(entry, stream)
             except ExpressionError as error:

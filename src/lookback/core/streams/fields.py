@@ -26,7 +26,10 @@ _MEMBER = re.compile(r"\s*`?([^`:\s]*)`?\s*(?::\s*|\s)(.*)", re.ASCII | re.DOTAL
 _STRUCTS = re.compile(r"\s*array\s*<.*\bstruct\s*<.*", re.ASCII | re.IGNORECASE | re.DOTALL)
 # Columns that the change feed or the engine adds.
 RESERVED_FIELDS = frozenset(
-    {"ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"}
+    {
+        *("ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"),
+        *("_kind", "_committed", "_wakes"),
+    }
 )
 
 
