@@ -1036,6 +1036,21 @@ def list_cases(draw: st.DrawFn, *, with_deletes: bool) -> dict[str, Any]:
     }
 
 
+@st.composite
+def measured_cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Cases as of `list_cases` about some lookback rules that are there from the start; the second may share its key."""
+    case = draw(list_cases(with_deletes=True))
+    found: list[dict[str, Any]] = []
+    for at in range(draw(st.sampled_from([1, 2, 3]))):
+        document = draw(documents(f"r{at}", "lookback"))
+        if found and draw(st.booleans()):
+            document = _about_key(document | {"group_by": found[0]["group_by"]}, "lookback")
+        found.append(draw(_asking(document, "lookback")) if draw(st.booleans()) else document)
+    lists = [change for change in case["changes"] if change["status"] == "lists"]
+    rules = [_row(0, "insert", each["rule_id"], 1, "active", each) for each in found]
+    return case | {"changes": [*(each for each in lists if not each["after"]), *rules, *(e for e in lists if e["after"])]}
+
+
 def _kind_of(document: dict[str, Any]) -> str:
     if "sequence" in document or "window" not in document:
         return "sequence" if "sequence" in document else "event"

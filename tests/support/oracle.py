@@ -146,6 +146,9 @@ class Oracle:
         # Of rules that revise: the version and document that judged, and the events.
         self.judged: dict[str, tuple[Any, list[OracleEvent]]] = {}
         self.alerts: list[tuple[Any, ...]] = []
+        # By rule and id of the event, what was measured when it arrived: texts by measure, and whether windows were complete;
+        # None where a measure had an error.
+        self.measured: dict[tuple[str, str], tuple[dict[str, str | None], bool] | None] = {}
         # Of each alert, what decides its place among rows that the watermark brings: the watermark, the rule, the key.
         self.moments: list[tuple[int, str, int, str]] = []
         self.late: list[tuple[Any, ...]] = []
@@ -724,6 +727,8 @@ class _Lookback(_Kind):
         judged = judged and not (event.time < watermark and self.spec.late == "record")
         if self.evaluated and self.spec.late == "revise":
             self._revise(event)
+        if self.evaluated and not (event.time < watermark and self.spec.late == "record"):
+            self._note(event)
         if judged and self.spoiled(event):
             self.fail()
         elif judged:
@@ -749,15 +754,30 @@ class _Lookback(_Kind):
     def _covers(self, event: OracleEvent, time: int) -> bool:
         return any(first <= time <= last for first, last in (span(m, event.time) for m in self.compiled.measures))
 
-    def _judge(self, event: OracleEvent, arrival: int) -> None:
-        oracle, key = self.oracle, self.key(event)
+    def _note(self, event: OracleEvent) -> None:
+        """Notes what is measured of an event as it arrives."""
+        measured, complete = self._measure(event)
+        failed = self.spoiled(event) or any(
+            outcome(column) is ERROR or is_beyond_calendar(column.type, outcome(column)) for column in measured.values()
+        )
+        texts = {} if failed else {name: to_text(column.item(0)) for name, column in measured.items()}
+        event_id = str(event.values[self.oracle.stream.event_id])
+        self.oracle.measured[self.rule_id, event_id] = None if failed else (texts, complete)
+
+    def _measure(self, event: OracleEvent) -> tuple[dict[str, Column], bool]:
+        """What the rule's windows at an event have now, and whether they are complete."""
         measured, complete = {}, True
         for measure in self.compiled.measures:
-            state = oracle.states[measure.feature.feature_id]
+            state = self.oracle.states[measure.feature.feature_id]
             first, last = span(measure, event.time)
             complete = complete and first >= max(state.floor, state.since)
-            rows = [row for row in state.of(key) if max(first, state.floor) <= row.event.time <= last]
+            rows = [row for row in state.of(self.key(event)) if max(first, state.floor) <= row.event.time <= last]
             measured[measure.name] = aggregate(measure, rows)
+        return measured, complete
+
+    def _judge(self, event: OracleEvent, arrival: int) -> None:
+        oracle, key = self.oracle, self.key(event)
+        measured, complete = self._measure(event)
         window = self.spec.window
         assert isinstance(window, Lookback)
         COVERED["verdicts: lookback with a resolution"] += any(

@@ -64,6 +64,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events, empty_events
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.measured import MeasuredPlace
 from lookback.core.streams.watermarks import Mark, pass_marks
 from lookback.core.values.columns import Mask
 from lookback.core.values.keys import Keys
@@ -97,7 +98,8 @@ class Evaluator:
         automatic: If false, only `advance` commands move the watermark.
         flagging: Where rules that write no alerts record events, by rule_id. Lookback rules without suppress and revise
             record the events that would have raised alerts. Rules over other windows must be paused; they record the
-            events that their windows count.
+            events that their windows count. With a MeasuredPlace, a lookback rule records the measures of every event
+            that it judges, as of the event's arrival.
         max_evidence: How many events an alert of a sequence names.
         lists: Gives the contents of the lists that rules name, as of the commit that the state has reached.
         warms: Whether versions wait for the history of their windows.
@@ -110,7 +112,7 @@ class Evaluator:
     shard: int = 0
     shards: int = 1
     automatic: bool = True
-    flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+    flagging: Mapping[str, FlagPlace | MeasuredPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
     lists: ListSource = field(default_factory=KnownLists)
     warms: bool = False
@@ -385,6 +387,7 @@ class Evaluator:
         output.evaluated.update(gathered.evaluated)
         output.failures += gathered.failures
         output.flagged += gathered.flagged
+        output.measured += gathered.measured
 
     def _judge_or_defer(self, segment: Segment, entry: Entry, rule: CompiledRule) -> None:
         """Judges the events whose keys have their history, silently, and defers the remaining events."""

@@ -11,6 +11,7 @@ from lookback.core.rules.coverage import Coverage
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import Alert, AlertOrder, Failure, LateEvent
 from lookback.core.streams.flagged import FlaggedEvents
+from lookback.core.streams.measured import MeasuredEvents
 
 # How many rows of alerts are packed together. A row takes about 2 kB as an object and a few hundred bytes packed.
 MAX_ROWS = 10_000
@@ -28,7 +29,8 @@ class Output:
         failures: The failures of each step in turn; `merge_failures` merges them into one per rule and version.
         evaluated: How many events each rule judged, by `Entry.role`; for rules over windows, how many these counted.
         taken: How many events of this shard each version wanted.
-        flagged: The events of rules that write no alerts.
+        flagged: The events that rules which write no alerts flagged.
+        measured: The events whose measures rules recorded instead of raising alerts.
         required: The events and fields that the rules in force need.
         covered: False if a rule came into force that needs more than dispatch sent. Nothing was judged then, and the
             batch must be processed again with what `required` names.
@@ -45,6 +47,7 @@ class Output:
     evaluated: Counter[str] = field(default_factory=Counter)
     taken: Counter[Taken] = field(default_factory=Counter)
     flagged: list[FlaggedEvents] = field(default_factory=list)
+    measured: list[MeasuredEvents] = field(default_factory=list)
     required: Coverage = field(default_factory=Coverage)
     covered: bool = True
     pack: Callable[[Sequence[tuple[AlertOrder, Alert]]], bytes] | None = None

@@ -44,9 +44,8 @@ def judge_lookback(rule_run: RuleRun) -> None:
     rule = rule_run.rule
     in_time, ordered = rule_run.measuring.list_in_time(rule.routed_by, rule.allowed_lateness)
     taken = rule_run.wanted & in_time
-    judged = taken & rule_run.find_effective(rule_run.events.times)
-    if rule_run.spec.late == "record":
-        judged &= ~rule_run.is_late
+    seen = taken & ~rule_run.is_late if rule_run.spec.late == "record" else taken
+    judged = seen & rule_run.find_effective(rule_run.events.times)
     if not rule_run.is_evaluated:
         judged = np.zeros(len(judged), dtype=bool)
     rule_run.record_judged(rule_run.wanted, taken, judged)
@@ -56,7 +55,10 @@ def judge_lookback(rule_run: RuleRun) -> None:
         # Most of thousands of event rules find nothing in a batch.
         rule_run.count_failed_events()
         return
-    if rule_run.spec.late == "revise":
+    if rule_run.records_measures:
+        # What limits alerts does not limit them: a range of effective times, and an event is measured once.
+        rule_run.recorded = seen
+    if rule_run.spec.late == "revise" and not rule_run.records_measures:
         _Revising(rule_run, taken, judged).run()
     elif rule_run.spec.reset_on_alert:
         _judge_resetting(rule_run, taken, judged)
@@ -76,13 +78,16 @@ def _judge_once(rule_run: RuleRun, taken: Mask, judged: Mask, ordered: Int64s) -
         counted, counted_as = counted[taken[counted]], rule.where.sql if rule.where else ""
     # Otherwise every event is measured, even if the rule does not count it, so that all such rules share one search.
     known_as = (counted_as, rule.allowed_lateness)
-    ceilings = measuring.find_ceilings(rule, counted, known_as) if rule.rising else []
+    is_recording = rule_run.records_measures
+    ceilings = measuring.find_ceilings(rule, counted, known_as) if rule.rising and not is_recording else []
     candidates = _find_candidates(rule_run, ceilings, counted, judged)
     if candidates is None:
         measuring.forget_other_windows(rule)
         verdicts = _judge_events(rule_run, measuring, counted, known_as)
         for name, window, ceiling in ceilings:
             ceiling.begin(window.size, verdicts.columns[name])
+        if is_recording:
+            rule_run.note_measures(counted, verdicts)
     else:
         has_error = rule_run.find_errors(rule_run.events)
         if has_error is not None:
@@ -216,6 +221,10 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
         first_hits = first[grouping.numbers[at]]
         rule_run.failed[at[verdicts.errors & judged[at] & (at < first_hits)]] = True
         hits = hits[at[hits] == first_hits[hits]]
+        if rule_run.records_measures:
+            # What comes after an alert is measured anew in the next round.
+            rows = np.flatnonzero(at <= first_hits)
+            rule_run.note_measures(at[rows], verdicts.take(rows))
         _raise_alerts(rule_run, verdicts, at, hits[np.argsort(at[hits])])
         done[active], reach[active] = ends, 2 * reach[active]
         for key in active[first[active] < len(events)].tolist():

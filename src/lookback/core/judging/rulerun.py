@@ -14,13 +14,15 @@ from lookback.core.expressions.kernels import either_mask
 from lookback.core.judging.lateness import earliest_in_time
 from lookback.core.judging.measuring import select_kept
 from lookback.core.judging.segment import Flags, Gathered, Order, Segment, list_key_texts
-from lookback.core.judging.verdicts import AlertWriter
+from lookback.core.judging.verdicts import AlertWriter, Verdicts
 from lookback.core.rules.compiled import WARMING_LANE, WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.versions import EVALUATED, Entry
 from lookback.core.state.keyed import Key
 from lookback.core.streams.alerts import BY_EVENT, BY_WATERMARK, Failure
 from lookback.core.streams.events import Events
+from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.measured import MeasuredPlace, Measures
 from lookback.core.values.columns import Column, Mask, find_beyond_calendar, from_values, to_text
 from lookback.core.values.keys import Int64s, Keys
 from lookback.core.values.types import BOOLEAN
@@ -37,6 +39,7 @@ class RuleRun:
         grouping: The events by the fields that route them to shards, which are those of the key if anything is kept of it.
         failed: Marks the events with an error.
         is_late: Marks the events below their watermark.
+        recorded: Marks the events whose measures a rule records instead of raising alerts (see `Evaluator`).
         is_evaluated: Whether the status of the rule allows alerts.
         select_keys: Marks the keys under which a sequence takes events; None for all keys of this shard.
     """
@@ -54,6 +57,8 @@ class RuleRun:
         self.writer = AlertWriter(entry, rule, segment, self._gathered.alerts)
         self.matching: Mask = np.ones(len(self.events), dtype=bool)
         self.failed: Mask = np.zeros(len(self.events), dtype=bool)
+        self.recorded: Mask = np.zeros(len(self.events), dtype=bool)
+        self._measures: list[Measures] = []
         if rule.where is not None:
             holds, error = self.events.test(rule.where)
             self.matching = holds
@@ -66,6 +71,9 @@ class RuleRun:
 
     def finish(self) -> None:
         """Adds the results to those of the segment; until then, nothing of a rule that fails is in its output."""
+        if self._measures:
+            place = self._segment.flagging[self.entry.rule_id]
+            self._gathered.measures.append((place.group, self.rule.key, Measures.concat(self._measures)))
         self._segment.add_results(self._gathered)
 
     def find_in_time(self) -> Mask:
@@ -144,13 +152,7 @@ class RuleRun:
         `times` are the event times that alerts about the rows would have; in_list looks them up in the lists in force.
         A time or date outside the years 1 to 9999 is an error of its measure.
         """
-        errors = np.zeros(len(complete), dtype=bool)
-        for measure in self.rule.measures:
-            # A condition can compare times outside the calendar exactly, but an alert cannot show them.
-            column = columns[measure.name]
-            error = either_mask(column.error, find_beyond_calendar(column))
-            if error is not None:
-                errors |= error
+        errors = self._find_measure_errors(columns, len(complete))
         if self.rule.when is None:
             return ~errors, errors
         seen = {**columns, WINDOW_COMPLETE: Column(BOOLEAN, complete)}
@@ -160,6 +162,17 @@ class RuleRun:
         if when.error is not None:
             errors |= when.error
         return when.is_true() & ~errors, errors
+
+    def _find_measure_errors(self, columns: Mapping[str, Column], rows: int) -> Mask:
+        """Marks the rows with an error in a measure."""
+        errors = np.zeros(rows, dtype=bool)
+        for measure in self.rule.measures:
+            # A condition can compare times outside the calendar exactly, but an alert cannot show them.
+            column = columns[measure.name]
+            error = either_mask(column.error, find_beyond_calendar(column))
+            if error is not None:
+                errors |= error
+        return errors
 
     @cached_property
     def complete_from(self) -> int | None:
@@ -231,7 +244,29 @@ class RuleRun:
     def note_flagged(self, positions: Int64s) -> None:
         """Flags events for a rule that writes no alerts (see `Evaluator`)."""
         place = self._segment.flagging[self.entry.rule_id]
-        self._gathered.flags.append(Flags(place, self.rule.key, positions))
+        if isinstance(place, FlagPlace):
+            self._gathered.flags.append(Flags(place, self.rule.key, positions))
+
+    @property
+    def records_measures(self) -> bool:
+        """True if the rule records the measures of its events instead of raising alerts."""
+        return isinstance(self._segment.flagging.get(self.entry.rule_id), MeasuredPlace)
+
+    def note_measures(self, positions: Int64s, verdicts: Verdicts) -> None:
+        """Records the measures of those of these events that `recorded` marks; `verdicts` has a row for each.
+
+        They are NULL for an event with an error in a measure, on which the rule gives no verdict.
+        """
+        place = self._segment.flagging[self.entry.rule_id]
+        assert isinstance(place, MeasuredPlace)
+        rows = np.flatnonzero(self.recorded[positions] & place.covers(self.events.times[positions]))
+        at, columns = positions[rows], {name: column.take(rows) for name, column in verdicts.columns.items()}
+        failed, error = self._find_measure_errors(columns, len(rows)), self.find_errors(self.events)
+        if error is not None:
+            failed |= error[at]
+        columns[WINDOW_COMPLETE] = Column(BOOLEAN, verdicts.is_complete[rows])
+        named = {place.names[name]: column.with_nulls(failed) for name, column in columns.items()}
+        self._measures.append(Measures(at, named))
 
     def add_note(self, action: str, message: str, arrival: int) -> None:
         """Adds a row of this shard for rule_log."""

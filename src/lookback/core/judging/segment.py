@@ -25,9 +25,18 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS, Alert, AlertOrder, Fa
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
 from lookback.core.streams.flagged import FlaggedEvents, FlagPlace, make_bits
-from lookback.core.values.columns import Mask, Values, to_text
+from lookback.core.streams.measured import (
+    ARRIVAL,
+    EVENT_ID,
+    EVENT_TIME,
+    MeasuredEvents,
+    MeasuredPlace,
+    Measures,
+)
+from lookback.core.values.columns import Column, Mask, Values, to_text
 from lookback.core.values.keys import Int64s
 from lookback.core.values.lists import Lists
+from lookback.core.values.types import BIGINT, TIMESTAMP
 
 
 class Order(NamedTuple):
@@ -89,6 +98,8 @@ class Gathered:
         evaluated: How many events each rule judged, by `Entry.role`.
         flags: The events that rules that write no alerts have flagged.
         flagged: The same after judging, merged for all rules of a group.
+        measures: What rules that write no alerts measured, each with its group and the rule's key.
+        measured: The same after judging, merged for all rules of a group.
         taken: How many events of this shard each rule wants.
     """
 
@@ -100,6 +111,8 @@ class Gathered:
     evaluated: Counter[str] = field(default_factory=Counter)
     flags: list[Flags] = field(default_factory=list)
     flagged: list[FlaggedEvents] = field(default_factory=list)
+    measures: list[tuple[int, tuple[KeyPart, ...], Measures]] = field(default_factory=list)
+    measured: list[MeasuredEvents] = field(default_factory=list)
     taken: Counter[Taken] = field(default_factory=Counter)
 
 
@@ -135,7 +148,7 @@ class Segment:
         timeline: Timeline,
         shard: int,
         shards: int,
-        flagging: Mapping[str, FlagPlace] | None = None,
+        flagging: Mapping[str, FlagPlace | MeasuredPlace] | None = None,
         max_evidence: int = MAX_EVIDENCE_IDS,
         lists: Lists | None = None,
     ) -> None:
@@ -160,6 +173,7 @@ class Segment:
         gathered.notes += results.notes
         gathered.failures += results.failures
         gathered.flags += results.flags
+        gathered.measures += results.measures
         gathered.evaluated.update(results.evaluated)
         for wanted, taken, judged in results.judged:
             self.late_events.record(wanted, taken, judged)
@@ -179,6 +193,12 @@ class Segment:
         for flags in gathered.flags:
             groups.setdefault(flags.place.group, []).append(flags)
         gathered.flagged = [self._merge_flags(group, listed) for group, listed in groups.items()]
+        tables: dict[int, list[Measures]] = {}
+        for group, _, measures in gathered.measures:
+            tables.setdefault(group, []).append(measures)
+        keys = {group: key for group, key, _ in gathered.measures}
+        gathered.measured = [self._merge_measures(group, keys[group], listed) for group, listed in tables.items()]
+        gathered.measures = []
         return gathered
 
     def _merge_flags(self, group: int, listed: Sequence[Flags]) -> FlaggedEvents:
@@ -189,6 +209,17 @@ class Segment:
         events = self.events
         ids = [str(each) for each in events.list_ids(at)]
         return FlaggedEvents(group, keys, ids, events.times[at], events.commits[at], bits)
+
+    def _merge_measures(self, group: int, key: Sequence[KeyPart], listed: Sequence[Measures]) -> MeasuredEvents:
+        """Merges what the rules of a group measured."""
+        at, events = np.unique(np.concatenate([each.at for each in listed])), self.events
+        shared = {
+            EVENT_ID: events.id_column.take(at),
+            EVENT_TIME: Column(TIMESTAMP, events.times[at]),
+            ARRIVAL: Column(BIGINT, events.commits[at]),
+            **{part.name: events.key_column(part.column).take(at) for part in key},
+        }
+        return MeasuredEvents(group, shared, [Measures(np.searchsorted(at, each.at), each.columns) for each in listed])
 
     def empty_feature(self, feature_id: str, is_emptied: Mask, keys: Iterable[Key]) -> None:
         """Resets the windows of these keys, and keeps these events out of the windows of later segments."""

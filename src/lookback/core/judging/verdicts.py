@@ -25,6 +25,7 @@ from lookback.core.streams.alerts import (
     encode_key,
 )
 from lookback.core.values.columns import Column, Mask, to_text
+from lookback.core.values.keys import Int64s
 from lookback.core.values.times import to_utc
 
 
@@ -85,6 +86,11 @@ class Verdicts:
     is_complete: Mask
     holds: Mask
     errors: Mask
+
+    def take(self, rows: Int64s) -> Verdicts:
+        """Returns the verdicts of some of the windows."""
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return Verdicts(columns, self.is_complete[rows], self.holds[rows], self.errors[rows])
 
 
 _Memory = TypeVar("_Memory", bound=NamedTuple)

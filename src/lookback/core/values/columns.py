@@ -48,6 +48,13 @@ class Column:
             None if self.error is None else self.error[index],
         )
 
+    def with_nulls(self, null: Mask) -> Column:
+        """Returns the same column with NULL also in these rows."""
+        if not null.any():
+            return self
+        error = None if self.error is None else self.error & ~null
+        return Column(self.type, self.values, null if self.null is None else self.null | null, error)
+
     def is_true(self) -> Mask:
         """Marks the rows where a boolean column is true: not false, not NULL, no error."""
         true: Mask = self.values.astype(bool, copy=True)
@@ -327,6 +334,29 @@ def from_values(type_: DataType, values: list[Any]) -> Column:
     else:
         stored = np.array([0 if v is None else v for v in values], dtype=storage)
     return Column(type_, stored, null if null.any() else None)
+
+
+def to_arrow(column: Column) -> pa.Array[Any]:
+    """Converts a column to an Arrow array of type `arrow_type(column.type)`; NULLs and errors become NULL."""
+    type_, target = column.type, arrow_type(column.type)
+    mask = None if column.null is None and column.error is None else ~column.is_known()
+    values = column.values
+    if type_.is_decimal and values.dtype == np.int64:
+        # As in `_unscaled_from_arrow`; the upper limb repeats the sign.
+        limbs = np.stack([values, values >> 63], axis=1)
+        known = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+        return pa.Array.from_buffers(target, len(values), [known, pa.py_buffer(limbs)])
+    if type_.is_decimal or type_.name == "array":
+        return pa.array(column.to_list(), target)
+    if type_.name == "null":
+        return pa.nulls(len(values))
+    if type_.name in ("string", "boolean") or type_.is_float:
+        return pa.array(values, target, mask=mask, from_pandas=False)
+    # Spark's Arrow types have the width of the stored values only for bigint and timestamp.
+    narrow = values.astype(
+        np.int32 if type_.name == "date" else target.to_pandas_dtype() if type_.is_integer else np.int64
+    )
+    return pa.array(narrow, mask=mask, from_pandas=False).cast(target)
 
 
 def arrow_type(type_: DataType) -> pa.DataType:
