@@ -31,6 +31,7 @@ PUBLIC = (
     "lookback.spark.rules",
     "lookback.spark.stream.pipeline",
     "lookback.spark.replay.backtest",
+    "lookback.spark.replay.features",
     "lookback.spark.replay.proof",
     "lookback.spark.labels",
     "lookback.spark.activation",

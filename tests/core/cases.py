@@ -1048,7 +1048,9 @@ def measured_cases(draw: st.DrawFn) -> dict[str, Any]:
         found.append(draw(_asking(document, "lookback")) if draw(st.booleans()) else document)
     lists = [change for change in case["changes"] if change["status"] == "lists"]
     rules = [_row(0, "insert", each["rule_id"], 1, "active", each) for each in found]
-    return case | {"changes": [*(each for each in lists if not each["after"]), *rules, *(e for e in lists if e["after"])]}
+    return case | {
+        "changes": [*(each for each in lists if not each["after"]), *rules, *(e for e in lists if e["after"])]
+    }
 
 
 def _kind_of(document: dict[str, Any]) -> str:

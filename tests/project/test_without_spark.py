@@ -44,7 +44,7 @@ COMMANDS = {
     "labels import": ["transactions", "x.csv"], "explain": ["a"], "snooze": ["r", "--until", "1 hour", "--reason", "known"], "snoozes": [], "rules overlap": [],
     "lists add": ["a", "x"], "lists remove": ["a", "x"], "lists show": [], "lists import": ["a", "x.csv"],
     "advance": ["transactions", "2026-01-01"],
-    "backtest": [RULE], "prove": ["transactions"], "rules push": [RULE], "rules list": [], "rules show": ["r"], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
+    "backtest": [RULE], "features": [RULE, "--out", "x"], "prove": ["transactions"], "rules push": [RULE], "rules list": [], "rules show": ["r"], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
     "rules set": ["r", "n=1"], "rules compare": ["r"], "rules activate": ["r"], "rules diff": ["r", "1", "2"], "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
     "rules coverage": [],
 }  # fmt: skip

@@ -7,6 +7,7 @@ and a pattern its files, as by a shell.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -50,6 +51,9 @@ def ending(words: list[str]) -> list[str]:
         return [*kept, "--once"]
     if any("*" in word for word in words):
         return [name for word in words for name in (sorted(map(str, ROOT.glob(word))) if "*" in word else [word])]
+    if "--out" in words:
+        at = words.index("--out") + 1
+        return [*words[:at], f"{os.environ['LOOKBACK_ROOT']}-{words[at]}", *words[at + 1 :]]
     if words[0] == "forget" and "--dry-run" not in words:
         return [*words, "--yes"]
     return words

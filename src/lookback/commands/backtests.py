@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,20 @@ def add_commands(commands: Commands) -> None:
     text = "use the lists at the time of each event (then), or the current ones for all events, as a what-if (now)"
     option(tried, "--lists", text, choices=["then", "now"], default="then")
     option(tried, "--out", "a new or empty folder for a Delta table of the alerts", "DIR")
+    text = "write what rules measured of each event when it arrived, with its label, as a training set"
+    made = commands.add("features", _features, text)
+    option(
+        made,
+        "rules",
+        "files of rules, or ids of rules in the table, with windows that end at the event",
+        "FILE|ID",
+        nargs="+",
+    )
+    option(made, "--since", "the first event time to write (default: the first); earlier events still count", "TIME")
+    option(made, "--until", "the event time before which rows end (default: no end)", "TIME")
+    option(made, "--as-of", "use the labels known at that time (default: now)", "TIME")
+    option(made, "--out", "a new or empty folder for the rows", "DIR", required=True)
+    option(made, "--format", "format of the rows (default: parquet)", choices=["parquet", "delta"], default="parquet")
     text = "replay a stream's events, and compare with its alerts and late events row by row"
     proven = commands.add("prove", _prove, text, "stream")
     option(proven, "--from-commit", "the first commit to compare (default: the first)", "N", type=int)
@@ -64,12 +78,10 @@ def _backtest(options: CommandOptions) -> None:
     against = None if options.against is None else _load_candidate(options.against, rules)
     if against is not None and len(candidates) > 1:
         raise SetupError("--against compares one rule with another version of it; give only one FILE or ID")
-    names = sorted({str(each.document["stream"]) for each in [*candidates, *([] if against is None else [against])]})
-    if len(names) > 1:
-        raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
+    stream = _find_stream([*candidates, *([] if against is None else [against])])
     with backtest(
         place.tables,
-        streams[names[0]],
+        streams[stream],
         candidates,
         within,
         vary=varied,
@@ -97,6 +109,51 @@ def _backtest(options: CommandOptions) -> None:
         errors = (f"{logged.rule_id}: {logged.action}: {logged.message}" for logged in result.errors)
         names = ["rule_id", "version", *varied, *columns]
         options.show_rows(drawn, names, *compared, _describe(result), *errors)
+
+
+def _features(options: CommandOptions) -> None:
+    from lookback.spark.replay.features import compute_features
+    from lookback.spark.replay.outputs import require_new
+    from lookback.spark.rules import RulesTable
+
+    place = options.open_workspace()
+    since, until, as_of = options.read_time("since"), options.read_time("until"), options.read_moment("as_of")
+    rules = RulesTable(place.tables, place.streams, place.settings.gate is not None)
+    candidates = [_load_candidate(each, rules) for each in options.rules]
+    stream = place.streams[_find_stream(candidates)]
+    # Refused before the work, and not only after it.
+    require_new(place.tables.spark, options.out, options.format)
+    with compute_features(
+        place.tables,
+        stream,
+        candidates,
+        since=since,
+        until=until,
+        as_of=as_of,
+        streams=place.streams,
+        progress=options.progress,
+    ) as result:
+        for warning in result.warnings:
+            warn(f"warning: {warning}")
+        if options.progress is not None:
+            options.progress(f"writing {options.out}")
+        written = result.write(options.out, options.format)
+    rows = [vars(each) for each in result.rules]
+    if options.wants_json:
+        print_json([{"out": options.out, "format": options.format, "rows": written, "rules": rows}])
+        return
+    drawn = [{**row, "columns": len(row["columns"])} for row in rows]
+    errors = (f"{logged.rule_id}: {logged.action}: {logged.message}" for logged in result.errors)
+    summary = f"{count_noun(written, 'row')} in {options.out}, of {count_noun(result.events, 'event')}"
+    options.show_rows(drawn, ("rule_id", "version", "columns", "failures"), summary, *errors)
+
+
+def _find_stream(candidates: Sequence[Candidate]) -> str:
+    """Returns the stream of the rules. Raises SetupError if there are several."""
+    names = sorted({str(each.document["stream"]) for each in candidates})
+    if len(names) > 1:
+        raise SetupError(f"these rules are of the streams {' and '.join(names)}; try those of one stream at a time")
+    return names[0]
 
 
 def _prove(options: CommandOptions) -> int:

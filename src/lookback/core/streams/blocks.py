@@ -268,6 +268,11 @@ def pack_flagged(flagged: FlaggedEvents) -> bytes:
     return _write_ipc(pa.table(columns, schema=FLAGGED_SCHEMA))
 
 
+def pack_table(table: pa.Table) -> bytes:
+    """Packs an Arrow table into a block."""
+    return _write_ipc(table)
+
+
 def pack_late(late: Sequence[LateEvent]) -> bytes:
     """Packs late events into a block."""
     return _write_ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))

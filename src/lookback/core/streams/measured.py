@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,12 @@ import pyarrow as pa
 
 from lookback.core.values.columns import Column, Mask, concat_columns, to_arrow
 from lookback.core.values.keys import Int64s
+from lookback.core.values.types import DataType
 
 # How many values a table has at most, so that it stays small beside the events of a batch.
 _MAX_VALUES = 1_000_000
+# An array counts as this many: collect_set gives at most 100.
+_ARRAY_VALUES = 30
 EVENT_ID, EVENT_TIME, ARRIVAL = "event_id", "event_time", "arrival"
 
 
@@ -76,8 +79,8 @@ class MeasuredEvents:
     def list_tables(self) -> Iterator[pa.Table]:
         """Yields tables of some rows each; a rule that did not judge an event has NULLs in its row."""
         rows = len(self.events[EVENT_ID])
-        width = len(self.events) + sum(len(each.columns) for each in self.measures)
-        step = max(1, _MAX_VALUES // width)
+        columns = (column for each in self.measures for column in each.columns.values())
+        step = max(1, _MAX_VALUES // count_values(column.type for column in [*self.events.values(), *columns]))
         for start in range(0, rows, step):
             end = min(start + step, rows)
             arrays = {name: to_arrow(column.take(slice(start, end))) for name, column in self.events.items()}
@@ -88,6 +91,11 @@ class MeasuredEvents:
                 for name, column in each.columns.items():
                     arrays[name] = _spread(to_arrow(column.take(slice(low, high))), at, end - start)
             yield pa.table(arrays)
+
+
+def count_values(types: Iterable[DataType]) -> int:
+    """Estimates how many values a row of columns of these types has."""
+    return sum(_ARRAY_VALUES if type_.name == "array" else 1 for type_ in types)
 
 
 def _spread(values: pa.Array, at: Int64s, rows: int) -> pa.Array:

@@ -348,8 +348,6 @@ def to_arrow(column: Column) -> pa.Array[Any]:
         return pa.Array.from_buffers(target, len(values), [known, pa.py_buffer(limbs)])
     if type_.is_decimal or type_.name == "array":
         return pa.array(column.to_list(), target)
-    if type_.name == "null":
-        return pa.nulls(len(values))
     if type_.name in ("string", "boolean") or type_.is_float:
         return pa.array(values, target, mask=mask, from_pandas=False)
     # Spark's Arrow types have the width of the stored values only for bigint and timestamp.

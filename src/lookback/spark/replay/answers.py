@@ -6,7 +6,7 @@ import json
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,16 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from lookback.core.rules.account import Account, Taken
 from lookback.core.streams.blocks import TRIED, unpack_failures, unpack_table
@@ -45,6 +54,8 @@ _FLAGGED_ROWS = StructType(
 )
 # The kind of answers with flagged events.
 FLAGGED = "flagged"
+# How the kind of answers with measured events begins; the number of their group follows.
+MEASURED = "measured-"
 # The kind of answers with counts of events, see `ReplayPlan.account`.
 ACCOUNT = "account"
 # The kind of answers with a page of the final state, after the label of its shard.
@@ -57,7 +68,7 @@ class ShardAnswers:
     """The answers of the shards, which Spark keeps on its disks until `close`.
 
     Attributes:
-        facts: All answers except alerts, flagged events, late events and the state.
+        facts: All answers except alerts, flagged, measured and late events, and the state.
         shards: The number of shards.
     """
 
@@ -86,7 +97,8 @@ class ShardAnswers:
 
     def _collect_facts(self) -> list[Row]:
         try:
-            return self._rows.where(~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE)).collect()
+            is_fact = ~F.col("kind").isin(ALERTS, LATE, FLAGGED, STATE) & ~F.col("kind").startswith(MEASURED)
+            return self._rows.where(is_fact).collect()
         except BaseException as error:
             # After a failure or a cancellation, the caller has no object to close.
             self.close()
@@ -105,6 +117,11 @@ class ShardAnswers:
     def read_flagged(self) -> DataFrame:
         """Reads the events flagged by candidates that write no alerts."""
         return self._unpack(FLAGGED, _FLAGGED_ROWS)
+
+    def read_measured(self, group: int, columns: Mapping[str, object]) -> DataFrame:
+        """Reads the events that the rules of a group measured. `columns` has the Spark type of each column by name."""
+        schema = StructType([StructField(name, DataType.fromDDL(str(type_))) for name, type_ in columns.items()])
+        return self._unpack(f"{MEASURED}{group}", schema)
 
     def read_late(self) -> DataFrame:
         """Reads the late_events rows of all shards; several shards may have a row for the same event."""

@@ -6,10 +6,7 @@ The rules count as in force since before the first commit.
 from __future__ import annotations
 
 import datetime as dt
-import json
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,20 +18,17 @@ from lookback.core.errors import SetupError
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.rules.variants import make_variants
-from lookback.core.streams.blocks import TRIED, unpack_failures
+from lookback.core.streams.blocks import TRIED
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.flagged import FlagPlace
-from lookback.core.values.texts import count_noun
 from lookback.core.values.windows import PER_EVENT
-from lookback.places import open_place
-from lookback.spark.batches.shard import FAILURES, LOG
 from lookback.spark.platform.session import open_own_session
-from lookback.spark.replay.answers import ShardAnswers
 from lookback.spark.replay.comparison import RunComparison, compare, find_changes, find_standing
 from lookback.spark.replay.counting import LabelCounts, TrialCounts, count_trials, find_last_rows, read_range_labels
+from lookback.spark.replay.facts import count_failures, describe_discarded, list_errors
 from lookback.spark.replay.flagging import find_events_behind
 from lookback.spark.replay.history import History
-from lookback.spark.replay.plan import ReplayPlan
+from lookback.spark.replay.outputs import write_new
 from lookback.spark.replay.tasks import judge
 from lookback.spark.replay.trials import MAX_TRIALS, Course, Trial, make_plan
 from lookback.spark.tables.lakehouse import keep
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _DAY_US = 86_400_000_000
-_TABLE = re.compile(r"\w+(\.\w+){1,2}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -193,16 +186,7 @@ class Backtest:
         Raises:
             SetupError: If the table exists or the folder is not empty.
         """
-        writer = self.alerts.write.format("delta").mode("error")
-        if _TABLE.fullmatch(place):
-            if self.alerts.sparkSession.catalog.tableExists(place):
-                raise SetupError(f"--out: table {place} already exists; name another one")
-            writer.saveAsTable(place)
-            return
-        folder = open_place(place, self.alerts.sparkSession)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise SetupError(f"--out: {place} is not empty; name a new or empty folder")
-        writer.save(str(folder))
+        write_new(self.alerts, place)
 
     def close(self) -> None:
         """Frees the rows that Spark keeps for `alerts`; you cannot read them afterwards."""
@@ -282,7 +266,7 @@ def backtest(
         if labels is not None:
             kept.callback(_free, labels)
         counts = count_trials(len(trials), last, events, answers.read_flagged(), places, labels)
-        figures = _make_figures(trials, counts, _count_failures(answers, plan), (first_time, last_time))
+        figures = _make_figures(trials, counts, count_failures(answers, plan), (first_time, last_time))
         if history.stamps:
             alerts = alerts.withColumn("arrival", F.lit(None).cast("bigint"))
         result = Backtest(
@@ -292,8 +276,8 @@ def backtest(
             deletes=history.deletes,
             first_time=first_time,
             last_time=last_time,
-            errors=_list_errors(answers, plan),
-            warnings=[*filter(None, [history.warning]), *course.warnings, *_describe_discarded(answers)],
+            errors=list_errors(answers, plan),
+            warnings=[*filter(None, [history.warning]), *course.warnings, *describe_discarded(answers)],
             _rows=_name_variants(alerts, trials[: len(trials) - (against is not None)]) if rows else None,
         )
         if against is not None:
@@ -318,22 +302,6 @@ def _free(rows: DataFrame) -> None:
         rows.unpersist()
 
 
-def _describe_discarded(answers: ShardAnswers) -> Iterator[str]:
-    """Describes the events that came too late to count, if there are any."""
-    late = answers.read_late().where("late_by_us > 0").groupBy("event_id", "event_time", "arrival")
-    # One shard's rules may discard an event that another shard's rules take.
-    discarded = late.agg(F.bool_and(F.col("action") == "discarded").alias("is_discarded")).where("is_discarded")
-    example = F.min(F.struct("arrival", F.col("event_time").cast("string"), "event_id")).alias("example")
-    row = discarded.agg(F.count("*").alias("count"), example).head()
-    if row is not None and row["count"]:
-        arrival, time, event_id = row["example"]
-        yield (
-            f"{count_noun(row['count'], 'event')} came too late for every rule here and do not count, as in the "
-            f"stream; for example {event_id!r} of {time} in commit {arrival}. Older events are late if you ingest "
-            "their file after newer ones. To judge them, ingest older files first, or declare a longer allowed_lateness"
-        )
-
-
 def find_last_days(tables: Tables, stream: Stream, days: float) -> Range | None:
     """Finds the range of the last `days` days before a stream's newest event; None if it has no events."""
     newest = tables.read_events(stream.name).agg(F.unix_micros(F.max(stream.event_time))).head()
@@ -344,22 +312,6 @@ def _find_first_commit(within: Range, history: History) -> int | None:
     """Returns the first commit whose events may raise alerts; None if that is the first of the history."""
     is_later = within.since_commit is not None and within.since_commit > history.first
     return within.since_commit if is_later else None
-
-
-def _count_failures(answers: ShardAnswers, plan: ReplayPlan) -> Counter[int]:
-    """Counts how many times each trial could not be judged."""
-    failed = Counter[int]()
-    for payload in answers.list_payloads(FAILURES):
-        for failure in unpack_failures(payload):
-            failed[plan.tried[failure.rule_id].number] += failure.count
-    return failed
-
-
-def _list_errors(answers: ShardAnswers, plan: ReplayPlan) -> list[LogRow]:
-    """Lists the distinct rows for rule_log, with the rules' own ids."""
-    logged = {LogRow(**each) for payload in answers.list_payloads(LOG) for each in json.loads(payload)}
-    own_ids = {rule_id: tried.rule_id for rule_id, tried in plan.tried.items()}
-    return sorted({replace(row, rule_id=own_ids.get(row.rule_id or "", row.rule_id)) for row in logged}, key=repr)
 
 
 def _pick(choose: Callable[[int, int], int], own: int | None, given: int | None) -> int | None:

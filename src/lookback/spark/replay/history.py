@@ -56,12 +56,13 @@ class History:
     stamps: Sequence[int] = ()
 
     @classmethod
-    def read_whole(cls, tables: Tables, stream: Stream) -> History:
+    def read_whole(cls, tables: Tables, stream: Stream, span_events: int | None = None) -> History:
         """Counts the rows of all events, including those that the change feed no longer has.
 
-        If `ingest` wrote the table, these are ordered by `ingested_at`, which is also the order of their commits.
+        If `ingest` wrote the table, these are ordered by `ingested_at`, which is also the order of their commits. A span
+        has at least `span_events` events, or the number that is best for a backtest if that is lower.
         """
-        history = cls.read(tables, stream)
+        history = cls.read(tables, stream, span_events=span_events)
         if not history.first:
             return history
         rows, time = tables.read_events(stream.name), F.unix_micros(stream.event_time)
@@ -86,7 +87,7 @@ class History:
             last=len(stamps),
             events=events,
             deletes=0,
-            spans=_find_spans(enumerate((row["events"] for row in counts), 1), len(stamps)),
+            spans=_find_spans(enumerate((row["events"] for row in counts), 1), len(stamps), span_events),
             first_time=min(row["first"] for row in counts),
             last_time=max(row["last"] for row in counts),
             warning=warning,
@@ -94,7 +95,14 @@ class History:
         )
 
     @classmethod
-    def read(cls, tables: Tables, stream: Stream, until: int | None = None, since: int | None = None) -> History:
+    def read(
+        cls,
+        tables: Tables,
+        stream: Stream,
+        until: int | None = None,
+        since: int | None = None,
+        span_events: int | None = None,
+    ) -> History:
         """Counts the rows of each commit from `since` through `until`; None means the first and the last commit."""
         first, last = find_first_readable(tables, stream.name), tables.version(stream.name)
         first = first if since is None else max(first, since)
@@ -106,7 +114,7 @@ class History:
             last=last,
             events=sum(row.events for row in counts),
             deletes=sum(row.deleted > 0 for row in counts),
-            spans=_find_spans(((row.commit, row.events) for row in counts), last),
+            spans=_find_spans(((row.commit, row.events) for row in counts), last, span_events),
             first_time=min((row.first for row in counts if row.first is not None), default=None),
             last_time=max((row.last for row in counts if row.last is not None), default=None),
         )
@@ -187,12 +195,12 @@ def _count_changes(tables: Tables, stream: Stream, first: int, last: int) -> lis
     return [_CommitCounts(*row) for row in counts.collect()]
 
 
-def _find_spans(commits: Iterable[tuple[int, int]], last: int) -> list[int]:
+def _find_spans(commits: Iterable[tuple[int, int]], last: int, span_events: int | None) -> list[int]:
     """Returns the last commit of each span. `commits` has commits with their numbers of events; `last` is the last."""
-    spans, waiting = list[int](), 0
+    spans, waiting, least = list[int](), 0, _SPAN_EVENTS if span_events is None else min(span_events, _SPAN_EVENTS)
     for commit, events in commits:
         waiting += events
-        if waiting >= _SPAN_EVENTS:
+        if waiting >= least:
             spans.append(commit)
             waiting = 0
     return [*spans, last]

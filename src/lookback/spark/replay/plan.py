@@ -14,6 +14,7 @@ from lookback.core.streams.alerts import MAX_EVIDENCE_IDS
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.measured import MeasuredPlace
 from lookback.core.streams.watermarks import Mark
 from lookback.core.values.lists import ListSource
 from lookback.spark.checkpoints.parcels import Parcels
@@ -49,7 +50,7 @@ class ReplayPlan:
     streams: Mapping[str, Stream]
     erases: bool = False
     tried: Mapping[str, Tried] = field(default_factory=dict)
-    flagging: Mapping[str, FlagPlace] = field(default_factory=dict)
+    flagging: Mapping[str, FlagPlace | MeasuredPlace] = field(default_factory=dict)
     max_evidence: int = MAX_EVIDENCE_IDS
     keeps_state: bool = False
     declarations: Declarations | None = None

@@ -42,6 +42,7 @@ from lookback.core.streams.blocks import (
     pack_failures,
     pack_flagged,
     pack_late,
+    pack_table,
     require_own,
     unpack_events,
 )
@@ -63,7 +64,7 @@ from lookback.spark.batches.dispatch import (
 from lookback.spark.batches.shard import ALERTS, FAILURES, LATE, LOG, pause_collector
 from lookback.spark.checkpoints.histories import name_part
 from lookback.spark.platform.session import count_cores
-from lookback.spark.replay.answers import ACCOUNT, FLAGGED, LABEL_BYTES, STATE, ShardAnswers
+from lookback.spark.replay.answers import ACCOUNT, FLAGGED, LABEL_BYTES, MEASURED, STATE, ShardAnswers
 from lookback.spark.replay.plan import HistoryPlace, ReplayPlan, Tried
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ _T = TypeVar("_T")
 # cost more, because rules with several groupings send an event to several shards.
 _SHARD_EVENTS = 12_000_000
 _MAX_SHARDS = 400
+# When an Arrow batch of answers has more bytes than this, the next answer begins another one.
+_BATCH_BYTES = 64 << 20
 # The maximum number of alerts or late events in one row of the answers.
 _ROWS_IN_BLOCK = 10_000
 _SPAN = "span"
@@ -208,7 +211,8 @@ class _ShardJudge:
                     shard.load(payloads)
                     continue
                 with pause_collector():
-                    yield _to_batch(shard.judge(payloads))
+                    answers = shard.judge(payloads)
+                yield from map(_to_batch, _cut(answers))
             if self.plan.keeps_state:
                 yield from (_to_batch([answer]) for answer in shard.save())
             if self.plan.history is not None:
@@ -235,6 +239,17 @@ def _lower_priority() -> None:
     # On other systems a thread's id may be the id of another process.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+
+
+def _cut(answers: Sequence[tuple[str, bytes]]) -> Iterator[Sequence[tuple[str, bytes]]]:
+    """Cuts answers into parts whose size an Arrow batch can have; one part if there are none."""
+    start, size = 0, 0
+    for at, (_, payload) in enumerate(answers):
+        size += len(payload)
+        if size > _BATCH_BYTES:
+            yield answers[start : at + 1]
+            start, size = at + 1, 0
+    yield answers[start:]
 
 
 def _to_batch(answers: Sequence[tuple[str, bytes]]) -> pa.RecordBatch:
@@ -334,6 +349,9 @@ def _pack(output: Output, tried: Mapping[str, Tried]) -> Iterator[tuple[str, byt
         yield ALERTS, pack_alerts(rows, _rename(rows, tried) if tried else None)
     for flagged in output.flagged:
         yield FLAGGED, pack_flagged(flagged)
+    for measured in output.measured:
+        for table in measured.list_tables():
+            yield f"{MEASURED}{measured.group}", pack_table(table)
     for at in range(0, len(output.late), _ROWS_IN_BLOCK):
         yield LATE, pack_late(output.late[at : at + _ROWS_IN_BLOCK])
     if output.failures:

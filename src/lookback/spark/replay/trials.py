@@ -19,6 +19,7 @@ from lookback.core.streams.arrival import arrival_number
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.flagged import FlagPlace
+from lookback.core.streams.measured import MeasuredPlace
 from lookback.core.values.limits import LIMITS
 from lookback.core.values.lists import ListSource
 from lookback.spark.following.listfeed import ListFeed, ReplayedLists
@@ -184,7 +185,7 @@ def make_plan(
     course: Course,
     since_commit: int | None = None,
     *,
-    flagging: Mapping[int, FlagPlace],
+    flagging: Mapping[int, FlagPlace | MeasuredPlace],
     paused: Collection[int] = (),
     max_evidence: int = MAX_EVIDENCE_IDS,
 ) -> ReplayPlan:
