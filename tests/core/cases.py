@@ -1038,7 +1038,7 @@ def list_cases(draw: st.DrawFn, *, with_deletes: bool) -> dict[str, Any]:
 
 @st.composite
 def measured_cases(draw: st.DrawFn) -> dict[str, Any]:
-    """Cases as of `list_cases` about some lookback rules that are there from the start; the second may share its key."""
+    """Cases as of `list_cases` about some lookback rules that are there from the start; they may share a key."""
     case = draw(list_cases(with_deletes=True))
     found: list[dict[str, Any]] = []
     for at in range(draw(st.sampled_from([1, 2, 3]))):

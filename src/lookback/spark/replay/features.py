@@ -75,7 +75,8 @@ class Features:
     Attributes:
         rows: One row for each event that at least one rule judges: event_id (exact text), event_time, arrival, the
             entries of the keys, `rule_id.measure` and `rule_id.window_complete` for each rule, window_complete if all
-            these are, and positive, label and labelled_at. The columns of a rule that does not judge the event are NULL.
+            these are, and positive, label and labelled_at. The columns of a rule that does not judge the event are
+            NULL.
         rules: The rules.
         events: The number of events of the stream.
         commits: The first and the last commit.

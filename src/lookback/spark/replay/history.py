@@ -59,8 +59,8 @@ class History:
     def read_whole(cls, tables: Tables, stream: Stream, span_events: int | None = None) -> History:
         """Counts the rows of all events, including those that the change feed no longer has.
 
-        If `ingest` wrote the table, these are ordered by `ingested_at`, which is also the order of their commits. A span
-        has at least `span_events` events, or the number that is best for a backtest if that is lower.
+        If `ingest` wrote the table, these are ordered by `ingested_at`, which is also the order of their commits. A
+        span has at least `span_events` events, or the number that is best for a backtest if that is lower.
         """
         history = cls.read(tables, stream, span_events=span_events)
         if not history.first:
