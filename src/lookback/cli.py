@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lookback.commands import alerts, backtests, lists, rules, streams, upkeep
+from lookback.commands import alerts, backtests, imports, lists, rules, streams, upkeep
 from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, CommandOptions, Commands, option
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
@@ -67,7 +67,7 @@ def _make_parser() -> argparse.ArgumentParser:
     option(places, "--json", text, action="store_true", default=argparse.SUPPRESS)
     parser = argparse.ArgumentParser(prog="lookback", description=__doc__, parents=[places])
     commands = Commands(parser, places)
-    for subject in (upkeep, rules, streams, alerts, lists, backtests):
+    for subject in (upkeep, rules, streams, alerts, lists, backtests, imports):
         subject.add_commands(commands)
     demo = commands.add("demo", _demo, "the main job on real transactions, in a folder of its own")
     option(demo, "--events", "Parquet file of transactions (default: the sample in conf/samples)")

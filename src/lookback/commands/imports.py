@@ -1,0 +1,78 @@
+"""The command that takes over rules of other systems: `import sigma`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lookback.commands.options import FOUND_PROBLEMS, CommandOptions, Commands, flag, option, print_lines
+from lookback.core.errors import SetupError
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.texts import escape_unprintable
+from lookback.importing.report import Report
+from lookback.views.terminal import print_json
+
+_NEEDS_PYSIGMA = "lookback import sigma needs pySigma: pip install 'lookback-rules[sigma]'"
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds `import` with a sub-command for each format."""
+    group = commands.add_group("import", "take over rules of other systems, and say how faithful each is")
+    sigma = group.add("sigma", _import_sigma, "write Sigma rules as rules of a stream; nothing is published")
+    option(sigma, "files", "files of rules, or folders of them", "FILES", nargs="+")
+    option(sigma, "--stream", "the stream that the rules judge", "STREAM", required=True)
+    option(sigma, "--map", "YAML file: fields, keywords and logsources of the rules in the stream", "FILE")
+    option(sigma, "--pipeline", "YAML file: a processing pipeline of pySigma, for names of fields", "FILE")
+    option(sigma, "--out", "folder to write rules to (CONF/rules)", "DIR")
+    option(sigma, "--lists", "folder to write a CSV file for each list to that rules ask (CONF/lists)", "DIR")
+    option(sigma, "--draft-stream", "declare the stream in this new file, with all fields that rules read", "FILE")
+    option(sigma, "--report", "file to write the report to; without it all lines are printed", "FILE")
+    flag(sigma, "--strict", "end with 1 also if a rule is only approximated")
+
+
+def _import_sigma(options: CommandOptions) -> int:
+    try:
+        from lookback.importing.sigma import load_pipeline, read_rules
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sigma":
+            raise
+        raise SetupError(_NEEDS_PYSIGMA) from error
+    from lookback.importing.mapping import load_map
+    from lookback.importing.rulefiles import find_files
+    from lookback.importing.run import Target, write_rules
+
+    names, place = load_map(options.map), options.open_workspace()
+    draft = None if options.draft_stream is None else Path(options.draft_stream)
+    _require_new(draft)
+    stream = None if draft is not None else place.stream
+    found = read_rules(find_files(options.files), names, load_pipeline(options.pipeline))
+    if draft is not None:
+        from lookback.importing.drafting import draft_stream, read_draft
+
+        text = draft_stream(options.stream, found, names)
+        stream = read_draft(text)
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8")
+    assert isinstance(stream, Stream)
+    names.require_fields(stream)
+    rules = Path(options.out or place.conf / "rules")
+    lists = Path(options.lists or place.conf / "lists")
+    report = write_rules(found, Target(stream, rules, lists), names)
+    _show(options, report)
+    return FOUND_PROBLEMS if report.has_failed(is_strict=options.strict) else 0
+
+
+def _require_new(draft: Path | None) -> None:
+    if draft is not None and draft.exists():
+        raise SetupError(f"{draft} already exists; leave --draft-stream out to use it, or name a new file")
+
+
+def _show(options: CommandOptions, report: Report) -> None:
+    """Prints the report, or writes its lines to a file and prints the counts."""
+    head, lines, counts = report.list_head(), [str(line) for line in report.lines], report.list_counts()
+    if options.report is not None:
+        text = "".join(f"{escape_unprintable(line)}\n" for line in (*head, "", *lines, "", *counts))
+        Path(options.report).write_text(text, encoding="utf-8")
+    if options.wants_json:
+        print_json(line.to_row() for line in report.lines)
+        return
+    print_lines(*head, *(lines if options.report is None else ()), *counts)

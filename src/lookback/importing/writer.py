@@ -1,0 +1,243 @@
+"""Writes detections as rule documents of a stream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lookback.core.errors import RuleError
+from lookback.core.rules.compiling import compile_rule
+from lookback.core.rules.descriptions import MAX_ENTRIES, MAX_TAG_CHARACTERS, MAX_URL_CHARACTERS
+from lookback.core.streams.declaration import Stream
+from lookback.core.values.durations import format_duration
+from lookback.core.values.texts import collapse_spaces, cut_end
+from lookback.importing.conditions import And, Condition, Not, Or, Present
+from lookback.importing.detections import (
+    Detection,
+    Key,
+    Measured,
+    Missing,
+    Ordered,
+    Shape,
+    Single,
+    Together,
+    list_fields_read,
+    name_member,
+)
+from lookback.importing.expressions import write_condition
+from lookback.importing.fields import FieldNames
+from lookback.importing.mapping import NameMap
+from lookback.importing.reasons import Reason, Refusal
+
+_MICROSECONDS = 1_000_000
+_MAX_DESCRIPTION_CHARACTERS = 2_000
+# Fields in a message.
+_MAX_SHOWN = 4
+_URL = re.compile(r"https?://[^\s/?#]+\S*", re.IGNORECASE)
+_DECIMAL = "decimal(38,9)"
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the rules of one stream. names: what the map says."""
+
+    stream: Stream
+    names: NameMap
+
+    def write(self, detection: Detection, rule_id: str, fidelity: str) -> dict[str, Any]:
+        """Returns the document of a rule, which passes the checks of `rules check`. Raises Refusal."""
+        origin = detection.origin
+        body = self._write_shape(detection.shape)
+        document: dict[str, Any] = {
+            "rule_id": rule_id,
+            "description": cut_end(collapse_spaces(origin.description or origin.title), _MAX_DESCRIPTION_CHARACTERS),
+            "tags": _clean_tags(origin.tags),
+            "references": _clean_references(origin.references),
+            "source": self._write_source(detection, fidelity),
+            "stream": self.stream.name,
+            "severity": origin.severity,
+            **body,
+            "message": self._write_message(detection),
+        }
+        document = {key: value for key, value in document.items() if value not in ("", [], {})}
+        try:
+            compile_rule(document, self.stream)
+        except RuleError as error:
+            raise Refusal(*_explain(error)) from error
+        return document
+
+    @property
+    def _fields(self) -> FieldNames:
+        return FieldNames(self.stream, self.names.fields)
+
+    def _write_source(self, detection: Detection, fidelity: str) -> dict[str, str]:
+        origin = detection.origin
+        named = {
+            "format": origin.format,
+            "id": origin.id,
+            "author": cut_end(collapse_spaces(origin.author), 500),
+            "license": collapse_spaces(origin.license or self.names.license),
+            "url": self.names.url.replace("{path}", origin.path.replace(" ", "%20")),
+            "fidelity": fidelity,
+        }
+        return {key: value for key, value in named.items() if value}
+
+    def _write_message(self, detection: Detection) -> str:
+        """Writes the title, and of an event some fields."""
+        title = collapse_spaces(detection.origin.title).translate(str.maketrans("{}:", "()-"))
+        if not isinstance(detection.shape, Single):
+            keys = [] if isinstance(detection.shape, Single) else [key.name for key in detection.shape.keys]
+            named = [name for name in self._list_known(keys) if name]
+            return _add_fields(title, named)
+        read = [*detection.origin.shown, *list_fields_read(detection.shape)]
+        return _add_fields(title, self._list_known(read))
+
+    def _list_known(self, names: Sequence[str]) -> list[str]:
+        """Lists the stream's fields of these names that a message can show."""
+        found: dict[str, None] = {}
+        for name in names:
+            try:
+                field = self._fields.find(name)
+            except Refusal:
+                continue
+            found[field] = None
+        return [name for name in found if "." not in name][:_MAX_SHOWN]
+
+    def _write_shape(self, shape: Shape) -> dict[str, Any]:
+        if isinstance(shape, Single):
+            return {"where": write_condition(shape.condition, self._fields)}
+        if isinstance(shape, Measured):
+            return self._write_measured(shape)
+        return self._write_together(shape) if isinstance(shape, Together) else self._write_sequence(shape)
+
+    def _write_measured(self, shape: Measured) -> dict[str, Any]:
+        keys, fields = self._write_keys(shape.members, shape.keys), [self._fields.write(each) for each in shape.fields]
+        if shape.aggregate not in ("count", "count(distinct)"):
+            fields = [self._write_number(name) for name in shape.fields]
+        measure = {
+            "count": "count(*)",
+            "count(distinct)": f"count(distinct {', '.join(fields)})",
+            "percentile": f"percentile({', '.join(fields)}, {shape.percentile / 100})",
+        }.get(shape.aggregate, f"{shape.aggregate}({', '.join(fields)})")
+        name = "events" if shape.aggregate == "count" else "found"
+        name = next(each for each in (name, f"{name}_measured") if each not in self.stream.fields)
+        return {
+            "group_by": keys,
+            "where": self._write_where(shape.members, shape.keys),
+            "window": _write_span(shape.seconds),
+            "measures": {name: measure},
+            "when": f"{name} {shape.operator} {shape.number}",
+        }
+
+    def _write_number(self, name: str) -> str:
+        """Writes a field as a number that can be added up exactly."""
+        type_, field = self._fields.find_type(name), self._fields.write(name)
+        if type_.is_integer or type_.is_decimal:
+            return field
+        if type_.is_float:
+            return f"cast({field} as {_DECIMAL})"
+        if type_.name != "string":
+            raise Refusal("type", f"{name} is {type_}, and the rule computes with it")
+        return f"try_cast({field} as {_DECIMAL})"
+
+    def _write_together(self, shape: Together) -> dict[str, Any]:
+        filters = [write_condition(member, self._fields) for member in shape.members]
+        measures = {name_member(at): f"count(*) filter (where {sql})" for at, sql in enumerate(filters)}
+        return {
+            "group_by": self._write_keys(shape.members, shape.keys),
+            "where": self._write_where(shape.members, shape.keys),
+            "window": _write_span(shape.seconds),
+            "measures": measures,
+            "when": shape.wanted,
+        }
+
+    def _write_keys(self, members: Sequence[Condition], keys: Sequence[Key]) -> list[Any]:
+        """Writes the key; one that is another field in each member is the field of the first member that matches."""
+        return [self._write_key(members, key) for key in keys]
+
+    def _write_key(self, members: Sequence[Condition], key: Key) -> Any:
+        fields = [self._fields.find(name) for name in key.fields]
+        if len(set(fields)) == 1:
+            return fields[0]
+        return {self._name_key(key.name): self._write_choice(members, key)}
+
+    def _write_choice(self, members: Sequence[Condition], key: Key) -> str:
+        fields = [self._fields.write(name) for name in key.fields]
+        cases = [
+            f"when {write_condition(member, self._fields)} then {field}"
+            for member, field in zip(members, fields, strict=True)
+        ]
+        return f"case {' '.join(cases)} end"
+
+    def _name_key(self, name: str) -> str:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        lowered = {each.lower() for each in self.stream.fields}
+        return f"{plain}_key" if plain.lower() in lowered else plain
+
+    def _write_where(self, members: Sequence[Condition], keys: Sequence[Key]) -> str:
+        """Writes that an event satisfies a member, and has the key in the field of that member."""
+        fields = [tuple(self._fields.find(name) for name in key.fields) for key in keys]
+        if all(len(set(each)) == 1 for each in fields):
+            parts = [Or(tuple(members)), *(Present(each[0]) for each in fields)]
+            return write_condition(And(tuple(parts)), self._fields)
+        own = [
+            And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)
+        ]
+        return write_condition(Or(tuple(own)), self._fields)
+
+    def _write_sequence(self, shape: Ordered | Missing) -> dict[str, Any]:
+        """Writes steps; each with the fields of its own, where they differ from those of the first."""
+        names, members = self._fields, list(shape.members)
+        own = [[names.find(key.fields[at]) for key in shape.keys] for at in range(len(members))]
+        if isinstance(shape, Missing):
+            # The event itself may be what must not come.
+            unwanted = Or(tuple(members[1:]))
+            members, own = [And((members[0], Not(unwanted))), unwanted], own[:2]
+        steps: list[dict[str, Any]] = []
+        for at, member in enumerate(members):
+            there = (Present(name) for name in own[at])
+            is_absent = isinstance(shape, Missing) and at == 1
+            word = "absent" if is_absent else "where"
+            step = {"name": name_member(at), word: write_condition(And((member, *there)), names)}
+            steps.append({**step, "key": own[at]} if own[at] != own[0] else step)
+        span = _write_span(shape.seconds)
+        return {"group_by": own[0], "sequence": {"within": span, "steps": steps}}
+
+
+def _write_span(seconds: int) -> str:
+    return format_duration(seconds * _MICROSECONDS)
+
+
+def _add_fields(title: str, fields: Sequence[str]) -> str:
+    return f"{title}: {', '.join(f'{name} {{{name}}}' for name in fields)}" if fields else title
+
+
+def _clean_tags(tags: Sequence[str]) -> list[str]:
+    """Returns the tags that a document may have, each once."""
+    found = {tag.lower(): tag for tag in reversed(tags) if tag and not re.search(r"\s", tag)}
+    return [tag for tag in reversed(found.values()) if len(tag) <= MAX_TAG_CHARACTERS][:MAX_ENTRIES]
+
+
+def _clean_references(references: Sequence[str]) -> list[str]:
+    """Returns the references that are URLs."""
+    found = (each.strip() for each in references)
+    urls = (each for each in found if _URL.fullmatch(each) and len(each) <= MAX_URL_CHARACTERS)
+    return list(dict.fromkeys(urls))[:MAX_ENTRIES]
+
+
+def _explain(error: RuleError) -> tuple[str, str]:
+    """Says why a document is refused: by its pattern, or by another check."""
+    text = str(error.problems[0])
+    if "limits.expression_characters" in text:
+        return "too-long", text
+    return ("regex" if "the pattern has" in text else "check"), text
+
+
+def find_losses(detection: Detection) -> list[Reason]:
+    """Returns why the rule differs from its original, each code once."""
+    by_code: dict[str, Reason] = {}
+    for loss in detection.losses:
+        by_code.setdefault(loss.code, loss)
+    return list(by_code.values())
