@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from imported import HEAD, import_rules, judge, make_rule
 
+from imported import HEAD, import_rules, judge, make_rule
 from lookback.importing.mapping import NameMap
 
 ALL = "all events"
@@ -208,7 +208,10 @@ def test_long_alternatives_are_short_conditions(tmp_path: Path) -> None:
 REFUSED = {
     "regex": ({"User|re": "(a)\\1"}, "regex: "),
     "look-ahead": ({"User|re": "a(?=b)"}, "regex: "),
-    "unknown field": ({"Imag": "x"}, "unmapped-field: stream 'logs' has no field 'Imag'; did you mean 'Image'?; map it"),
+    "unknown field": (
+        {"Imag": "x"},
+        "unmapped-field: stream 'logs' has no field 'Imag'; did you mean 'Image'?; map it",
+    ),
     "unknown modifier": ({"User|odd": "x"}, "sigma: Unknown modifier"),
     "wrong address": ({"User|cidr": "10.0.0"}, "sigma: "),
     "an hour of a text": ({"User|hour": 3}, "type: User is string, and the rule asks for its hour"),

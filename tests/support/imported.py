@@ -75,7 +75,7 @@ def judge(
         harness.rule(document)
     rows = []
     for number, event in enumerate(events):
-        row = {"event_id": f"e{number}", "event_time": (START + event.get("at", number)) * 1_000_000}
+        row = {"event_id": f"e{number}", "event_time": START * 1_000_000 + round(event.get("at", number) * 1_000_000)}
         rows.append({**row, **{name: value for name, value in event.items() if name != "at"}})
     for row in rows:
         harness.events([row])

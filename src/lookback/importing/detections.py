@@ -37,6 +37,11 @@ class Origin:
     shown: tuple[str, ...] = ()
     logsource: str = ""
 
+    @property
+    def identity(self) -> str:
+        """The id of the rule; of a rule without one its file and place."""
+        return self.id or (self.path if self.place == 1 else f"{self.path}#{self.place}")
+
 
 @dataclass(frozen=True)
 class Key:

@@ -29,10 +29,10 @@ def read_documents(path: str | Path) -> list[Any]:
     except (OSError, ValueError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
     try:
-        nodes = [node for node in yaml.compose_all(text, Loader=_LOADER) if node is not None]
+        nodes = list(yaml.compose_all(text, Loader=_LOADER))
         if sum(_count_nodes(node, {}, file) for node in nodes) > _MAX_NODES:
             raise SetupError(f"{file} has more than {_MAX_NODES:,} values once its aliases (*name) are expanded")
-        return [SafeConstructor().construct_document(node) for node in nodes]  # type: ignore[no-untyped-call]
+        return [SafeConstructor().construct_document(node) for node in nodes]
     except RecursionError as error:
         raise SetupError(f"{file} is nested too deeply, or an alias in it contains itself") from error
     except yaml.MarkedYAMLError as error:

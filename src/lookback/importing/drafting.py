@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 import yaml
 
 from lookback.core.streams.declaration import Stream
-from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
 from lookback.core.values.texts import quote_identifier
 from lookback.importing.conditions import TimePart, list_tests
 from lookback.importing.detections import Detection, list_fields_read, list_members
-from lookback.importing.fields import simplify
+from lookback.importing.fields import name_column
 from lookback.importing.mapping import NameMap
 from lookback.importing.rulefiles import write_yaml
 
@@ -28,9 +27,13 @@ def draft_stream(name: str, found: Iterable[object], names: NameMap) -> str:
     times = _find_times(detections)
     fields, columns = {EVENT_ID: "string", EVENT_TIME: "timestamp"}, dict[str, str]()
     known = {each.lower() for each in fields}
-    read = [*names.fields.values(), *names.keywords, *(field for each in detections for field in list_fields_read(each.shape))]
+    read = [
+        *names.fields.values(),
+        *names.keywords,
+        *(field for each in detections for field in list_fields_read(each.shape)),
+    ]
     for field in sorted(dict.fromkeys(names.fields.get(each, each) for each in read), key=str.lower):
-        column = _name_column(field)
+        column = name_column(field)
         if column.lower() in known:
             continue
         known.add(column.lower())
@@ -49,8 +52,3 @@ def read_draft(text: str) -> Stream:
 def _find_times(detections: Sequence[Detection]) -> set[str]:
     members = (member for each in detections for member in list_members(each.shape))
     return {test.field for member in members for test in list_tests(member) if isinstance(test, TimePart)}
-
-
-def _name_column(field: str) -> str:
-    plain = simplify(field)[:120]
-    return f"{plain}_" if plain.lower() in {*RESERVED_FIELDS, POSITION} else plain

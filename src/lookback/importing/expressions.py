@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lookback.core.expressions.like import MAX_LIKE_PART_CHARACTERS
 from lookback.core.expressions.letters import change_to_lower
+from lookback.core.expressions.like import MAX_LIKE_PART_CHARACTERS
 from lookback.core.values.types import STRING, DataType
 from lookback.importing.conditions import (
     And,
@@ -193,7 +193,8 @@ def _is_long(pattern: Pattern) -> bool:
             pieces[-1].append(part)
     lengths = (sum(1 if isinstance(part, Wildcard) else len(part) for part in piece) for piece in pieces)
     return any(
-        length > MAX_LIKE_PART_CHARACTERS and Wildcard.ONE in piece for length, piece in zip(lengths, pieces, strict=True)
+        length > MAX_LIKE_PART_CHARACTERS and Wildcard.ONE in piece
+        for length, piece in zip(lengths, pieces, strict=True)
     )
 
 

@@ -1,11 +1,11 @@
 """The file of --map: which fields of the stream the fields of the rules are, and what stands for their sources of events.
 
-    fields: {CommandLine: command_line, User: user_name}
-    keywords: [message]                      # where rules look for words without a field
-    logsources:
-      - {product: windows, category: process_creation, where: event_code = 1}
-    license: DRL-1.1                         # of rules that name none
-    url: https://github.com/SigmaHQ/sigma/blob/master/rules/{path}
+fields: {CommandLine: command_line, User: user_name}
+keywords: [message]                      # where rules look for words without a field
+logsources:
+  - {product: windows, category: process_creation, where: event_code = 1}
+license: DRL-1.1                         # of rules that name none
+url: https://github.com/SigmaHQ/sigma/blob/master/rules/{path}
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lookback.importing.documents import read_mapping_file
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.suggestions import suggest
+from lookback.importing.documents import read_mapping_file
 
 _KEYS = ("fields", "keywords", "logsources", "license", "url")
 _SOURCE_KEYS = ("product", "category", "service")
@@ -71,10 +71,12 @@ def load_map(path: str | Path | None) -> NameMap:
     if unknown := [name for name in document if name not in _KEYS]:
         raise SetupError(f"{path}: unknown key {unknown[0]!r:.100}; {suggest(unknown[0], _KEYS)}")
     texts = {name: _read_text(document.get(name, ""), name, path) for name in ("license", "url")}
-    fields = document.get("fields") or {}
+    fields = document.get("fields", {})
     if not isinstance(fields, Mapping):
-        raise SetupError(f"{path}: fields must be a mapping of a rule's field to one of the stream, got {fields!r:.100}")
-    keywords = document.get("keywords") or []
+        raise SetupError(
+            f"{path}: fields must be a mapping of a rule's field to one of the stream, got {fields!r:.100}"
+        )
+    keywords = document.get("keywords", [])
     if not isinstance(keywords, list):
         raise SetupError(f"{path}: keywords must be a list of fields, got {keywords!r:.100}")
     named = {_read_text(key, "fields", path): _read_text(value, f"fields.{key}", path) for key, value in fields.items()}

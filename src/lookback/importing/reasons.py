@@ -18,6 +18,7 @@ REMEDIES = {
     "aggregation": "write it as a Sigma correlation, such as event_count",
     "chain": "write a rule over the alerts of the correlation that it names",
     "check": "mend the original, or write the rule by hand",
+    "duplicate": "give each rule an id of its own",
     "exists": "move the other file away, or give another --out",
     "keywords": "name the fields to search as `keywords` in the --map file",
     "logsource": "add an entry for it to `logsources` in the --map file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,19 +73,21 @@ class RuleFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._taken: set[str] = set()
+        self._ids: set[str] = set()
 
-    def choose_name(self, names: Iterable[str], source: dict[str, str]) -> str:
+    def choose_name(self, names: Sequence[str], source: dict[str, str]) -> str:
         """Chooses the first name that is free, or whose file the same rule was written to before.
 
         source: format and id of the rule. Raises Refusal if all are taken.
         """
-        tried = [name for name in names if name]
-        for name in tried:
+        if source["id"] in self._ids:
+            raise Refusal("duplicate", f"another rule of this import has the id {source['id']}")
+        for name in names:
             if name not in self._taken and self._is_free(self.find_path(name), source):
                 self._taken.add(name)
+                self._ids.add(source["id"])
                 return name
-        names_of_files = ", ".join(self.find_path(name).name for name in tried[:1])
-        raise Refusal("exists", f"{names_of_files} is the file of another rule, or was changed after it was imported")
+        raise Refusal("exists", f"{names[0]}.yml is the file of another rule, or was changed after it was imported")
 
     def find_path(self, name: str) -> Path:
         """Returns the file of a rule."""

@@ -50,7 +50,7 @@ def _write_one(found: Detection | Unread, writer: Writer, folder: RuleFolder) ->
     try:
         # A document that is refused takes no name.
         document = writer.write(found, "unnamed", describe_fidelity(kind, losses))
-        rule_id = folder.choose_name(_list_names(origin), {"format": origin.format, "id": origin.id})
+        rule_id = folder.choose_name(_list_names(origin), {"format": origin.format, "id": origin.identity})
         text = write_yaml({**document, "rule_id": rule_id})
         if len(text.encode()) > MAX_FILE_BYTES:
             raise Refusal("check", f"its file would be larger than {MAX_FILE_BYTES:,} bytes")
@@ -62,8 +62,10 @@ def _write_one(found: Detection | Unread, writer: Writer, folder: RuleFolder) ->
 
 def _list_names(origin: Origin) -> list[str]:
     """Lists names for a rule, the best first."""
-    slug = name_slug(origin.title) or name_slug(Path(origin.file).stem) or "rule"
-    return [slug, f"{slug}-{name_slug(origin.id)[:_ID_CHARACTERS]}" if origin.id else ""]
+    stem = name_slug(Path(origin.file).stem)
+    slug = name_slug(origin.title) or stem or "rule"
+    other = name_slug(origin.id)[:_ID_CHARACTERS] or stem
+    return [slug, f"{slug}-{other}", f"{slug}-{other}-{origin.place}"]
 
 
 def _write_lists(detections: Sequence[Detection], folder: Path) -> None:

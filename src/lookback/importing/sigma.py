@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from sigma.correlations import SigmaCorrelationRule
 from sigma.exceptions import SigmaError, SigmaRegularExpressionError, SigmaRuleNotFoundError
 from sigma.filters import SigmaFilter
 from sigma.processing.pipeline import ProcessingPipeline
-from sigma.rule import SigmaRule, SigmaRuleBase
+from sigma.rule import SigmaLevel, SigmaRule, SigmaRuleBase
 
 from lookback.core.errors import SetupError
 from lookback.importing.conditions import And, Condition, Given, Or
@@ -34,7 +34,7 @@ def load_pipeline(path: str | Path | None) -> ProcessingPipeline | None:
         return None
     try:
         return ProcessingPipeline.from_yaml(Path(path).read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 - of the user's file; pySigma raises errors of many kinds
+    except Exception as error:
         raise SetupError(f"--pipeline {path}: {error}") from error
 
 
@@ -45,12 +45,16 @@ def read_rules(
     return _Reading(names, pipeline).read(files)
 
 
+# A rule, its file, and its place there.
+_Read = tuple[SigmaRule | SigmaCorrelationRule, RuleFile, int]
+
+
 class _Reading:
     """The rules of one import, which refer to each other across files."""
 
     def __init__(self, names: NameMap, pipeline: ProcessingPipeline | None) -> None:
         self._names, self._pipeline = names, pipeline
-        self._rules: list[tuple[SigmaRule | SigmaCorrelationRule, RuleFile, int]] = []
+        self._rules: list[_Read] = []
         self._filters: list[SigmaFilter] = []
         self._unread: list[Unread] = []
         # What each rule was read as, or why it cannot be read.
@@ -60,20 +64,20 @@ class _Reading:
         """Returns what was read, in order; files that cannot be read come first."""
         for file in files:
             self._parse_file(file)
-        collection = SigmaCollection([rule for rule, _, _ in self._rules], resolve_references=False)
-        for rule, file, place in self._rules:
-            if isinstance(rule, SigmaRule):
-                self._conditions[id(rule)] = self._read_condition(rule)
-        missing = {id(rule): self._resolve(rule, collection) for rule, _, _ in self._rules}
-        found: list[Detection | Unread] = [*self._unread]
-        for rule, file, place in self._rules:
-            try:
-                if reason := missing[id(rule)]:
-                    raise Refusal(reason.code, reason.text)
-                found.append(self._finish(rule, file, place))
-            except Refusal as refusal:
-                found.append(Unread(_describe_origin(rule, file, place), (refusal.reason,)))
-        return found
+        rules = [rule for rule, _, _ in self._rules]
+        collection = SigmaCollection(rules, resolve_references=False)
+        self._conditions = {id(rule): self._read_condition(rule) for rule in rules if isinstance(rule, SigmaRule)}
+        missing = [self._resolve(rule, collection) for rule in rules]
+        found = [self._try_to_finish(*each) for each in zip(self._rules, missing, strict=True)]
+        return [*self._unread, *found]
+
+    def _try_to_finish(self, read: _Read, missing: Reason | None) -> Detection | Unread:
+        try:
+            if missing is not None:
+                raise Refusal(missing.code, missing.text)
+            return self._finish(*read)
+        except Refusal as refusal:
+            return Unread(_describe_origin(*read), (refusal.reason,))
 
     def _parse_file(self, file: RuleFile) -> None:
         try:
@@ -103,9 +107,9 @@ class _Reading:
             self._refuse(file, place, _explain(error), documents[0])
             return
         of_rules = {id(error) for rule in (*parsed.rules, *parsed.filters) for error in rule.errors}
-        for error in parsed.errors:
-            if id(error) not in of_rules:
-                self._refuse(file, place, _explain(error), documents[0])
+        for own in parsed.errors:
+            if id(own) not in of_rules:
+                self._refuse(file, place, _explain(own), documents[0])
         for sigma_filter in parsed.filters:
             if sigma_filter.errors:
                 self._refuse(file, place, _explain(sigma_filter.errors[0]), documents[0])
@@ -116,9 +120,7 @@ class _Reading:
     def _refuse(self, file: RuleFile, place: int, reason: Reason, document: Any = None) -> None:
         document = document if isinstance(document, dict) else {}
         title, id_ = (str(document.get(key) or "") for key in ("title", "id"))
-        self._unread.append(
-            Unread(Origin(FORMAT, str(file.path), place, file.below, title=title, id=id_), (reason,))
-        )
+        self._unread.append(Unread(Origin(FORMAT, str(file.path), place, file.below, title=title, id=id_), (reason,)))
 
     def _read_condition(self, rule: SigmaRule) -> tuple[Condition, tuple[Reason, ...]] | Reason:
         """Reads what a rule looks for, with what stands for its source of events."""
@@ -126,7 +128,8 @@ class _Reading:
             if rule.errors:
                 raise rule.errors[0]
             for sigma_filter in self._filters:
-                rule = sigma_filter.apply_on_rule(rule)
+                # It changes the rule, and returns it.
+                sigma_filter.apply_on_rule(rule)
             if self._pipeline is not None:
                 self._pipeline.apply(rule)
             reader = ConditionReader(self._names.keywords)
@@ -170,9 +173,9 @@ class _Reading:
             return Unread(origin, part_of=users[0] if users else "a correlation")
         if isinstance(rule, SigmaCorrelationRule):
             members = [self._require(each.rule) for each in rule.referenced_rules]
-            shape, losses = read_correlation(rule, [condition for condition, _ in members])
+            shape, found = read_correlation(rule, [condition for condition, _ in members])
             inner = [loss for _, of_member in members for loss in of_member]
-            return Detection(origin, shape, tuple(dict.fromkeys([*losses, *inner])))
+            return Detection(origin, shape, tuple(dict.fromkeys([*found, *inner])))
         condition, losses = self._require(rule)
         return Detection(origin, Single(condition), losses)
 
@@ -205,7 +208,8 @@ def _name_source(rule: SigmaRuleBase) -> str:
 
 
 def _describe_origin(rule: SigmaRuleBase, file: RuleFile, place: int) -> Origin:
-    level = rule.level.name.lower() if rule.level else "medium"
+    # What pySigma could not read it leaves as it is.
+    level = rule.level.name.lower() if isinstance(rule.level, SigmaLevel) else "medium"
     return Origin(
         FORMAT,
         str(file.path),
@@ -217,12 +221,16 @@ def _describe_origin(rule: SigmaRuleBase, file: RuleFile, place: int) -> Origin:
         author=_join(rule.author),
         license=str(rule.license or ""),
         severity=_SEVERITIES.get(level, level),
-        tags=tuple(str(tag) for tag in rule.tags),
-        references=tuple(str(each) for each in rule.references),
-        shown=tuple(str(each) for each in rule.fields),
+        tags=_list_texts(rule.tags),
+        references=_list_texts(rule.references),
+        shown=_list_texts(rule.fields),
         logsource=_name_source(rule),
     )
 
 
+def _list_texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values)) if isinstance(values, list) else ()
+
+
 def _join(author: Any) -> str:
-    return ", ".join(map(str, author)) if isinstance(author, Sequence) and not isinstance(author, str) else str(author or "")
+    return ", ".join(_list_texts(author)) if isinstance(author, list) else str(author or "")

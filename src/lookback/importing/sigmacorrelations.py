@@ -152,10 +152,8 @@ def _read_missing(
 ) -> Missing:
     """Reads `a and not b and not c`. Raises Refusal for other conditions with `not`."""
     wanted = [places[each.reference] for each in parts if isinstance(each, SigmaRuleReference)]
-    unwanted = []
-    for each in parts:
-        if isinstance(each, CorrelationConditionNOT) and isinstance(each.args[0], SigmaRuleReference):
-            unwanted.append(places[each.args[0].reference])
+    negated = [each.args[0] for each in parts if isinstance(each, CorrelationConditionNOT)]
+    unwanted = [places[each.reference] for each in negated if isinstance(each, SigmaRuleReference)]
     if len(wanted) != 1 or len(wanted) + len(unwanted) != len(parts):
         raise Refusal("absence", "more than one rule must come, or `not` is about several rules together")
     if any(len({key.fields[at] for at in unwanted}) > 1 for key in keys):

@@ -76,7 +76,7 @@ class Writer:
         origin = detection.origin
         named = {
             "format": origin.format,
-            "id": origin.id,
+            "id": origin.identity,
             "author": cut_end(collapse_spaces(origin.author), 500),
             "license": collapse_spaces(origin.license or self.names.license),
             "url": self.names.url.replace("{path}", origin.path.replace(" ", "%20")),
@@ -88,9 +88,7 @@ class Writer:
         """Writes the title, and of an event some fields."""
         title = collapse_spaces(detection.origin.title).translate(str.maketrans("{}:", "()-"))
         if not isinstance(detection.shape, Single):
-            keys = [] if isinstance(detection.shape, Single) else [key.name for key in detection.shape.keys]
-            named = [name for name in self._list_known(keys) if name]
-            return _add_fields(title, named)
+            return _add_fields(title, self._list_known([key.name for key in detection.shape.keys]))
         read = [*detection.origin.shown, *list_fields_read(detection.shape)]
         return _add_fields(title, self._list_known(read))
 
@@ -180,11 +178,8 @@ class Writer:
         """Writes that an event satisfies a member, and has the key in the field of that member."""
         fields = [tuple(self._fields.find(name) for name in key.fields) for key in keys]
         if all(len(set(each)) == 1 for each in fields):
-            parts = [Or(tuple(members)), *(Present(each[0]) for each in fields)]
-            return write_condition(And(tuple(parts)), self._fields)
-        own = [
-            And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)
-        ]
+            return write_condition(And((Or(tuple(members)), *(Present(each[0]) for each in fields))), self._fields)
+        own = [And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)]
         return write_condition(Or(tuple(own)), self._fields)
 
     def _write_sequence(self, shape: Ordered | Missing) -> dict[str, Any]:
