@@ -342,5 +342,5 @@ def test_without_pysigma_the_command_says_how_to_install_it(conf: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (
         2,
-        "lookback: lookback import sigma needs pySigma: pip install 'lookback-rules[sigma]'\n",
+        "lookback: lookback import sigma needs pySigma 2, which needs Python 3.11 or newer: pip install 'lookback-rules[sigma]'\n",
     )

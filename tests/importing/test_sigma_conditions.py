@@ -30,7 +30,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[int]]] = {
     "an escaped backslash before a star": ({"Image": "a\\\\*"}, [{"Image": "a\\x"}, {"Image": "ax"}], [0]),
     "signs of LIKE stand for themselves": (
         {"CommandLine|contains": "100%_x"},
-        [{"CommandLine": "is 100%_X!"}, {"CommandLine": "100 per x"}],
+        [{"CommandLine": "is 100%_X!"}, {"CommandLine": "100 per x"}, {"CommandLine": "100%zx"}, {"CommandLine": "100 _x"}],
         [0],
     ),
     "quotes and backslashes": (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import lookback
@@ -15,6 +16,9 @@ from lookback.importing.mapping import NameMap
 from lookback.importing.report import Report
 from lookback.importing.rulefiles import find_files
 from lookback.importing.run import Target, write_rules
+
+# Python 3.10 has no pySigma that reads all rules rightly.
+pytest.importorskip("sigma.policy")
 from lookback.importing.sigma import read_rules
 
 FIELDS = {
@@ -67,18 +71,21 @@ def import_files(folder: Path, *places: Path, names: NameMap | None = None, stre
 
 
 def judge(
-    documents: Mapping[str, Mapping[str, Any]], events: Sequence[Mapping[str, Any]], stream: Stream = STREAM
+    documents: Mapping[str, Mapping[str, Any]], events: Sequence[Mapping[str, Any]], *, at_once: bool = False
 ) -> dict[str, list[str]]:
-    """Returns the ids of the events that each rule alerts on, in order. `at`: seconds after the start of the events."""
-    harness = lookback.Harness(stream)
+    """Returns the ids of the events that each rule alerts on, in order. `at`: seconds after the start of the events.
+
+    at_once: All arrive in one commit.
+    """
+    harness = lookback.Harness(STREAM)
     for document in documents.values():
         harness.rule(document)
     rows = []
     for number, event in enumerate(events):
         row = {"event_id": f"e{number}", "event_time": START * 1_000_000 + round(event.get("at", number) * 1_000_000)}
+        row |= {"arrival": 1} if at_once else {}
         rows.append({**row, **{name: value for name, value in event.items() if name != "at"}})
-    for row in rows:
-        harness.events([row])
+    harness.events(rows)
     assert not harness.errors
     found: dict[str, list[str]] = {rule_id: [] for rule_id in documents}
     for alert in harness.alerts:

@@ -11,7 +11,9 @@ from lookback.core.values.texts import escape_unprintable
 from lookback.importing.report import Report
 from lookback.views.terminal import print_json
 
-_NEEDS_PYSIGMA = "lookback import sigma needs pySigma: pip install 'lookback-rules[sigma]'"
+_NEEDS_PYSIGMA = (
+    "lookback import sigma needs pySigma 2, which needs Python 3.11 or newer: pip install 'lookback-rules[sigma]'"
+)
 
 
 def add_commands(commands: Commands) -> None:

@@ -11,6 +11,7 @@ from sigma.correlations import SigmaCorrelationRule
 from sigma.exceptions import SigmaError, SigmaRegularExpressionError, SigmaRuleNotFoundError
 from sigma.filters import SigmaFilter
 from sigma.processing.pipeline import ProcessingPipeline
+from sigma.policy.profiles import SafePolicy
 from sigma.rule import SigmaLevel, SigmaRule, SigmaRuleBase
 
 from lookback.core.errors import SetupError
@@ -33,7 +34,7 @@ def load_pipeline(path: str | Path | None) -> ProcessingPipeline | None:
     if path is None:
         return None
     try:
-        return ProcessingPipeline.from_yaml(Path(path).read_text(encoding="utf-8"))
+        return ProcessingPipeline.from_yaml(Path(path).read_text(encoding="utf-8"), policy=SafePolicy)
     except Exception as error:
         raise SetupError(f"--pipeline {path}: {error}") from error
 
@@ -56,7 +57,7 @@ class _Reading:
         self._names, self._pipeline = names, pipeline
         self._rules: list[_Read] = []
         self._filters: list[SigmaFilter] = []
-        self._unread: list[Unread] = []
+        self._unread: list[Detection | Unread] = []
         # What each rule was read as, or why it cannot be read.
         self._conditions: dict[int, tuple[Condition, tuple[Reason, ...]] | Reason] = {}
 
@@ -65,7 +66,7 @@ class _Reading:
         for file in files:
             self._parse_file(file)
         rules = [rule for rule, _, _ in self._rules]
-        collection = SigmaCollection(rules, resolve_references=False)
+        collection = SigmaCollection([*rules], resolve_references=False)
         self._conditions = {id(rule): self._read_condition(rule) for rule in rules if isinstance(rule, SigmaRule)}
         missing = [self._resolve(rule, collection) for rule in rules]
         found = [self._try_to_finish(*each) for each in zip(self._rules, missing, strict=True)]
@@ -101,7 +102,7 @@ class _Reading:
                 return
         try:
             parsed = SigmaCollection.from_dicts(
-                documents, collect_errors=True, collect_filters=True, resolve_references=False
+                documents, collect_errors=True, collect_filters=True, resolve_references=False, policy=SafePolicy
             )
         except Exception as error:  # noqa: BLE001 - hostile documents raise errors of many kinds
             self._refuse(file, place, _explain(error), documents[0])
