@@ -49,6 +49,7 @@ from lookback.core.values.durations import parse_duration
 from lookback.core.values.limits import DEFAULT_LIMITS, LIMITS
 from lookback.core.values.reading import list_document_keys
 from lookback.core.values.types import STRING, array, parse_type
+from lookback.importing.reasons import APPROXIMATIONS, REMEDIES
 from lookback.stream_draft import draft_stream
 from lookback.testing.rule_tests import check_rule
 
@@ -536,3 +537,13 @@ def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
     )  # fmt: skip
     assert measured, "dev/bench/results.md has no such row"
     assert f"{round(int(measured[1].replace(',', '')), -2):,}" in PAGES["sizing"]
+
+
+# Rules of other systems ----------------------------------------------------------------------------------------------
+
+
+def test_each_reason_of_an_import_has_a_section() -> None:
+    sections = {"approximated": APPROXIMATIONS, "refused": REMEDIES}
+    for kind, codes in sections.items():
+        part = PAGES["bring-your-rules"].partition(f"## Why a rule is {kind}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^### (.*)$", part, re.MULTILINE) == sorted(codes)

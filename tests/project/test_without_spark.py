@@ -51,6 +51,11 @@ COMMANDS = {
 WITHOUT = {"rules check": [RULE], "rules schema": [], "stream new": [str(ROOT / "conf/samples/transactions.parquet")]}
 # It talks to a workspace and has an extra of its own.
 ELSEWHERE = ("remote",)
+if sys.version_info >= (3, 11):
+    WITHOUT["import sigma"] = [str(ROOT / "tests/data/sigma"), "--stream", "transactions"]
+else:
+    # pySigma needs a newer Python.
+    ELSEWHERE += ("import",)
 
 
 def names(parser: argparse.ArgumentParser, before: str = "") -> list[str]:

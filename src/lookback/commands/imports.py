@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from lookback.commands.options import FOUND_PROBLEMS, CommandOptions, Commands, flag, option, print_lines
@@ -33,6 +34,8 @@ def add_commands(commands: Commands) -> None:
 
 def _import_sigma(options: CommandOptions) -> int:
     try:
+        # What pySigma has from version 2 on.
+        importlib.import_module("sigma.policy")
         from lookback.importing.sigma import load_pipeline, read_rules
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sigma":

@@ -11,7 +11,6 @@ from sigma.correlations import SigmaCorrelationRule
 from sigma.exceptions import SigmaError, SigmaRegularExpressionError, SigmaRuleNotFoundError
 from sigma.filters import SigmaFilter
 from sigma.processing.pipeline import ProcessingPipeline
-from sigma.policy.profiles import SafePolicy
 from sigma.rule import SigmaLevel, SigmaRule, SigmaRuleBase
 
 from lookback.core.errors import SetupError
@@ -34,7 +33,7 @@ def load_pipeline(path: str | Path | None) -> ProcessingPipeline | None:
     if path is None:
         return None
     try:
-        return ProcessingPipeline.from_yaml(Path(path).read_text(encoding="utf-8"), policy=SafePolicy)
+        return ProcessingPipeline.from_yaml(Path(path).read_text(encoding="utf-8"))
     except Exception as error:
         raise SetupError(f"--pipeline {path}: {error}") from error
 
@@ -102,7 +101,7 @@ class _Reading:
                 return
         try:
             parsed = SigmaCollection.from_dicts(
-                documents, collect_errors=True, collect_filters=True, resolve_references=False, policy=SafePolicy
+                documents, collect_errors=True, collect_filters=True, resolve_references=False
             )
         except Exception as error:  # noqa: BLE001 - hostile documents raise errors of many kinds
             self._refuse(file, place, _explain(error), documents[0])
