@@ -49,7 +49,7 @@ def _write_one(found: Detection | Unread, writer: Writer, folder: RuleFolder) ->
     kind = APPROXIMATED if losses else EXACT
     try:
         # A document that is refused takes no name.
-        document = writer.write(found, "unnamed", describe_fidelity(kind, losses))
+        document = writer.make_document(found, "unnamed", describe_fidelity(kind, losses))
         rule_id = folder.choose_name(_list_names(origin), {"format": origin.format, "id": origin.identity})
         text = write_yaml({**document, "rule_id": rule_id})
         if len(text.encode()) > MAX_FILE_BYTES:

@@ -46,7 +46,7 @@ class Writer:
     stream: Stream
     names: NameMap
 
-    def write(self, detection: Detection, rule_id: str, fidelity: str) -> dict[str, Any]:
+    def make_document(self, detection: Detection, rule_id: str, fidelity: str) -> dict[str, Any]:
         """Returns the document of a rule, which passes the checks of `rules check`. Raises Refusal."""
         origin = detection.origin
         body = self._write_shape(detection.shape)
