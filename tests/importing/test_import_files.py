@@ -286,6 +286,11 @@ def test_the_report_is_written_or_printed_as_json(conf: Path, capsys: pytest.Cap
     assert run(conf, *words, "--report", str(conf / "report.txt")) == 0
     assert "a-rule" not in capsys.readouterr().out
     assert f"{conf}/sigma/a.yml -> a-rule: exact\n" in (conf / "report.txt").read_text()
+    assert run(conf, *words, "--report", str(conf / "report.txt")) == 0
+    (conf / "report.txt").write_text("mine")
+    assert run(conf, *words, "--report", str(conf / "report.txt")) == 2
+    assert (conf / "report.txt").read_text() == "mine"
+    assert "is not a report of an import" in capsys.readouterr().err
     assert run(conf, *words, "--json") == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert row == {

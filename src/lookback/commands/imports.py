@@ -48,6 +48,7 @@ def _import_sigma(options: CommandOptions) -> int:
     names, place = load_map(options.map), options.open_workspace()
     draft = None if options.draft_stream is None else Path(options.draft_stream)
     _require_new(draft)
+    _require_report(options.report)
     stream = None if draft is not None else place.stream
     found = read_rules(find_files(options.files), names, load_pipeline(options.pipeline))
     if draft is not None:
@@ -69,6 +70,14 @@ def _import_sigma(options: CommandOptions) -> int:
 def _require_new(draft: Path | None) -> None:
     if draft is not None and draft.exists():
         raise SetupError(f"{draft} already exists; leave --draft-stream out to use it, or name a new file")
+
+
+def _require_report(report: str | None) -> None:
+    """Raises SetupError if a file is there that is not the report of an import."""
+    if report is not None and (path := Path(report)).exists():
+        text = path.read_bytes()[:100] if path.is_file() else b""
+        if b" in " not in text or b", for stream " not in text:
+            raise SetupError(f"{path} exists and is not a report of an import; give --report a new file")
 
 
 def _show(options: CommandOptions, report: Report) -> None:
