@@ -11,7 +11,6 @@ import json
 import random
 import re
 import socket
-import struct
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import run_simple
 
 _BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_EXISTS = b"<?xml version='1.0'?><Error><Code>PreconditionFailed</Code><Message>It exists.</Message></Error>"
 # The parts of a key that tell what a request is for.
 _KINDS = (
     (r"/_delta_log/", "log"),
@@ -50,7 +50,7 @@ class Failure:
 
     Attributes:
         kind: `busy` answers 503, `reset` closes the connection before anything is done, `lost` does what was asked
-            and closes the connection instead of answering.
+            and closes the connection instead of answering, `unconditional` ignores If-None-Match.
         rate: The share of requests, 0 to 1.
         method: The methods, such as `PUT|POST`; all by default.
         match: A pattern of the keys; all by default.
@@ -81,6 +81,9 @@ class Weather:
         self._counts[_describe(method, key, environ)] += 1
         time.sleep(self._delay)
         failure = self._find_failure(method, key)
+        if failure == "unconditional":
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            failure = None
         # A client that still sends would take an early answer for a broken connection.
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) if failure else b""
         if failure == "busy":
@@ -96,7 +99,23 @@ class Weather:
 
     def _ask(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         with self._one_at_a_time:
+            if environ["REQUEST_METHOD"] == "POST" and environ.get("HTTP_IF_NONE_MATCH") and self._exists(environ):
+                # Moto knows this condition for a PUT, not for the end of an upload in parts.
+                start_response("412 Precondition Failed", [("Content-Length", str(len(_EXISTS)))])
+                return [_EXISTS]
             return list(self._app(environ, start_response))
+
+    def _exists(self, environ: dict[str, Any]) -> bool:
+        found: list[str] = []
+        head = {
+            **environ,
+            "REQUEST_METHOD": "HEAD",
+            "QUERY_STRING": "",
+            "CONTENT_LENGTH": "0",
+            "wsgi.input": _Body(b""),
+        }
+        list(self._app(head, lambda status, *_: found.append(status) or (lambda _: None)))
+        return found[0].startswith("200")
 
     def _find_failure(self, method: str, key: str) -> str | None:
         for each in self._failures:
@@ -145,8 +164,8 @@ def _describe(method: str, key: str, environ: dict[str, Any]) -> str:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Closes at once, so that the client sees a reset and not the end of an answer."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    """Closes at once: others hold the socket too, so closing it alone would let the client wait."""
+    connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 
 

@@ -126,6 +126,7 @@ class _Setup:
         steps: list[SetUpStep] = []
         if self._tables.root is None:
             steps.append(self._create_schema())
+        self._tables.require_conditional_writes()
         volumes = {use: Volume.from_path(path) for use, path in (("checkpoints", checkpoints), ("landing", landing))}
         if self._unity is not None:
             steps += [

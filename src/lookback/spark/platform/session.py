@@ -23,6 +23,7 @@ from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.places import Place
 from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars
+from lookback.spark.platform.logstores import add_log_store
 from lookback.spark.platform.scratch import make_scratch
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def get_spark(
     spark = SparkSession.getActiveSession()
     if spark is None and on_databricks():
         spark = SparkSession.builder.getOrCreate()
-    if spark is None and _has_databricks_connect():
+    if spark is None and has_databricks_connect():
         spark = _connect()
     if spark is not None:
         own = open_own_session(spark)
@@ -182,7 +183,7 @@ class _OwnSession:
     copied: ClassVar[dict[str, str]] = {}
 
 
-def _has_databricks_connect() -> bool:
+def has_databricks_connect() -> bool:
     """Returns whether databricks-connect is installed, which replaces a local Spark."""
     try:
         return importlib.util.find_spec("databricks.connect") is not None
@@ -300,6 +301,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     }
     conf = SparkConf().setMaster(master).setAppName(app_name)
     conf.setAll(list({**own, **settings}.items()))
+    add_log_store(conf)
     if getattr(SparkContext, "_gateway", None) is None:
         gateway = launch_gateway(_select_at_launch(conf), {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
         threading.Thread(target=_forward_lines, args=(gateway.proc.stderr,), name="jvm-stderr", daemon=True).start()

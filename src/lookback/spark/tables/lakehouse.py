@@ -14,6 +14,8 @@ from pyspark.sql.types import ArrayType, StructType
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 from lookback.places import find_local_path
+from lookback.spark.platform.logstores import probe_one_winner, require_one_winner
+from lookback.spark.platform.session import has_databricks_connect, is_connect, on_databricks
 from lookback.spark.tables.conflicts import SPARK_ERRORS
 from lookback.spark.tables.properties import CHANGE_FEED, DEFAULT_HISTORY, choose_event_properties, choose_properties
 from lookback.spark.tables.reading import ReadableTables
@@ -45,12 +47,28 @@ class Tables(ReadableTables):
 
     @classmethod
     def of(cls, spark: SparkSession, settings: Settings) -> Tables:
-        """Returns the tables of the place that `settings` name. Raises SetupError if Spark cannot reach its bucket."""
+        """Returns the tables of the place that `settings` name.
+
+        Raises SetupError if Spark cannot reach its bucket, or does not keep two writers apart there.
+        """
         if settings.catalog:
             return cls.catalog(spark, settings.catalog, settings.schema, settings.root)
         tables = cls.local(spark, settings.root)
         tables._require_reachable()
+        if (settings_of_spark := tables._find_commit_settings()) is not None:
+            require_one_winner(spark, settings.root, settings_of_spark)
         return tables
+
+    def require_conditional_writes(self) -> None:
+        """Raises SetupError if the store of these tables overwrites a file that must not exist; asks it by writing one."""
+        if self.root is not None and (settings := self._find_commit_settings()) is not None:
+            probe_one_winner(self.spark, self.root, settings)
+
+    def _find_commit_settings(self) -> Mapping[str, str] | None:
+        """Returns the settings that decide how Spark commits to Delta tables; None on Databricks, which sees to it."""
+        if is_connect(self.spark):
+            return None if has_databricks_connect() else self.spark.conf.getAll
+        return None if on_databricks() else dict(self.spark.sparkContext.getConf().getAll())
 
     def _require_reachable(self) -> None:
         if find_local_path(self.root) is not None:

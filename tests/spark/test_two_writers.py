@@ -1,0 +1,213 @@
+"""Two processes that commit to one table in a bucket: of two commits of one version one fails, and none is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from py4j.protocol import Py4JJavaError
+
+from commits import open_log_store, write
+from lookback.cli import main
+from lookback.places import ObjectPath, parse_place
+from lookback.spark.platform.logstores import LOG_STORE_JAR
+from objectstore import S3Server, find_missing
+
+pytestmark = [pytest.mark.objectstore]
+COMMITS = 500
+APPENDS = 6
+# S3A repeats a PUT without an answer. The first one may have succeeded.
+LOST = {"kind": "lost", "rate": 0.03, "method": "PUT", "match": "_delta_log/0"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    if missing := find_missing():
+        pytest.fail(missing, pytrace=False)
+    started = S3Server(tmp_path_factory.mktemp("s3"))
+    started.make_bucket("bucket")
+    yield started
+    started.stop()
+
+
+def run_together(server: S3Server, commands: list[list[str]], folder: Path) -> list[str]:
+    """Starts processes, lets them begin at the same moment, and returns the last line of each."""
+    processes = []
+    for number, words in enumerate(commands):
+        with (folder / f"{number}.log").open("wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *words],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={"PYTHONPATH": ":".join(sys.path)},
+                )
+            )
+    try:
+        for each in processes:
+            assert each.stdin is not None
+            each.stdin.write(json.dumps({**server.settings, "spark.driver.memory": "1g"}) + "\n")
+            each.stdin.flush()
+        for number, each in enumerate(processes):
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n", (folder / f"{number}.log").read_text()
+        for each in processes:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        ends = [each.communicate()[0] for each in processes]
+        assert [each.returncode for each in processes] == [0] * len(processes), [
+            (folder / f"{number}.log").read_text()[-3000:] for number in range(len(processes))
+        ]
+        return [end.splitlines()[-1] for end in ends]
+    finally:
+        for each in processes:
+            each.kill()
+
+
+def find(server: S3Server, key: str) -> ObjectPath:
+    settings = {name.removeprefix("spark.hadoop."): value for name, value in server.settings.items()}
+    place = parse_place(f"s3a://{key}")
+    assert isinstance(place, ObjectPath)
+    return replace(place, settings=tuple(settings.items()))
+
+
+def read(server: S3Server, key: str) -> bytes:
+    return find(server, f"bucket/{key}").read_bytes()
+
+
+@pytest.fixture
+def stormy(server: S3Server) -> Iterator[None]:
+    server.set_weather(failures=[LOST])
+    yield
+    server.set_weather()
+
+
+@pytest.mark.usefixtures("stormy")
+def test_c13_2_of_a_thousand_commits_at_the_same_moment_none_is_lost(server: S3Server, tmp_path: Path) -> None:
+    commands = [["commits", "s3a://bucket/log/_delta_log", name, str(COMMITS)] for name in ("a", "b")]
+    versions = [json.loads(line) for line in run_together(server, commands, tmp_path)]
+    # A torn file is not JSON, and a lost commit is one that its writer believes it made.
+    found = [json.loads(read(server, f"log/_delta_log/{version:020}.json")) for version in range(2 * COMMITS)]
+    assert [[name, number] for name, number in found if name == "a"] == [["a", each] for each in range(COMMITS)]
+    assert [[name, number] for name, number in found if name == "b"] == [["b", each] for each in range(COMMITS)]
+    for name, made in zip("ab", versions, strict=True):
+        assert [version for version, (writer, _) in enumerate(found) if writer == name] == made
+    changes = sum(one != other for (one, _), (other, _) in pairwise(found))
+    assert changes > COMMITS / 10, "they did not meet"
+
+
+@pytest.mark.usefixtures("stormy")
+def test_c13_2_two_sessions_append_to_one_table(server: S3Server, tmp_path: Path) -> None:
+    commands = [["appends", "s3a://bucket/rows", "met", name, str(APPENDS)] for name in ("a", "b")]
+    # The first commit makes the table. Of two that do so one conflicts, and both meet from version 0 on.
+    assert run_together(server, commands, tmp_path) == ["done", "done"]
+    commits = [read(server, f"rows/met/_delta_log/{version:020}.json") for version in range(2 * APPENDS)]
+    actions = [[json.loads(line) for line in each.splitlines()] for each in commits]
+    assert [sum("commitInfo" in action for action in each) for each in actions] == [1] * len(actions)
+    assert len({action["commitInfo"]["txnId"] for each in actions for action in each if "commitInfo" in action}) == len(
+        actions
+    )
+    files = [action["add"]["path"] for each in actions for action in each if "add" in action]
+    assert len(files) == len(set(files)) == 2 * APPENDS
+    rows = Counter(read_row(server, file) for file in files)
+    assert rows == Counter({(name, number): 1 for name in "ab" for number in range(APPENDS)})
+
+
+def read_row(server: S3Server, file: str) -> tuple[str, int]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (row,) = pq.read_table(pa.BufferReader(read(server, f"rows/met/{file}"))).to_pylist()
+    return row["name"], row["number"]
+
+
+def test_c13_2_a_large_commit_and_a_replaced_file(server: S3Server) -> None:
+    small_parts = {"spark.hadoop.fs.s3a.multipart.size": "5M", "spark.hadoop.fs.s3a.multipart.threshold": "5M"}
+    folder = "s3a://bucket/large/_delta_log"
+    first = f"{folder}/{0:020}.json"
+    # In parts, as a commit of very many files is.
+    large = "x" * 11_000_000
+    with open_log_store({**server.settings, **small_parts}) as store:
+        with server.count_requests() as counts:
+            assert write(*store, first, large)
+        assert counts["post log"] == 2, counts
+        assert not write(*store, first, "y" * 11_000_000)
+        assert not write(*store, first, "z")
+        assert read(server, f"large/_delta_log/{0:020}.json") == large.encode() + b"\n"
+        for line in ("old", "new"):
+            assert write(*store, f"{folder}/_last_checkpoint", line, overwrite=True)
+    assert read(server, "large/_delta_log/_last_checkpoint") == b"new\n"
+
+
+def test_c13_3_a_log_is_listed_from_where_it_is_read(server: S3Server) -> None:
+    folder = "s3a://bucket/listed/_delta_log"
+    for version in range(1_100):
+        find(server, f"bucket/listed/_delta_log/{version:020}.json").write_bytes(b"{}")
+    with open_log_store(server.settings) as (jvm, store, conf):
+
+        def list_from(name: str, within: str = folder) -> list[str]:
+            found = store.listFrom(jvm.org.apache.hadoop.fs.Path(f"{within}/{name}"), conf)
+            return [each.getPath().toString().removeprefix(f"{within}/") for each in iter_java(found)]
+
+        with server.count_requests() as counts:
+            assert list_from(f"{1_098:020}.json") == [f"{1_098:020}.json", f"{1_099:020}.json"]
+        assert counts == {"list log": 1}
+        assert len(list_from(f"{0:020}.")) == 1_100
+        assert list_from(f"{1_100:020}.") == []
+        with pytest.raises(Py4JJavaError, match="No such file or directory"):
+            list_from("0.json", "s3a://bucket/nowhere/_delta_log")
+
+
+def iter_java(found: Any) -> Iterator[Any]:
+    while found.hasNext():
+        yield found.next()
+
+
+def test_the_jar_is_compiled_from_the_source_beside_it(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    made = tmp_path / "made.jar"
+    command = [sys.executable, str(root / "dev/tools/logstore.py"), str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert made.read_bytes() == LOG_STORE_JAR.read_bytes(), "run python dev/tools/logstore.py"
+
+
+@pytest.fixture
+def conf_of(server: S3Server, tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    stream = {"stream": "pay", "event_id": "id", "event_time": "at", "fields": {"id": "int", "at": "timestamp"}}
+    (tmp_path / "streams/pay.yml").write_text(yaml.safe_dump({**stream, "max_out_of_orderness": "1 second"}))
+    off = {"spark.hadoop.fs.s3a.bucket.switched.create.conditional.enabled": "false", "spark.master": "local[2]"}
+    spark = {**server.settings, **off, "spark.driver.memory": "1g"}
+    (tmp_path / "settings.yml").write_text(yaml.safe_dump({"spark": spark}))
+    return tmp_path
+
+
+def test_c13_2_a_store_without_conditional_writes_is_refused_before_anything_is_written(
+    server: S3Server, conf_of: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.make_bucket("switched")
+    server.make_bucket("old")
+    with server.count_requests() as counts:
+        assert main(["--root", "s3a://switched/x", "--conf", str(conf_of), "init"]) == 2
+    assert "fs.s3a.bucket.switched.create.conditional.enabled is false" in capsys.readouterr().err
+    assert not [each for each in counts if each.startswith(("put", "post"))], counts
+    server.set_weather(failures=[{"kind": "unconditional"}])
+    try:
+        assert main(["--root", "s3a://old/x", "--conf", str(conf_of), "init"]) == 2
+    finally:
+        server.set_weather()
+    assert "ignores If-None-Match" in capsys.readouterr().err
+    # The folder of the file that was written to ask is left, with nothing in it.
+    assert list(find(server, "old/x").iterdir()) == []
