@@ -72,7 +72,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_0_a_place_is_set_up(place: Path, run: Run):
     said = run("00_set_up.ipynb", landing=place / "landing")
-    assert said.count(" created") == 17  # twelve tables of the product, five of streams; metrics and alerts are both
+    assert said.count(" created") == 19  # twelve tables of the product, seven of streams; metrics and alerts are both
     assert (place / "landing").is_dir()
 
 
