@@ -109,6 +109,7 @@ def test_c11_3_an_address_of_ipv4_is_the_same_address_when_it_is_written_as_ipv6
         ("10.0.0.300", "an address or a range such as 10.0.0.0/8"), ("*", "an address or a range such as 10.0.0.0/8"),
         ("10.*.0.1", "an address or a range such as 10.0.0.0/8"), ("10.0.0.9-10.0.0.1", "an address or a range such as 10.0.0.0/8"),
         ("10.0.0.1-::1", "an address or a range such as 10.0.0.0/8"), ("", "an address or a range such as 10.0.0.0/8"),
+        ("::ffff:10.0.0.0/8", "10.0.0.0/8"), ("::ffff:10.0.0.0/90", "an address or a range such as 10.0.0.0/8"),
     ],
 )  # fmt: skip
 def test_c11_3_what_is_no_range_is_explained_with_what_to_write(text: str, remedy: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network, summarize_address_range
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network, summarize_address_range
 
 # The number of bits of an address, by version.
 ADDRESS_BITS = {4: 32, 6: 128}
@@ -35,10 +35,21 @@ def read_network(text: str) -> tuple[int, int, int] | None:
     except ValueError:
         return None
     first = network.network_address
-    mapped = first.ipv4_mapped if isinstance(first, IPv6Address) else None
-    if mapped is not None and network.prefixlen >= _MAPPED_BITS:
-        return 4, int(mapped), network.prefixlen - _MAPPED_BITS
-    return network.version, int(first), network.prefixlen
+    if _read_mapped(text.partition("/")[0]) is None:
+        return network.version, int(first), network.prefixlen
+    # Of ::ffff:10.0.0.0/8 the 8 bits are those of IPv6: nearly all addresses, and not what is meant.
+    if network.prefixlen < _MAPPED_BITS:
+        return None
+    return 4, int(first) % 2 ** ADDRESS_BITS[4], network.prefixlen - _MAPPED_BITS
+
+
+def _read_mapped(text: str) -> IPv4Address | None:
+    """Reads the IPv4 address that is written as IPv6, such as ::ffff:192.0.2.7; None for any other text."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return address.ipv4_mapped if isinstance(address, IPv6Address) else None
 
 
 def explain_no_range(text: str) -> str | None:
@@ -54,6 +65,10 @@ def _suggest_ranges(text: str) -> list[str]:
     """Returns the ranges that are meant by a text with blanks, wildcards, a first and last address, or a port."""
     if read_network(text) is not None:
         return [text]
+    address, _, length = text.partition("/")
+    if (mapped := _read_mapped(address)) is not None:
+        text = f"{mapped}/{length}"
+        return [text] if read_network(text) is not None else []
     octets = text.split(".")
     known = [each for each in octets if each != "*"]
     if 1 <= len(known) < len(octets) <= 4 and octets[: len(known)] == known:
