@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from lookback.spark.tables.sqltexts import write_value
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -56,7 +58,7 @@ def run_statement(run: Callable[[str], list[Any]], body: dict[str, Any]) -> Answ
     """Answers a statement as the statement execution API does. `run` runs a text of SQL and returns rows of Spark."""
     # Delta's parser hands markers on without their values (Delta 4.4 on Spark 4.2).
     given = {each["name"]: each.get("value") for each in body.get("parameters", ())}
-    values = {name: "NULL" if value is None else _quote(value) for name, value in given.items()}
+    values = {name: write_value(value) for name, value in given.items()}
     try:
         rows = run(re.sub(r":(\w+)", lambda marker: values.get(marker[1], marker[0]), body["statement"]))
     except Exception as failure:  # noqa: BLE001 - a workspace says of any failure what it is
@@ -73,10 +75,6 @@ def run_statement(run: Callable[[str], list[Any]], body: dict[str, Any]) -> Answ
             "result": {"chunk_index": 0, "row_offset": 0, "data_array": data},
         }
     )
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
 
 
 def _write_text(value: Any) -> str | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from lookback.core.expressions.syntax import is_bare_name
+from lookback.core.expressions.syntax import name_as_sql
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.texts import quote_identifier
 from lookback.core.values.types import DataType
 from lookback.importing.reasons import Refusal
 
@@ -55,9 +54,4 @@ class FieldNames:
 
     def write(self, name: str) -> str:
         """Writes the field as SQL has it. Raises Refusal if there is none."""
-        return quote_field(self.find(name))
-
-
-def quote_field(name: str) -> str:
-    """Writes a field of a stream, or a part of a struct, as SQL has it."""
-    return ".".join(part if is_bare_name(part) else quote_identifier(part) for part in name.split("."))
+        return name_as_sql(self.find(name))

@@ -148,7 +148,7 @@ def pack_events(batch: pa.RecordBatch, header: Mapping[str, Any]) -> bytes:
     batch: fields and the commit column, with or without `narrow_columns` applied.
     """
     table = pa.Table.from_batches([batch]).replace_schema_metadata({_HEADER: json.dumps(header).encode()})
-    return _write_ipc(table)
+    return pack_table(table)
 
 
 def unpack_events(block: bytes, stream: Stream) -> tuple[Events, dict[str, Any]]:
@@ -237,7 +237,7 @@ def pack_alerts(rows: Sequence[tuple[AlertOrder, Alert]], tried: Sequence[int] |
         f"order_{name}": [getattr(order, name) for order, _ in rows] for name in ("phase", "time", "event", "key")
     }
     table = pa.Table.from_pydict(columns, schema=pa.schema([*ALERTS_SCHEMA, *_ORDER_COLUMNS]))
-    return _write_ipc(table if tried is None else table.append_column(TRIED, pa.array(tried, pa.int32())))
+    return pack_table(table if tried is None else table.append_column(TRIED, pa.array(tried, pa.int32())))
 
 
 def merge_alerts(blocks: Iterable[bytes]) -> pa.Table:
@@ -265,17 +265,12 @@ def pack_flagged(flagged: FlaggedEvents) -> bytes:
             pa.array(np.arange(rows + 1) * words, pa.int32()), pa.array(flagged.bits.reshape(-1), pa.int64())
         ),
     }
-    return _write_ipc(pa.table(columns, schema=FLAGGED_SCHEMA))
-
-
-def pack_table(table: pa.Table) -> bytes:
-    """Packs an Arrow table into a block."""
-    return _write_ipc(table)
+    return pack_table(pa.table(columns, schema=FLAGGED_SCHEMA))
 
 
 def pack_late(late: Sequence[LateEvent]) -> bytes:
     """Packs late events into a block."""
-    return _write_ipc(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
+    return pack_table(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
 
 
 def unpack_late(block: bytes) -> list[dict[str, Any]]:
@@ -326,7 +321,8 @@ def _raise_state_error() -> Iterator[None]:
         ) from error
 
 
-def _write_ipc(table: pa.Table) -> bytes:
+def pack_table(table: pa.Table) -> bytes:
+    """Packs an Arrow table into a block."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
