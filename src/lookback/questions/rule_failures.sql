@@ -1,5 +1,5 @@
 -- The newest failure of each rule of a stream, and the newest other row of rule_log.
-SELECT rule_id, CAST(has_failed AS INT) AS has_failed, at_us, newest.action AS action, newest.message AS message
+SELECT rule_id, has_failed, at_us, newest.action AS action, newest.message AS message
 FROM (
   SELECT
     rule_id, action = 'failed' AS has_failed, unix_micros(max(logged_at)) AS at_us,

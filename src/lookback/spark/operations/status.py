@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.operations.figures import Figures, WarmUp
+from lookback.core.operations.figures import Figures, Sample, WarmUp
 from lookback.core.operations.health import (
     check_health,
     describe_health,
@@ -20,10 +21,10 @@ from lookback.core.operations.health import (
 from lookback.core.operations.thresholds import RECENT
 from lookback.core.rules.document import read_document
 from lookback.core.rules.roles import WARMING, name_role
-from lookback.core.rules.versions import WARM, Piece
+from lookback.core.rules.versions import EVALUATED, WARM, Piece
 from lookback.core.streams.declaration import Stream
+from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.times import to_utc
-from lookback.questions.health import HealthQuestions
 from lookback.spark.review import select_open
 from lookback.spark.rules import RulesTable, find_rejected, find_warming
 from lookback.spark.stream.metrics import read_backlog
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # The account in the status covers at most this time span and this number of rows.
 _ACCOUNT_SPAN = dt.timedelta(days=1)
 _ACCOUNT_ROWS = 1_000_000
+# The maximum length of a logged message within a sentence.
+_MAX_CHARACTERS = 200
 # The expected number of maintenance commits among those of ingest.
 _OTHER_COMMITS = 50
 
@@ -220,23 +223,78 @@ def read_stream_figures(
 ) -> Figures:
     """Reads the figures that decide a stream's health from its tables, which must exist; `now` must be aware."""
     now, tables = now or dt.datetime.now(dt.timezone.utc), tables.holding(stream)
-    rows = RulesTable(tables, {stream.name: stream}).rows(find_rejected(tables, stream.name))
-    own = [row for row in rows if row.document is not None and row.document.get("stream") == stream.name]
-    questions = HealthQuestions(lambda question, **values: tables.ask(question, **values).collect(), stream.name, now)
-    figures = questions.read_figures(
-        lambda: [(row.rule_id, row.status) for row in own],
-        lambda judged: read_backlog(tables, stream.name, judged),
-        lambda: _select_events(tables, stream, "ingested_at >= :since", since=now - RECENT).count(),
-        None if checkpoint is None else checkpoint.find_last_judged(),
-    )
-    figures = replace(
-        figures,
+    name, since = stream.name, now - RECENT
+    rows = RulesTable(tables, {name: stream}).rows(find_rejected(tables, name))
+    own = [row for row in rows if row.document is not None and row.document.get("stream") == name]
+    samples = tables.ask("health_samples", stream=name, since=since).collect()
+    last = samples[-1] if samples else None
+    judged = _find_judged(tables, name, None if last is None else last["judged"], checkpoint)
+    waiting = read_backlog(tables, name, judged)
+    (rejected,) = tables.ask("rejected_lately", stream=name, since=since).collect()
+    failing, refused = _read_failures(tables, name, since)
+    figures = Figures(
+        stream=name,
+        now=now,
+        rules=sum(1 for row in own if row.status in EVALUATED),
+        quarantined=[row.rule_id for row in own if row.status == "quarantined"],
+        committed=waiting.committed,
+        judged=judged,
+        waiting=waiting.waiting,
+        lag=waiting.seconds(now),
+        newest=waiting.newest,
+        samples=[_parse_sample(row) for row in samples if row["is_recent"]],
+        last_sample=None if last is None else to_utc(last["at_us"]),
+        failing=failing,
+        refused=refused,
+        rejected=rejected["counted"],
+        reason=(rejected["reason"] or "")[:_MAX_CHARACTERS],
+        ingested=_select_events(tables, stream, "ingested_at >= :since", since=since).count()
+        if rejected["counted"]
+        else 0,
         warming=read_warm_ups(tables, stream),
         other_tables=() if checkpoint is None else find_other_histories(tables, checkpoint.read_noted(stream)),
     )
     if needs_leader(check_health(figures)):
         return replace(figures, leader=_find_leader(tables, stream, figures))
     return figures
+
+
+def _find_judged(tables: Tables, name: str, sampled: int | None, checkpoint: Checkpoint | None) -> int | None:
+    """Finds the last judged commit: from the last sample and the checkpoint, else from the alerts."""
+    noted = None if checkpoint is None else checkpoint.find_last_judged()
+    known = [commit for commit in (sampled, noted) if commit is not None]
+    if known:
+        return max(known)
+    (row,) = tables.ask("last_arrival", stream=name).collect()
+    judged: int | None = row["arrival"]
+    return judged
+
+
+def _read_failures(tables: Tables, name: str, since: dt.datetime) -> tuple[dict[str, str], dict[str, str]]:
+    """Reads the log messages of rules that failed since a time, and of rules whose last row was rejected."""
+    failing, refused = {}, {}
+    for row in tables.ask("rule_failures", stream=name).collect():
+        message = (row["message"] or "")[:_MAX_CHARACTERS]
+        if row["has_failed"] and to_utc(row["at_us"]) >= since:
+            failing[row["rule_id"]] = message
+        if row["action"] == "rejected":
+            refused[row["rule_id"]] = message
+    return failing, refused
+
+
+def _parse_sample(row: Row) -> Sample:
+    watermark = row["watermark_us"]
+    return Sample(
+        at=to_utc(row["at_us"]),
+        events=row["events"] or 0,
+        late=row["late"] or 0,
+        discarded=row["discarded"] or 0,
+        lag=row["lag_seconds"] or 0.0,
+        watermark=None if watermark is None else to_utc(watermark),
+        state_rows=row["state_rows"],
+        stages={stage: row[f"{stage}_ms"] or 0 for stage in ("run", "evaluate", "write")},
+        rules={rule_id: RuleCounts(**counts) for rule_id, counts in json.loads(row["by_rule"] or "{}").items()},
+    )
 
 
 def _find_leader(tables: Tables, stream: Stream, figures: Figures) -> str:
