@@ -19,8 +19,8 @@ from lookback.core.streams.members import complete_union
 from lookback.core.streams.unions import list_members
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.texts import first_line
 from lookback.places import parse_place
+from lookback.yamltexts import parse_documents
 
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
@@ -397,75 +397,8 @@ def _parse(text: str, file: str) -> tuple[Any, Any]:
 
     Messages call it `file`. Raises SetupError, with the line if known.
     """
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None and _count_nodes(node, {}) > MAX_NODES:
-            raise SetupError(
-                f"{file} has more than {MAX_NODES:,} values once its aliases (*name) are expanded; use fewer aliases"
-            )
-        return node, yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        raise _explain_yaml_error(file, text, error) from error
-    except RecursionError as error:
-        raise SetupError(f"{file} is nested too deeply, or an alias in it contains itself; make it flatter") from error
-    except (yaml.YAMLError, ValueError) as error:
-        # A character that YAML forbids, or a text that only looks like a date or a number.
-        raise SetupError(f"{file} is not YAML: {first_line(error)}; put texts in quotes") from error
-
-
-_ALIKE = "indent the keys of one level alike, with spaces"
-_QUOTE_WHOLE = "put the whole value in double quotes, and texts in it in single ones"
-# Words of the parser's message, what is wrong in the line, and the remedy.
-_YAML_PROBLEMS = (
-    ("'\\t' that cannot start", "the indentation has a tab", "indent with spaces only"),
-    ("cannot start any token", "a text begins with a character that means something else", "put the text in quotes"),
-    ("expected a comment or a line break", "a text begins with > or |", "put the text in quotes"),
-    ("found undefined alias", "a text begins with *", "put the text in quotes"),
-    ("constructor for the tag", "a text begins with !", "put the text in quotes"),
-    ("found '<scalar>'", "text follows a closing quote or brace", _QUOTE_WHOLE),
-    ("expected <block end>", "the line is indented differently from its level", _ALIKE),
-    ("sequence entries are not allowed", "a list cannot begin at this '-'", "put the list below its key"),
-    ("expected ',' or", "an earlier bracket is not closed, or a comma is missing", "add it"),
-    ("unexpected end of stream", "a quote is not closed", "close it"),
-    ("another document", "a second document begins", "write one document per file, without '---'"),
-    ("unknown escape character", "a text in double quotes has a backslash", "use single quotes"),
-    (
-        "could not find expected ':'",
-        "a key has no ':'",
-        "write `key: value`, or indent the line if it continues a text",
-    ),
-    ("unhashable key", "a key is a list or a mapping", "write a name"),
-)
-
-
-def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> SetupError:
-    """Explains an error of the YAML parser: its place, what is wrong there, and the remedy."""
-    problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
-    if "unexpected end of stream" in problem:
-        mark = error.context_mark or mark
-    if mark is None:
-        return SetupError(f"{file} is not YAML: {problem}; put texts in quotes")
-    lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    what, remedy = next(
-        ((what, remedy) for words, what, remedy in _YAML_PROBLEMS if words in problem), (problem, "put texts in quotes")
-    )
-    if "mapping values are not allowed" in problem:
-        what, remedy = "it is indented differently from the key before it, or that key has no ':'", _ALIKE
-        if ": " in line[: mark.column]:
-            what, remedy = "a text has a ':' in it", "put the text in quotes"
-    seen = line.strip() if len(line.strip()) <= 60 else f"{line.strip()[:57]}..."
-    return SetupError(f"{file}:{mark.line + 1} is not YAML: {what}, at {seen!r}; {remedy}")
-
-
-def _count_nodes(node: Any, known: dict[int, int]) -> int:
-    """Counts the nodes with all aliases expanded. Raises RecursionError if one contains itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in known:
-        parts = [part for each in node.value for part in (each if isinstance(each, tuple) else (each,))]
-        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
-    return known[id(node)]
+    documents = parse_documents(text, file, MAX_NODES, single=True)
+    return documents[0] if documents else (None, None)
 
 
 def _note_places(node: Any, place: str, lines: dict[str, int]) -> list[tuple[str, int]]:

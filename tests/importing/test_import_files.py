@@ -126,6 +126,7 @@ WRONG = {
     "aliases": ("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "\n".join(
         f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]" for a, b in zip("abcdef", "bcdefg", strict=True)), "yaml: "),
     "an alias in itself": ("a: &a [*a]", "yaml: "),
+    "deep nesting": ("title: " + "[" * 200_000, "yaml: "),
     "a key twice": ("detection: {s: {Image: x}, condition: s}\ntitle: a\ntitle: b", "yaml: "),
     "a list": ("- a", "sigma: it has neither"),
     "a text": ("hello", "sigma: it has neither"),
