@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +13,27 @@ from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, CommandOptions,
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 from lookback.spark.platform.faults import explain_full_disk
-from lookback.views.terminal import safe_output
+from lookback.views.terminal import OutputClosed, safe_output
 
+# As of a program that SIGPIPE ends: 128 + 13.
+_OUTPUT_CLOSED = 141
 # `pip install lookback-rules` alone leaves these out, as a cluster of Databricks has its own.
 _SPARK = ("pyspark", "delta", "py4j")
 _NO_SPARK = "this command needs Spark and Delta, which are not installed here: pip install 'lookback-rules[local]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, or 1 if it found problems, or 2 for wrong use."""
+    """Runs one command. Returns 0, or 1 if it found problems, 2 for wrong use, 141 if nobody reads its output any more."""
     with safe_output():
-        return _run(arguments)
+        try:
+            try:
+                return _run(arguments)
+            finally:
+                sys.stdout.flush()
+        except OutputClosed:
+            # Python writes the rest of its buffer when it ends, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _OUTPUT_CLOSED
 
 
 def _run(arguments: Sequence[str] | None) -> int:

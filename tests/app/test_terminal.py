@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +101,15 @@ def test_a_line_of_a_batch_shows_each_row_of_the_log_on_one_line() -> None:
     numbers = dict.fromkeys(names, 0)
     report = BatchReport(**{**numbers, "alerts": {}, "by_rule": {}, "log": (row,)})  # type: ignore[arg-type]
     assert _format_batch(report).splitlines()[1:] == [r"  r v1 failed the first is a\x1b\nbatch 9: 0 events"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["stream", "new", "in.csv"]])
+def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "in.csv").write_text("id,at,amount\n1,2026-01-01T00:00:00Z,12.50\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-m", "lookback", *words], stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False
+    )
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (141, b"")

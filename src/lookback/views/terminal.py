@@ -21,16 +21,33 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 _MAX_DRAWN_ROWS = 1_000
 
 
+class OutputClosed(Exception):
+    """Whoever read what a command prints has gone, as `head` does when it has seen enough."""
+
+
 class SafeOutput:
-    """A text stream that escapes terminal control characters in everything a command prints, except line breaks."""
+    """A text stream that escapes terminal control characters in everything a command prints, except line breaks.
+
+    Once its reader has gone it raises OutputClosed.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
         """Writes a text, and returns its length."""
-        self.stream.write(_STEERING.sub(lambda match: ascii(match[0])[1:-1], text))
+        try:
+            self.stream.write(_STEERING.sub(lambda match: ascii(match[0])[1:-1], text))
+        except BrokenPipeError as error:
+            raise OutputClosed from error
         return len(text)
+
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        try:
+            self.stream.flush()
+        except BrokenPipeError as error:
+            raise OutputClosed from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -51,7 +68,10 @@ def get_raw_output() -> TextIO:
 
 def print_document(text: str) -> None:
     """Prints the text of a file; output to a file is unchanged."""
-    print(text, end="", file=sys.stdout if sys.stdout.isatty() else get_raw_output())
+    try:
+        print(text, end="", file=sys.stdout if sys.stdout.isatty() else get_raw_output(), flush=True)
+    except BrokenPipeError as error:
+        raise OutputClosed from error
 
 
 def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
