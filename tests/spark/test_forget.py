@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.cli import main
 from lookback.core.errors import ExpressionError, SetupError
+from lookback.core.streams.alerts import REMOVED
 from lookback.spark.operations import forget as forgetting
 from lookback.spark.operations.dependents import Dependents
 from lookback.spark.operations.forget import ForgetReport, forget
@@ -60,7 +61,7 @@ def reject(tables: Tables, *raws: str | None) -> None:
 
 
 def values(tables: Tables, name: str, *columns: str) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in tables.read(name).select(*columns).collect())
+    return sorted(tuple(row) for row in tables.read(name).selectExpr(*columns).collect())
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,30 @@ def check_purges(tables: Tables, report: ForgetReport, again: ForgetReport) -> N
     assert "has not judged" not in str(again)
     assert f"has not judged commit {report.commit} yet" in str(report)
     assert tables.spark.sql(kept["alerts"].statements[0]).columns == ["path"]
+
+
+def test_what_rules_make_of_values_for_their_keys_is_forgotten_with_them(ready: Tables) -> None:
+    tables = ready
+    shout = rule("shout", group_by=[{"name": "concat(upper(shop), '-', cast(customer as string))"}])
+    steps = [{"name": "one", "where": "amount = 1", "key": ["id"]}, {"name": "two", "where": "amount = 2"}]
+    publish(tables, [shout, sequence("named", steps, group_by=["shop"], message="")], status="draft")
+    append(tables, [event("e1", 0, 17, 1), event("e2", 1, 5, 2)])
+    now = dt.datetime.now(dt.timezone.utc)
+    keys = [
+        ("shout", {"name": "A-17"}),
+        ("shout", {"name": "A-5"}),
+        ("named", {"shop": "e1"}),
+        ("named", {"shop": "e2"}),
+    ]
+    tables.append_rows([(name, key, now, now, "a trip of a-17 and A-5", "ann") for name, key in keys], "snoozes")
+
+    report = forget(tables, STREAM, CUSTOMER)
+
+    assert report.rows["snoozes"] == 2
+    assert values(tables, "snoozes", "rule_id", "to_json(key)", "reason") == [
+        ("named", '{"shop":"e2"}', f"a trip of {REMOVED} and A-5"),
+        ("shout", '{"name":"A-5"}', f"a trip of {REMOVED} and A-5"),
+    ]
 
 
 class Killed(Exception):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from lookback.core.streams.alerts import REMOVED
-from lookback.spark.operations.redaction import OwnValue, Redactor, select_texts
+from lookback.spark.operations.redaction import OwnValue, Redactor, list_identifying, select_texts
 from payins import STREAM
 
 
 def redactor(**values: str) -> Redactor:
     """A redactor for a request that names the field `customer`."""
-    return Redactor(select_texts([OwnValue(*pair) for pair in values.items()], STREAM, ["customer"]))
+    own = [OwnValue(*pair) for pair in values.items()]
+    return Redactor(select_texts(own, list_identifying(STREAM, []), ["customer"]))
 
 
 def test_a_short_value_counts_only_if_the_request_names_its_field_and_stands_alone() -> None:

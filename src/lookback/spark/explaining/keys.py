@@ -38,8 +38,12 @@ def add_texts(rows: DataFrame, stream: Stream, key: Sequence[KeyPart]) -> DataFr
 
 def list_values(key: Sequence[KeyPart]) -> dict[str, Column]:
     """Lists the columns with the values of a key, or their texts, by the names of its entries."""
-    names = [_name_column(at) if part.sql else quote_field(part.column) for at, part in enumerate(key)]
-    return {part.name: F.col(name) for name, part in zip(names, key, strict=True)}
+    return {part.name: column for part, column in zip(key, list_columns(key), strict=True)}
+
+
+def list_columns(key: Sequence[KeyPart]) -> list[Column]:
+    """Lists the columns with the values of the entries of a key, or their texts, in their order."""
+    return [F.col(_name_column(at) if part.sql else quote_field(part.column)) for at, part in enumerate(key)]
 
 
 def write_key(key: Sequence[KeyPart], values: Mapping[str, Column]) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.core.errors import LookbackError
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import read_document
+from lookback.core.rules.keys import KeyPart
 from lookback.spark.explaining.counted import list_named_events
 from lookback.spark.ingest.fields import RAW, REASON
 from lookback.spark.ingest.rejected import RejectedRows
@@ -22,6 +23,7 @@ from lookback.spark.tables.sqltexts import nest_columns
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
@@ -40,6 +42,26 @@ KNOWN_BY = {
 _NAMING = ("failed", "revisions_limited", "session_closed")
 
 
+def read_rules(tables: Tables, stream: Stream) -> list[CompiledRule]:
+    """Reads all versions of the rules of a stream, whatever became of them."""
+    own = F.get_json_object("document", "$.stream") == F.lit(stream.name)
+    rules = []
+    for (document,) in tables.read("rules").where(own).select("document").distinct().collect():
+        # A row written by hand may be invalid.
+        with suppress(LookbackError):
+            rules.append(compile_rule(read_document(document), stream))
+    return rules
+
+
+def list_key_parts(rules: Iterable[CompiledRule]) -> Iterator[KeyPart]:
+    """Lists the entries of the keys of rules: each expression, and each field that a step puts in place of an entry."""
+    for rule in rules:
+        for fields in rule.keys:
+            for part, column in zip(rule.key, fields, strict=True):
+                if part.sql or part.name != column:
+                    yield part if part.column == column else KeyPart(part.name, column, part.type, frozenset([column]))
+
+
 @dataclass(frozen=True)
 class Dependents:
     """The rows that are about the events of a request, or have a key or a value that only those events had.
@@ -51,6 +73,7 @@ class Dependents:
         holds: The condition, over columns with these names.
         ids: The ids of the events as text, in the column event_id.
         own: The values that only these events had; see `find_own_values`.
+        rules: All versions of the rules of the stream.
     """
 
     tables: Tables
@@ -59,6 +82,7 @@ class Dependents:
     holds: Column
     ids: DataFrame
     own: DataFrame
+    rules: Sequence[CompiledRule]
 
     def find(self) -> dict[str, DataFrame]:
         """Finds the rows to delete with the events, by table, as frames with the columns of KNOWN_BY."""
@@ -106,24 +130,19 @@ class Dependents:
             listed = rows.where(F.col("list").isin(*names))
             if self.fields == [field_]:
                 found = found.union(self._select_satisfying(listed, {field_: F.col("value")}, known_by))
-            own = self.own.where(F.col("field") == F.lit(field_)).select(F.col("text").alias("value"))
+            own = self.own.where(F.col("name") == F.lit(field_)).select(F.col("text").alias("value"))
             matching = listed.join(F.broadcast(own), "value", "left_semi")
             found = found.union(matching.select(known_by.alias("__known_by")))
         return found.select("__known_by.*").distinct().localCheckpoint()
 
     def _find_lists(self) -> dict[str, set[str]]:
         """Finds, by field, the lists in which any version of a rule of this stream looks up that field alone."""
-        own = F.get_json_object("document", "$.stream") == F.lit(self.stream.name)
-        documents = self.tables.read("rules").where(own).select("document").distinct().collect()
         names: dict[str, set[str]] = {}
-        for (document,) in documents:
-            # A row written by hand may be invalid.
-            with suppress(LookbackError):
-                rule = compile_rule(read_document(document), self.stream)
-                judged = () if rule.when is None else rule.when.memberships
-                for each in (*rule.memberships, *judged):
-                    if len(each.text.named) == 1:
-                        names.setdefault(next(iter(each.text.named)), set()).add(each.list_name)
+        for rule in self.rules:
+            judged = () if rule.when is None else rule.when.memberships
+            for each in (*rule.memberships, *judged):
+                if len(each.text.named) == 1:
+                    names.setdefault(next(iter(each.text.named)), set()).add(each.list_name)
         return names
 
     def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
@@ -134,8 +153,8 @@ class Dependents:
         has_fields = reduce(and_, [F.map_contains_key("key", F.lit(name)) for name in self.fields])
         texts = {name: F.col("key")[F.lit(name)] for name in self.fields}
         found = self._select_satisfying(rows.where(has_fields), texts, known_by)
-        parts = rows.select(known_by.alias("__known_by"), F.explode("key").alias("field", "text"))
-        return found.union(parts.join(F.broadcast(self.own), ["field", "text"], "left_semi").select("__known_by"))
+        parts = rows.select(known_by.alias("__known_by"), F.explode("key").alias("name", "text"))
+        return found.union(parts.join(F.broadcast(self.own), ["name", "text"], "left_semi").select("__known_by"))
 
     def _select_satisfying(self, rows: DataFrame, texts: Mapping[str, Column], known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows that satisfy the condition; its fields are cast from `texts`."""

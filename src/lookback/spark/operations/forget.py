@@ -6,7 +6,7 @@ A request is a condition over the fields of a stream. It deletes:
                      from its state
     alerts           all revisions of an alert that such an event triggered or is evidence of, or that has a matching
                      key: one that has every field of the condition and satisfies it, or has a value that only those
-                     events had
+                     events had, whether of a field or of an expression in group_by
     reviews          reviews of these alerts
     labels           labels of these events
     snoozes          snoozes of a matching key
@@ -44,8 +44,14 @@ from lookback.core.values.texts import first_line
 from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
 from lookback.spark.checkpoints.checkpoint import Checkpoint
-from lookback.spark.operations.dependents import KNOWN_BY, Dependents
-from lookback.spark.operations.redaction import OwnValue, Redactions, find_own_values, select_texts
+from lookback.spark.operations.dependents import KNOWN_BY, Dependents, list_key_parts, read_rules
+from lookback.spark.operations.redaction import (
+    OwnValue,
+    Redactions,
+    find_own_values,
+    list_identifying,
+    select_texts,
+)
 from lookback.spark.stream.rebuild import has_outputs
 from lookback.spark.tables.conflicts import SPARK_ERRORS, change_table
 from lookback.spark.tables.properties import parse_file_retention, parse_log_retention
@@ -260,8 +266,10 @@ class _Request:
         gone = (present if deleted is None else present.union(deleted.select(*columns))).localCheckpoint()
         ids = gone.select(self._id).distinct().localCheckpoint()
         staying = events.where(~F.coalesce(self._holds, F.lit(False)))
-        own = find_own_values(gone, staying, self._stream).localCheckpoint()
-        self._dependents = Dependents(self._tables, self._stream, self._fields, self._holds, ids, own)
+        rules = read_rules(self._tables, self._stream)
+        self._values = list_identifying(self._stream, list_key_parts(rules))
+        own = find_own_values(gone, staying, self._stream, self._values).localCheckpoint()
+        self._dependents = Dependents(self._tables, self._stream, self._fields, self._holds, ids, own, rules)
         rejected, self.unreadable = self._dependents.find_rejected()
         self._keys = {**self._dependents.find(), "rejected_events": rejected}
         self._rows = {name: self._select_matching(name, keys).count() for name, keys in self._keys.items()}
@@ -272,7 +280,7 @@ class _Request:
     def find_redactions(self) -> Redactions:
         """Finds the values that remaining rows must not contain."""
         values = [OwnValue(*row) for row in self._dependents.own.collect()]
-        return Redactions(self._tables, select_texts(values, self._stream, self._fields))
+        return Redactions(self._tables, select_texts(values, self._values, self._fields))
 
     def delete(self) -> tuple[dict[str, int], int | None]:
         """Deletes the counted rows. Returns their number by table, and the commit that deleted events, if any."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from lookback.core.rules.keys import KeyPart
 from lookback.core.streams.alerts import REMOVED
 from lookback.core.values.columns import from_text, to_text
 from lookback.core.values.types import DataType
+from lookback.spark.explaining.keys import add_texts, list_columns
 from lookback.spark.tables.conflicts import change_table
 from lookback.spark.tables.schemas import PRODUCT_TABLES
 from lookback.spark.tables.sqltexts import quote_name
@@ -47,38 +49,51 @@ _MIN_UNIQUE_CHARACTERS = 8
 
 
 class OwnValue(NamedTuple):
-    """A value that only forgotten events have; `text` is its cast by Spark."""
+    """A value that only forgotten events have. `name` is that of a field, or of the entry of a key."""
 
-    field: str
+    name: str
     text: str
 
 
-def find_own_values(gone: DataFrame, staying: DataFrame, stream: Stream) -> DataFrame:
-    """Finds the values that the events `gone` have and the events `staying` do not, with the columns of OwnValue."""
-    is_value = {"boolean", "array", "struct", "map"}
-    names = [
-        name
-        for name, type_ in stream.fields.items()
-        if name != stream.event_time and not any(str(type_).startswith(each) for each in is_value)
+def list_identifying(stream: Stream, keys: Iterable[KeyPart]) -> list[KeyPart]:
+    """Lists the values of events that can identify a person: of fields, and of the entries of rules' keys.
+
+    Boolean values and those of arrays, structs and times of events do not identify anybody.
+    """
+    fields = (KeyPart(name, name, type_, frozenset([name])) for name, type_ in stream.fields.items())
+    return [
+        part
+        for part in dict.fromkeys([*fields, *keys])
+        if part.column != stream.event_time and not str(part.type).startswith(("boolean", "array", "struct", "map"))
     ]
 
-    def list_values(events: DataFrame) -> DataFrame:
-        pairs = [F.struct(F.lit(name).alias("field"), F.col(name).cast("string").alias("text")) for name in names]
-        return events.select(F.explode(F.array(*pairs)).alias("pair")).select("pair.*").where("text <> ''")
 
-    own = list_values(gone).distinct()
-    theirs = list_values(staying).join(F.broadcast(own), ["field", "text"], "left_semi").distinct()
-    return own.join(theirs, ["field", "text"], "left_anti")
+def find_own_values(gone: DataFrame, staying: DataFrame, stream: Stream, values: Sequence[KeyPart]) -> DataFrame:
+    """Finds the values that the events `gone` have and the events `staying` do not, with the columns of OwnValue."""
+
+    def read_values(events: DataFrame) -> DataFrame:
+        columns = zip(values, list_columns(values), strict=True)
+        pairs = [F.struct(F.lit(part.name).alias("name"), each.cast("string").alias("text")) for part, each in columns]
+        found = add_texts(events, stream, values).select(F.explode(F.array(*pairs)).alias("pair"))
+        return found.select("pair.*").where("text <> ''")
+
+    own = read_values(gone).distinct()
+    theirs = read_values(staying).join(F.broadcast(own), ["name", "text"], "left_semi").distinct()
+    return own.join(theirs, ["name", "text"], "left_anti")
 
 
-def select_texts(values: Iterable[OwnValue], stream: Stream, asked: Collection[str]) -> list[str]:
+def select_texts(own: Iterable[OwnValue], values: Sequence[KeyPart], asked: Collection[str]) -> list[str]:
     """Selects the values to look for, in every form that a text may show. The request names the fields `asked`."""
+    parts: dict[str, list[KeyPart]] = {}
+    for part in values:
+        parts.setdefault(part.name, []).append(part)
     return sorted(
         {
             form
-            for field, text in values
-            if len(text) >= _MIN_CHARACTERS or field in asked
-            for form in _list_forms(stream.fields[field], text)
+            for name, text in own
+            for part in parts[name]
+            if len(text) >= _MIN_CHARACTERS or not part.fields.isdisjoint(asked)
+            for form in _list_forms(part.type, text)
         },
         key=lambda form: (-len(form), form),
     )
