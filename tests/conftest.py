@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # No deadlines: a test is not slower for a busy machine.
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("test", max_examples=30, derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("test", max_examples=15, derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("fuzz", max_examples=10_000, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("LOOKBACK_CASES", "test"))
 _IS_FUZZ = os.environ.get("LOOKBACK_CASES") == "fuzz"

@@ -11,7 +11,7 @@ from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
 
 # Libyaml is ten times faster, where it is there. Its messages say less, so a text that it refuses is read once more.
-_FAST = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 # Nobody nests deeper. Libyaml's composer recurses without a limit, until the process dies.
 _MAX_DEPTH = 200
 _BEGIN, _END = (yaml.MappingStartEvent, yaml.SequenceStartEvent), (yaml.MappingEndEvent, yaml.SequenceEndEvent)
@@ -34,7 +34,7 @@ def parse_documents(text: str, file: str, max_nodes: int, *, single: bool = Fals
     """
     try:
         try:
-            nodes = _compose(text, file, single, _FAST)
+            nodes = _compose(text, file, single, _LOADER)
         except yaml.YAMLError:
             nodes = _compose(text, file, single, yaml.SafeLoader)
         if sum(_count_nodes(node, {}) for node in nodes) > max_nodes:

@@ -51,7 +51,7 @@ def test_what_the_fields_read_and_write_back_leaves_the_file_as_it_is(file: Path
     assert text.text == before.text
 
 
-@pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for file in RULES if file.stem in OF_EACH_KIND], ids=lambda file: file.stem)
 def test_the_check_is_that_of_the_command(file: Path):
     checked = check_text(RuleText.read(file), STREAMS)
     assert checked.is_fine

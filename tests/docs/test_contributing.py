@@ -34,7 +34,7 @@ def with_windows(case):
                 window["lookback"] = "0 seconds"
     return case
 
-settings.register_profile("some", max_examples=15, derandomize=True, deadline=None,
+settings.register_profile("some", max_examples=5, derandomize=True, deadline=None,
                           suppress_health_check=list(HealthCheck))
 settings.load_profile("some")
 """

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lookback.spark.replay.counting import LabelCounts
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 NOW = dt.datetime(2024, 3, 4, tzinfo=dt.timezone.utc)
 ALL_RULES = [*RULES, *MORE_RULES]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lookback.spark.replay.proof import Proof
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 EVENTS = make_events(300, seed=24)
 # STREAM allows 20 s of disorder; afterwards less, then more.

@@ -15,7 +15,7 @@ from payins import copy_of
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
 
 

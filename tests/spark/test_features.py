@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lookback.spark.replay.features import Features
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 MEASURES = {
     "n": "count(*)", "total": "sum(amount)", "mean": "avg(amount)", "spread": "stddev_samp(amount)",
     "middle": "median(amount)", "most": "max(amount) filter (where shop = 'a')", "shops": "count(distinct shop)",
@@ -62,6 +62,7 @@ def evaluate(tables: Tables) -> None:
     Evaluation(tables, STREAM, STREAMS, folder, once=True, admission={"maxFilesPerTrigger": "3"}).run()
 
 
+@pytest.mark.long
 def test_c12_11_features_are_what_the_stream_judged_by(ready: Tables, spans: None, tmp_path: Path) -> None:
     events = make_events(300, seed=24)
     publish(ready, [*ALWAYS, RESET])

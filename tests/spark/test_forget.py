@@ -219,7 +219,6 @@ class Killed(Exception):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_request_killed_at_any_step_is_finished_by_the_next_one(
     lived: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +330,6 @@ def test_a_literal_is_compared_and_never_run(created: Tables, shop: str) -> None
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_command_asks_then_deletes_while_others_write(
     lived: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from stored_cases import append, assert_proved, written
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 CASES = 20 if os.environ.get("LOOKBACK_CASES") == "fuzz" else 1
 _MAX_RUNS = 4
 

@@ -106,6 +106,7 @@ def test_c3_1_commits_hold_one_file_sorted_by_time_and_position(tables: Tables, 
         assert rows == sorted(rows, key=lambda row: (row["at"], row["position"]))
 
 
+@pytest.mark.long
 def test_c3_1_a_commit_has_one_stamp_later_than_all_before_even_if_the_clock_steps_back(
     tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -33,7 +33,7 @@ from payins import (
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 def start(tables: Tables, conf: Path, *options: str) -> subprocess.Popen[str]:

@@ -42,7 +42,7 @@ from payins import (
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 EVENTS = make_events(300, seed=24)
 LISTED = [
     rule("seen", where="in_list(shop, 'watched')"),
@@ -301,6 +301,7 @@ def test_c11_3_files_that_no_state_needs_are_removed_and_the_others_come_again(
         assert all(row.holds for row in proofs.rows), proofs.rows
 
 
+@pytest.mark.long
 def test_c11_3_a_running_stream_obeys_a_list_as_it_obeys_a_rule(ready: Tables) -> None:
     publish(ready, [rule("seen", where="in_list(shop, 'watched')", when="n >= 1")])
     # The watermark is NULL before the first event.

@@ -81,6 +81,7 @@ def test_c11_3_values_come_change_and_go(ready: Tables) -> None:
     assert list_names(ready) == ["old"]
 
 
+@pytest.mark.long
 def test_c11_3_plain_sql_may_change_lists_and_the_time_of_the_insert_is_theirs(ready: Tables) -> None:
     name, before = ready.identifier("lists"), dt.datetime.now(dt.timezone.utc)
     ready.spark.sql(f"insert into {name} (list, value) values ('Any name at all', 7)")

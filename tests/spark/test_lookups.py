@@ -396,7 +396,6 @@ RULE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_c11_4_what_is_judged_is_what_was_stored_also_after_the_table_has_changed(tables: Tables, tmp_path: Path):
     write(tables, [(1, "student"), (2, "premium")])

@@ -78,7 +78,6 @@ def test_status_names_the_event_whose_fast_clock_made_the_others_late(tables: Ta
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.long
 def test_metrics_add_up_health_goes_by_them_and_a_rule_watches_them(
     tables: Tables, caplog: pytest.LogCaptureFixture

@@ -70,6 +70,7 @@ def read_as_the_guide_does(file: Path) -> pd.DataFrame:
     return frame
 
 
+@pytest.mark.long
 def test_null_and_nan_are_the_same_whatever_reads_them(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text(CSV, encoding="utf-8")

@@ -84,6 +84,7 @@ def forms() -> Iterator[str]:
         yield from (f"2026-01-31T{clock}{zone}", f"20260131T{clock}{zone}")
 
 
+@pytest.mark.long
 def test_the_harness_and_ingest_read_every_form_alike(spark: SparkSession) -> None:
     texts = list(dict.fromkeys(forms()))
     stream = Stream.from_dict(

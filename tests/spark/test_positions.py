@@ -106,6 +106,7 @@ def test_a_position_is_the_number_of_the_file_and_of_the_row_however_files_are_s
     assert read_positions(tables) == [*numbered, *((row["id"], 2**40 + at) for at, row in enumerate(second))]
 
 
+@pytest.mark.long
 def test_a_login_that_fails_and_then_succeeds_in_one_second_is_seen_in_that_order(
     tables: Tables, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_an_older_table_of_events_under_a_newer_checkpoint_is_refused_and_a_fres
     assert len(stored_alerts(ready)) - before == len(replayed_alerts(lookback.replay([COUNTED], there, STREAM)))
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_under_newer_tables_is_refused_and_a_rebuild_writes_nothing_twice(
     ready: Tables, tmp_path: Path
 ) -> None:

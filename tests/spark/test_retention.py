@@ -66,6 +66,7 @@ def texts(tables: Tables, name: str, *columns: str) -> set[str]:
     return {" ".join(map(str, row)) for row in tables.read(name).select(*columns).collect()}
 
 
+@pytest.mark.long
 def test_every_table_of_the_settings_has_its_order_and_maintain_deletes_by_them(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,6 @@ def watched(ready: Tables) -> Tables:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_c11_6_risk_of_a_customer_rises_by_alerts_of_three_rules_and_a_retraction_takes_it_back(
     watched: Tables,
 ) -> None:
@@ -163,7 +162,6 @@ def test_c11_6_risk_of_a_customer_rises_by_alerts_of_three_rules_and_a_retractio
     assert risks(watched) == [*first, ("risk", 95)]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_forgotten_has_no_risk(
     watched: Tables,
@@ -201,7 +199,6 @@ def test_c11_6_replay_proof_backtest_and_rebuild_find_the_same_rows_and_who_is_f
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_c12_2_each_entity_of_an_alert_is_an_event_and_all_go_with_their_alert(ready: Tables) -> None:
     # A payment is about a customer and a shop. Each customer pays once, and the shop is there each time.
     shop_risk = {

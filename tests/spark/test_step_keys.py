@@ -78,6 +78,7 @@ def list_expected(last: int) -> list[tuple[Any, ...]]:
     return sorted(expected, key=repr)
 
 
+@pytest.mark.long
 def test_c12_6_the_stream_judges_each_key_once_whatever_the_shards(tables: Tables) -> None:
     judge_first(tables)
     assert written(tables) == list_expected(15)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 FIELDS = {
     "id": "string",
     "at": "timestamp",
@@ -80,6 +80,7 @@ def rules_of(stream: Stream) -> list[dict[str, Any]]:
     return [{**rule, "stream": stream.name} for rule in RULES]
 
 
+@pytest.mark.long
 def test_c12_4_rules_read_structs_and_mapped_columns_of_a_table_that_others_write(
     tables: Tables, spark: SparkSession, tmp_path: Path
 ):

@@ -137,6 +137,7 @@ def test_c12_8_structs_of_members_come_by_their_parts(tables: Tables) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_c12_8_each_event_comes_once_whatever_becomes_of_the_checkpoint(tables: Tables) -> None:
     login(tables, (1, "10:00", "ann", True))
     take(tables)
@@ -155,6 +156,7 @@ def test_c12_8_each_event_comes_once_whatever_becomes_of_the_checkpoint(tables: 
     assert changes(tables) == [("insert", "logins:1"), ("insert", "logins:2"), ("insert", "payments:a")]
 
 
+@pytest.mark.long
 def test_c12_8_a_delete_of_a_member_reaches_the_union(tables: Tables) -> None:
     login(tables, (1, "10:00", "ann", True), (2, "10:01", "bob", True))
     take(tables)
@@ -245,6 +247,7 @@ def test_c12_8_a_member_may_be_a_table_that_others_write(tables: Tables) -> None
     ]
 
 
+@pytest.mark.long
 def test_c12_8_where_a_feed_no_longer_reaches_the_table_itself_is_read(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,8 @@ def test_c11_1_a_run_that_does_not_wait_warms_first_and_then_judges(tables: Tabl
     assert not list(Path(checkpoint_folder(tables, STREAM)).glob("lookback-histories/*"))
 
 
-@pytest.mark.parametrize("documents", [[LONG], pytest.param(ORDERED, marks=pytest.mark.long)], ids=["long", "ordered"])
+@pytest.mark.long
+@pytest.mark.parametrize("documents", [[LONG], ORDERED], ids=["long", "ordered"])
 def test_c11_1_the_stream_goes_on_while_a_version_is_warming(documents: list[dict[str, Any]], tables: Tables) -> None:
     """11.1: pieces come between the batches; alerts after A are those of a version that stood in silence from the start."""
     may_read = threading.Event()

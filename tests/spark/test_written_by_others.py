@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.tables.lakehouse import Tables
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 PROPERTIES = "delta.enableChangeDataFeed = true, delta.enableInCommitTimestamps = true"
 COLUMNS = ", ".join(f"{name} {type_}" for name, type_ in STREAM.fields.items())
 

@@ -1303,8 +1303,8 @@ def bounds(window: Lookback, time: int) -> tuple[int, int]:
 
 
 def is_beyond_calendar(type_: DataType, value: Any) -> bool:
-    """Returns whether a stored value is a time or date that Python cannot say."""
-    if value is None or type_.name not in ("date", "timestamp"):
+    """Returns whether a stored value is a time or date that Python cannot say, or an array with one."""
+    if value is None or (type_.element or type_).name not in ("date", "timestamp"):
         return False
     try:
         single(type_, value).item(0)

@@ -68,7 +68,7 @@ def _explain(
 def test_c10_9_an_event_has_an_alert_exactly_if_its_explanation_finds_nothing_against_it(
     document: dict[str, Any],
 ) -> None:
-    found = explain_all(document, rows(7, count=100))
+    found = explain_all(document, rows(7, count=70))
 
     quiet = {"where", "condition", "error", "late", "range"}
     names = [{reason.name for reason in each.reasons} for each in found]

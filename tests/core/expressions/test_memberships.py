@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lookback.core.expressions.compiling import Expression, compile_expression
@@ -49,7 +49,6 @@ compile_call = functools.lru_cache(lambda call, kind: compile_expression(call, {
 
 
 @given(data=st.data())
-@settings(max_examples=200)
 def test_c11_3_every_row_gets_what_it_gets_alone(data: st.DataObject) -> None:
     asked = make_lists()
     with pytest.MonkeyPatch.context() as patch:
