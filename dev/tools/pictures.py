@@ -1,4 +1,4 @@
-"""Renders an example of each notebook, as the README shows them: `make pictures`, about two minutes.
+"""Renders an example of each notebook, as docs/how-to/notebooks.md shows them: `make pictures`, about two minutes.
 
 Runs the notebooks on the repository's sample, in a temporary folder, and writes docs/pictures/<notebook>.png: the title,
 and below it the texts and pictures of the cells, without tables. The reviews follow the sample's own labels.

@@ -55,7 +55,10 @@ from lookback.testing.rule_tests import check_rule
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+PAGES = {
+    path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted(DOCS.rglob("*.md"))
+}
 STREAMS = load_streams(ROOT / "conf")
 NONE = "-"
 # Of times that name no day.

@@ -33,11 +33,6 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert {link.target: reason for link in inside if (reason := tool["find_problem"](link))} == {}
 
 
-def test_every_page_of_docs_is_linked_from_the_readme() -> None:
-    linked = {link.target.partition("#")[0] for link in tool["find_links"](ROOT / "README.md")}
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
