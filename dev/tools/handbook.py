@@ -1,4 +1,4 @@
-"""Measures the rules that ship on the Handbook's transactions, by the Handbook's own metrics: writes docs/handbook.md.
+"""Measures the rules that ship on the Handbook's transactions, by the Handbook's own metrics: writes docs/explanation/handbook.md.
 
 `python -m dev.tools.handbook --events FILE` takes the whole data set, and without a file the slice in the repository. The data and
 the metrics are those of "Reproducible Machine Learning for Credit Card Fraud Detection", chapter "Performance metrics".
@@ -23,7 +23,7 @@ from lookback.config import load_rule_document, load_stream
 
 ROOT = Path(__file__).resolve().parents[2]
 SLICE = ROOT / "conf" / "samples" / "transactions.parquet"
-PAGE = ROOT / "docs" / "handbook.md"
+PAGE = ROOT / "docs" / "explanation" / "handbook.md"
 TOP_CARDS = 100
 TOGETHER = "all together"
 _COMMIT_ROWS = 100_000

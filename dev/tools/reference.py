@@ -1,6 +1,6 @@
 """Makes the reference of the public API as HTML from the docstrings: `make docs`.
 
-The public modules are listed in PUBLIC, and in docs/reference.md. A warning of the generator is an error: an exported name
+The public modules are listed in PUBLIC, and in docs/reference/python.md. A warning of the generator is an error: an exported name
 that does not exist, or a docstring that cannot be read.
 """
 

@@ -143,7 +143,7 @@ def load_receivers(conf_dir: str | Path) -> tuple[Receiver, ...]:
     file = Path(conf_dir) / "notifiers.yml"
     receivers = read_receivers(_parse(read_text(file), str(file))[1], str(file))
     if not receivers:
-        raise SetupError(f"{file} names no receiver; docs/operations.md shows how")
+        raise SetupError(f"{file} names no receiver; docs/how-to/notify.md shows how")
     return receivers
 
 

@@ -33,7 +33,7 @@ from lookback.spark.stream.pipeline import Evaluation, _Idle
 from lookback.spark.tables.lakehouse import Tables
 from lookback.spark.tables.schemas import COMMENTS, KEYS, PRODUCT_TABLES
 
-THREATS = Path(__file__).parents[2] / "docs" / "threats.md"
+THREATS = Path(__file__).parents[2] / "docs" / "explanation" / "threats.md"
 ROLES = Grantees("analysts", "engineers", "lookback-service")
 PLACE = TablePlace("main", "fraud", "lookback", "landing")
 

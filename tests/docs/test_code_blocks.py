@@ -211,6 +211,9 @@ KINDS: dict[str, Callable[[Block], None]] = {
     "yaml mistake": elsewhere("README.md", "docs/"),
     "yaml rule": elsewhere("README.md", "docs/"),
     "yaml stream": elsewhere("docs/"),
+    # Files of the tutorial.
+    "text file purchases.csv": elsewhere("docs/tutorial/"),
+    "yaml file conf/rules/card-rush.yml": elsewhere("docs/tutorial/"),
     # A file, and the declaration that `lookback stream new` drafts from it.
     "text file orders.csv": elsewhere("docs/streams.md"),
     "yaml stream draft": elsewhere("docs/streams.md"),

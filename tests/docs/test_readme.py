@@ -76,8 +76,8 @@ def test_pictures_of_the_notebooks_are_those_that_make_pictures_draws() -> None:
 
 def test_every_other_picture_is_of_a_desk_and_shown_on_its_page() -> None:
     others = [path for path in (ROOT / "docs/pictures").iterdir() if path.name not in list_drawn()]
-    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("review.md", "authoring.md"))
-    assert {path.name for path in others} == set(re.findall(r"!\[[^\]]+\]\(pictures/([^)]+)\)", pages))
+    pages = "".join((ROOT / "docs/how-to" / name).read_text(encoding="utf-8") for name in ("review.md", "authoring.md"))
+    assert {path.name for path in others} == set(re.findall(r"!\[[^\]]+\]\(\.\./pictures/([^)]+)\)", pages))
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/browser").glob("test_*.py"))
     for path in others:
         assert f'"{path.stem}"' in tests, "make test-browser PICTURES=docs/pictures draws it"

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
 
 
 def column(title: str) -> list[str]:
-    """The names in the first column of a table of docs/reference.md."""
+    """The names in the first column of a table of docs/reference/python.md."""
     (table,) = re.findall(rf"^\| {title} \|.*\n\|.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     return [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
 

@@ -1,4 +1,4 @@
-"""Every message that docs/troubleshooting.md explains is one of the code.
+"""Every message that docs/reference/messages explains is one of the code.
 
 A text of the code is compared with its placeholders as `…`; a quote is such a text, or the beginning of one.
 """
@@ -18,7 +18,8 @@ from lookback.core.rules.rulelog import ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "lookback"
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGES = sorted((ROOT / "docs" / "reference" / "messages").glob("*.md"))
+PAGE = "".join(path.read_text(encoding="utf-8") for path in PAGES)
 ANY = "…"
 
 
@@ -64,7 +65,7 @@ def texts() -> frozenset[str]:
 def quotes() -> list[str]:
     """The first cell of each row of the tables of messages."""
     found = []
-    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
         head, _, *rows = table.splitlines()
         if head.startswith("| Message "):
             cells = [re.split(r"(?<!\\)\|", row)[1].strip() for row in rows]
@@ -77,8 +78,7 @@ QUOTES = quotes()
 
 def column(title: str) -> list[str]:
     """The names in the first column of the table that begins with this title."""
-    page = PAGE.read_text(encoding="utf-8")
-    (table,) = re.findall(rf"^\| {title} \|.*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    (table,) = re.findall(rf"^\| {title} \|.*\n\|.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     return [name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
 
 
@@ -106,9 +106,8 @@ def test_actions_of_the_rule_log_are_those_of_the_code() -> None:
 
 
 def test_findings_are_left_to_the_page_on_health() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert "(health.md#what-is-found)" in page
-    assert not any(f"| `{name}` |" in page for name in THRESHOLDS)
+    assert "(../health.md#what-is-found)" in PAGE
+    assert not any(f"| `{name}` |" in PAGE for name in THRESHOLDS)
 
 
 def test_a_text_is_read_as_it_will_be_said() -> None:

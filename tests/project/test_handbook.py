@@ -1,4 +1,4 @@
-"""The figures of docs/handbook.md: a plain pandas script gets the same of a part of the slice (contract 10.4)."""
+"""The figures of docs/explanation/handbook.md: a plain pandas script gets the same of a part of the slice (contract 10.4)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def ingested(spark: SparkSession, file: Path) -> list[list[Any]]:
 
 
 def read_as_the_guide_does(file: Path) -> pd.DataFrame:
-    guide = (Path(__file__).parents[2] / "docs" / "rule-guide.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-rule.md").read_text(encoding="utf-8")
     (arguments,) = re.findall(r'pd\.read_csv\("conf/samples/payments\.csv", (.*)\)$', guide, re.MULTILINE)
     frame: pd.DataFrame = eval(f"pd.read_csv(file, {arguments})", {"pd": pd, "file": file})
     return frame

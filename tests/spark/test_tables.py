@@ -137,7 +137,8 @@ def test_identifiers(spark: SparkSession, tmp_path: Path):
 def test_a_bucket_out_of_reach_is_told_in_a_sentence(spark: SparkSession, tmp_path: Path):
     # The session of the tests has no JARs of S3.
     with pytest.raises(
-        SetupError, match=r"Spark does not reach s3a://bucket/x: .*S3AFileSystem not found.* docs/operations.md"
+        SetupError,
+        match=r"Spark does not reach s3a://bucket/x: .*S3AFileSystem not found.* docs/how-to/object-store.md",
     ):
         Tables.of(spark, Settings("s3a://bucket/x", tmp_path))
 

@@ -194,7 +194,7 @@ def evaluate_stream(
     Args:
         workspace: Tables, streams and settings.
         mode: `once` evaluates all events that have arrived, then stops; `rebuild` does the same after rebuilding the
-            state from the tables (see docs/operations.md); `continuous` runs for `minutes`, 0 for no limit.
+            state from the tables (see docs/how-to/recover.md); `continuous` runs for `minutes`, 0 for no limit.
         every: Pause between two micro-batches; empty for the profile's.
         minutes: Time limit of mode continuous.
         idle_after: Duration. After each such interval without a new commit a continuous evaluation advances the

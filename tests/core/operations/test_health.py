@@ -16,7 +16,7 @@ from lookback.core.operations.thresholds import RECENT, THRESHOLDS
 from lookback.core.streams.metrics import RuleCounts
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
-PAGE = Path(__file__).parents[3] / "docs" / "health.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "health.md"
 
 
 def ago(seconds: float) -> dt.datetime:

@@ -111,7 +111,7 @@ def test_file_that_ships_names_nobody_and_its_examples_are_fine(tmp_path: Path) 
 
 
 def test_example_of_the_operations_guide_is_fine() -> None:
-    page = (Path(__file__).parents[3] / "docs/operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/how-to/notify.md").read_text(encoding="utf-8")
     block = page.partition("```yaml\nreceivers:")[2].partition("```")[0]
     calls, desk = read_receivers(yaml.safe_load(f"receivers:{block}"), "operations.md")
     assert (calls.name, calls.severity, calls.give_up_after, calls.timeout) == ("on-call", "high", 43_200.0, 5.0)

@@ -1,4 +1,4 @@
-"""Lists the grants of each role in Unity Catalog; docs/threats.md gives the reasons."""
+"""Lists the grants of each role in Unity Catalog; docs/explanation/threats.md gives the reasons."""
 
 from __future__ import annotations
 

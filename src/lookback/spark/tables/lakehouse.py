@@ -79,7 +79,7 @@ class Tables(ReadableTables):
             cause = next((line for line in str(error).splitlines() if "Exception" in line), first_line(error))
             raise SetupError(
                 f"Spark does not reach {self.root}: {cause.lstrip(': '):.300}. It needs the JARs of the store and its "
-                "settings, below `spark` of conf/settings.yml; docs/operations.md shows them"
+                "settings, below `spark` of conf/settings.yml; docs/how-to/object-store.md shows them"
             ) from error
 
     def append(self, df: DataFrame, name: str, user_metadata: str | None = None) -> None:
