@@ -8,6 +8,7 @@ INSTALLED = $(VENV)/.installed
 PREFETCHED = $(VENV)/.prefetched
 PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
+SITE = $(VENV)/site
 FUZZER = $(VENV)/.fuzzer
 BROWSER = $(VENV)/.browser
 BROKER = $(VENV)/.broker
@@ -81,8 +82,9 @@ pictures: setup ## the pictures of the notebooks in docs/pictures, drawn anew fr
 audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; needs a network and says so
 	@$(BIN)/python dev/tools/audit.py --auditor $(AUDITOR)/bin/pip-audit --source $(or $(SOURCE),osv)
 
-docs: $(INSTALLED) ## the Python API as HTML in build/reference, from the docstrings
-	@$(BIN)/python dev/tools/reference.py
+docs: $(SITE) ## the pages and the Python API as a site in build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
+	@echo "open build/site/index.html; to search: python -m http.server -d build/site"
 
 links: $(INSTALLED) ## ask every address in the pages; needs a network and says so
 	@$(BIN)/python dev/tools/links.py --external
@@ -172,6 +174,13 @@ $(BROWSER): $(INSTALLED)
 $(AUDITOR): $(INSTALLED)
 	@echo "installing the auditor into $(AUDITOR) (once) ..."
 	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1 || { rm -rf $@; exit 1; }
+
+# What makes the site, by itself for the same reason. Once it is there, `make docs` needs no network.
+$(SITE): $(LOCKED) Makefile
+	@echo "installing mkdocs-material and mkdocstrings into $(SITE) (once) ..."
+	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+		mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.17.5 || { \
+		rm -rf $@; echo "make docs needs the packages named above: run it again with a network." >&2; exit 1; }
 
 # Before anything is installed; which versions will do, lookback.spark.platform.jars knows better.
 java:

@@ -45,7 +45,7 @@ def test_the_rule_raises_the_alerts_that_the_page_names(capsys: pytest.CaptureFi
     rule = load_rule_document("conf/rules/card-rush.yml")
     events = pd.read_csv("purchases.csv", dtype=str).to_dict("records")
     alerts = lookback.replay([rule], events, stream).alerts
-    assert [(alert.event_id, alert.key["card"]) for alert in alerts] == [(4, "c2"), (8, "c3")]
+    assert [(alert.event_id, alert.key["card"]) for alert in alerts] == [("4", "c2"), ("8", "c3")]
     higher = lookback.replay([{**rule, "parameters": {"limit": 600}}], events, stream).alerts
     assert [alert.key["card"] for alert in higher] == ["c2"]
 

@@ -111,14 +111,15 @@ class Harness:
         StreamError: If the stream is invalid.
         ValueError: If `watermark` is unknown.
 
-    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
-    >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
-    >>> harness.rule({"rule_id": "twice", "stream": "uses", "group_by": ["card"], "window": "1 minute",
-    ...     "measures": {"n": "count(*)"}, "when": "n >= 2"})
-    >>> harness.events([{"id": 1, "at": "2026-03-01T10:00:00Z", "card": "x"}])
-    >>> harness.events([{"id": 2, "at": "2026-03-01T10:01:00Z", "card": "x"}])
-    >>> [(alert.event_id, alert.key, alert.measures) for alert in harness.alerts]
-    [('2', {'card': 'x'}, {'n': 2})]
+    Examples:
+        >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+        >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+        >>> harness.rule({"rule_id": "twice", "stream": "uses", "group_by": ["card"], "window": "1 minute",
+        ...     "measures": {"n": "count(*)"}, "when": "n >= 2"})
+        >>> harness.events([{"id": 1, "at": "2026-03-01T10:00:00Z", "card": "x"}])
+        >>> harness.events([{"id": 2, "at": "2026-03-01T10:01:00Z", "card": "x"}])
+        >>> [(alert.event_id, alert.key, alert.measures) for alert in harness.alerts]
+        [('2', {'card': 'x'}, {'n': 2})]
     """
 
     def __init__(
@@ -152,14 +153,15 @@ class Harness:
         which it no longer matches) and kind (`cidr` for a range of addresses). Other lists stay unchanged. Raises
         EventError, with the place, for anything else.
 
-        >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
-        >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
-        >>> harness.lists({"stolen": ["x"]})
-        >>> harness.rule({"rule_id": "stolen", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"},
-        ...     "where": "in_list(card, 'stolen')", "when": "n >= 1"})
-        >>> harness.events([{"id": at, "at": "2026-03-01T10:00:00Z", "card": card} for at, card in enumerate("xy")])
-        >>> [alert.event_id for alert in harness.alerts]
-        ['0']
+        Examples:
+            >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+            >>> harness = Harness({"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields})
+            >>> harness.lists({"stolen": ["x"]})
+            >>> harness.rule({"rule_id": "stolen", "stream": "uses", "window": "1 minute",
+            ...     "measures": {"n": "count(*)"}, "where": "in_list(card, 'stolen')", "when": "n >= 1"})
+            >>> harness.events([{"id": at, "at": "2026-03-01T10:00:00Z", "card": card} for at, card in enumerate("xy")])
+            >>> [alert.event_id for alert in harness.alerts]
+            ['0']
         """
         commit = (self._state.lists_commit or 0) + 1
         known = self._known.read(self._state.lists_commit, None)
@@ -287,12 +289,14 @@ def replay(
         lists: Contents of lists from the start, as for Harness.lists, or pairs of contents and the arrival from which
             they apply.
 
-    >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
-    >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
-    >>> rule = {"rule_id": "any", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"}, "when": "n > 0"}
-    >>> result = replay([rule], [{"id": 7, "at": "2026-03-01T10:00:00Z", "card": "x"}], stream)
-    >>> result.alerts.to_pandas()["event_id"].tolist()
-    ['7']
+    Examples:
+        >>> fields = {"id": "bigint", "at": "timestamp", "card": "string"}
+        >>> stream = {"stream": "uses", "event_id": "id", "event_time": "at", "fields": fields}
+        >>> rule = {"rule_id": "any", "stream": "uses", "window": "1 minute", "measures": {"n": "count(*)"},
+        ...     "when": "n > 0"}
+        >>> result = replay([rule], [{"id": 7, "at": "2026-03-01T10:00:00Z", "card": "x"}], stream)
+        >>> result.alerts.to_pandas()["event_id"].tolist()
+        ['7']
     """
     declared = load_any_stream(stream)
     changes, warmed = read_changes(rules, declared)

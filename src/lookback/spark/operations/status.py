@@ -176,8 +176,7 @@ def stream_status(tables: Tables, stream: Stream, checkpoint: Checkpoint | None 
         - account: see `find_recent_account`
         - healthy, health: a flag and a sentence
         - findings: a list with level, check, what and remedy
-        - warming: the versions that wait for the history of their windows, with rule_id, version, since, and how many
-          pieces of the history are named
+        - warming: the versions that wait for their history, with rule_id, version, since and the number of pieces
     """
     tables = tables.holding(stream)
     zeros = dict.fromkeys(("events", "commits", "rules", "alerts", "open", "late", "rejected", "lag_commits"), 0)
