@@ -17,7 +17,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs links check fix clean java chromium
+.PHONY: help setup demo test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs packages links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -85,6 +85,9 @@ audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; ne
 docs: $(SITE) ## the pages and the Python API as a site in build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "open build/site/index.html; to search: python -m http.server -d build/site"
+
+packages: $(INSTALLED) ## build wheel and sdist into dist, and try the wheel in an empty environment of each Python; needs a network
+	@$(BIN)/python dev/tools/packages.py $(if $(PYTHON),--python $(PYTHON))
 
 links: $(INSTALLED) ## ask every address in the pages; needs a network and says so
 	@$(BIN)/python dev/tools/links.py --external
