@@ -1,9 +1,12 @@
-"""The command that takes over rules of other systems: `import sigma`."""
+"""The commands that take over rules of other systems: `import sigma`, `import panther`, ..."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookback.commands.options import FOUND_PROBLEMS, CommandOptions, Commands, flag, option, print_lines
 from lookback.core.errors import SetupError
@@ -11,6 +14,13 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.texts import escape_unprintable
 from lookback.importing.report import Report
 from lookback.views.terminal import print_json
+
+if TYPE_CHECKING:
+    from lookback.importing.detections import Detection, Unread
+    from lookback.importing.mapping import NameMap
+    from lookback.importing.rulefiles import RuleFile
+
+    _Read = Callable[[list[RuleFile], NameMap], list[Detection | Unread]]
 
 _NEEDS_PYSIGMA = (
     "lookback import sigma needs pySigma 2, which needs Python 3.11 or newer: pip install 'lookback-rules[sigma]'"
@@ -21,15 +31,31 @@ def add_commands(commands: Commands) -> None:
     """Adds `import` with a sub-command for each format."""
     group = commands.add_group("import", "take over rules of other systems, and say how faithful each is")
     sigma = group.add("sigma", _import_sigma, "write Sigma rules as rules of a stream; nothing is published")
-    option(sigma, "files", "files of rules, or folders of them", "FILES", nargs="+")
-    option(sigma, "--stream", "the stream that the rules judge", "STREAM", required=True)
-    option(sigma, "--map", "YAML file: fields, keywords and logsources of the rules in the stream", "FILE")
+    _add_options(sigma)
     option(sigma, "--pipeline", "YAML file: a processing pipeline of pySigma, for names of fields", "FILE")
-    option(sigma, "--out", "folder to write rules to (CONF/rules)", "DIR")
     option(sigma, "--lists", "folder to write a CSV file for each list to that rules ask (CONF/lists)", "DIR")
-    option(sigma, "--draft-stream", "declare the stream in this new file, with all fields that rules read", "FILE")
-    option(sigma, "--report", "file to write the report to; without it all lines are printed", "FILE")
-    flag(sigma, "--strict", "end with 1 also if a rule is only approximated")
+    panther = group.add("panther", _import_panther, "write Panther's correlations as rules of a stream of its signals")
+    _add_options(panther)
+    option(
+        panther,
+        "--as",
+        "event: judge at each signal; schedule: in windows, as often as Panther does",
+        choices=("event", "schedule"),
+        default="event",
+        dest="moment",
+    )
+    option(panther, "--skeletons", "folder to write a rule without a condition to for each detection in Python", "DIR")
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of all formats."""
+    option(command, "files", "files of rules, or folders of them", "FILES", nargs="+")
+    option(command, "--stream", "the stream that the rules judge", "STREAM", required=True)
+    option(command, "--map", "YAML file: what the fields and sources of the rules are in the stream", "FILE")
+    option(command, "--out", "folder to write rules to (CONF/rules)", "DIR")
+    option(command, "--draft-stream", "declare the stream in this new file, with all fields that rules read", "FILE")
+    option(command, "--report", "file to write the report to; without it all lines are printed", "FILE")
+    flag(command, "--strict", "end with 1 also if a rule is only approximated")
 
 
 def _import_sigma(options: CommandOptions) -> int:
@@ -41,6 +67,22 @@ def _import_sigma(options: CommandOptions) -> int:
         if (error.name or "").partition(".")[0] != "sigma":
             raise
         raise SetupError(_NEEDS_PYSIGMA) from error
+
+    pipeline = load_pipeline(options.pipeline)
+    return _import(options, lambda files, names: read_rules(files, names, pipeline), lists=options.lists)
+
+
+def _import_panther(options: CommandOptions) -> int:
+    from lookback.importing.panther import read_rules
+
+    def read(files: list[RuleFile], names: NameMap) -> list[Detection | Unread]:
+        return read_rules(files, as_schedule=options.moment == "schedule")
+
+    return _import(options, read, skeletons=options.skeletons)
+
+
+def _import(options: CommandOptions, read: _Read, *, lists: str | None = None, skeletons: str | None = None) -> int:
+    """Reads rules by `read`, writes them, and shows the report. Returns the exit code."""
     from lookback.importing.mapping import load_map
     from lookback.importing.rulefiles import find_files
     from lookback.importing.run import Target, write_rules
@@ -50,7 +92,7 @@ def _import_sigma(options: CommandOptions) -> int:
     _require_new(draft)
     _require_report(options.report)
     stream = None if draft is not None else place.stream
-    found = read_rules(find_files(options.files), names, load_pipeline(options.pipeline))
+    found = read(find_files(options.files), names)
     if draft is not None:
         from lookback.importing.drafting import draft_stream, read_draft
 
@@ -61,8 +103,9 @@ def _import_sigma(options: CommandOptions) -> int:
     assert isinstance(stream, Stream)
     names.require_fields(stream)
     rules = Path(options.out or place.conf / "rules")
-    lists = Path(options.lists or place.conf / "lists")
-    report = write_rules(found, Target(stream, rules, lists), names)
+    hollow = None if skeletons is None else Path(skeletons)
+    target = Target(stream, rules, Path(lists or place.conf / "lists"), hollow)
+    report = write_rules(found, target, names)
     _show(options, report)
     return FOUND_PROBLEMS if report.has_failed(is_strict=options.strict) else 0
 

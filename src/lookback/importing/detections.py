@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lookback.importing.conditions import Condition, list_fields
 from lookback.importing.reasons import Reason
@@ -17,7 +19,8 @@ class Origin:
         file: The file, as given.
         place: Its number in the file, counted from 1.
         path: The file below the folder that was given, with `/`.
-        title, id, description, author, license, severity, tags, references: As the rule has them; empty if it does not.
+        title, id, description, author, license, severity, tags, references, runbook: As the rule has them; empty if it
+            does not.
         shown: The fields that it wants to be shown.
         logsource: The name of its source of events, such as windows/process_creation.
     """
@@ -34,6 +37,7 @@ class Origin:
     severity: str = "medium"
     tags: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
+    runbook: str = ""
     shown: tuple[str, ...] = ()
     logsource: str = ""
 
@@ -89,35 +93,61 @@ class Measured:
 class Together:
     """Events of a key that satisfy several conditions, in any order, in the last `seconds`.
 
-    wanted: SQL over the names that `name_member` gives to the members' counts.
+    Attributes:
+        wanted: SQL over the names that `name_member` gives to the members' counts.
+        slide: How many seconds apart the windows start; 0 for a window that ends at each event.
     """
 
     members: tuple[Condition, ...]
     keys: tuple[Key, ...]
     seconds: int
     wanted: str
+    slide: int = 0
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """Events of a key that satisfy several conditions one after another, in `seconds` from the first to the last."""
+    """Events of a key that satisfy several conditions one after another, in `seconds` from the first to the last.
+
+    counts: How many events each condition needs at least; empty if one is enough.
+    """
 
     members: tuple[Condition, ...]
     keys: tuple[Key, ...]
     seconds: int
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Missing:
-    """An event that satisfies the first member, and none of its key that satisfies another one up to `seconds` later."""
+    """An event that satisfies the first member, and none of its key that satisfies another one up to `seconds` later.
+
+    counts: How many events the first member needs at least, all within `seconds`; empty if one is enough.
+    """
 
     members: tuple[Condition, ...]
     keys: tuple[Key, ...]
     seconds: int
+    counts: tuple[int, ...] = ()
 
 
 Correlation = Measured | Together | Ordered | Missing
 Shape = Single | Correlation
+
+
+@dataclass(frozen=True)
+class Example:
+    """A test that a rule brings along.
+
+    Attributes:
+        name: What it shows.
+        rows: The time of each event in microseconds, and its fields by the rule's names, in order of time.
+        alerts: Whether the rule alerts.
+    """
+
+    name: str
+    rows: tuple[tuple[int, Mapping[str, Any]], ...]
+    alerts: bool
 
 
 @dataclass(frozen=True)
@@ -127,6 +157,7 @@ class Detection:
     origin: Origin
     shape: Shape
     losses: tuple[Reason, ...] = ()
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True)

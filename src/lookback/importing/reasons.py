@@ -12,6 +12,7 @@ APPROXIMATIONS = {
     "every-event": "other moments: the condition is asked at each event, and never between events",
     "fold": "fewer or more alerts: only for texts with letters whose capitals are not one to one",
     "list": "as the list says: fill it by `lookback lists import`",
+    "schedule": "more alerts, at other moments: each event is judged, and no pair is missed between two runs",
 }
 REMEDIES = {
     "absence": "use one rule that must come and rules that must not, joined by `and not`",
@@ -25,9 +26,12 @@ REMEDIES = {
     "missing-rule": "give the file of that rule too",
     "nothing": "leave it out; it looks for nothing",
     "placeholder": "fill it with pySigma's value_placeholders in a --pipeline file",
+    "python": "write its condition by hand; --skeletons writes the rest of the rule",
     "query": "leave query expressions out of the --pipeline file",
     "regex": "write the pattern as RE2 has it",
+    "scheduled-query": "write a rule over the events that the query reads",
     "sigma": "mend the original",
+    "tests": "mend the test, or write the rule by hand",
     "too-long": "split the original into several rules",
     "type": "declare the field with a type that fits",
     "unmapped-field": "map it in the --map file, or declare it in the stream",

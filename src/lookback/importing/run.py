@@ -11,6 +11,7 @@ from lookback.config import MAX_FILE_BYTES
 from lookback.core.streams.declaration import Stream
 from lookback.importing.conditions import Listed, list_tests
 from lookback.importing.detections import Detection, Origin, Unread, list_members
+from lookback.importing.examples import write_tests
 from lookback.importing.mapping import NameMap
 from lookback.importing.reasons import Refusal
 from lookback.importing.report import APPROXIMATED, EXACT, PART, REFUSED, Line, Report, describe_fidelity
@@ -23,11 +24,18 @@ _ID_CHARACTERS = 8
 
 @dataclass(frozen=True)
 class Target:
-    """Where rules are written to. lists: the folder of the files of lists; None writes none."""
+    """Where rules are written to.
+
+    Attributes:
+        rules: The folder of the rules.
+        lists: That of the files of lists; None writes none.
+        skeletons: That of rules whose condition must be written by hand; None writes none.
+    """
 
     stream: Stream
     rules: Path
     lists: Path | None = None
+    skeletons: Path | None = None
 
 
 def write_rules(found: Sequence[Detection | Unread], target: Target, names: NameMap) -> Report:
@@ -37,6 +45,8 @@ def write_rules(found: Sequence[Detection | Unread], target: Target, names: Name
     if target.lists is not None:
         made = {line.origin for line in lines if line.rule_id}
         _write_lists([each for each in found if isinstance(each, Detection) and each.origin in made], target.lists)
+    if target.skeletons is not None:
+        _write_skeletons([line for line in lines if "python" in [each.code for each in line.reasons]], writer, target)
     return Report(lines, target.stream.name, names.logsources is None)
 
 
@@ -51,7 +61,10 @@ def _write_one(found: Detection | Unread, writer: Writer, folder: RuleFolder) ->
         # A document that is refused takes no name.
         document = writer.make_document(found, "unnamed", describe_fidelity(kind, losses))
         rule_id = folder.choose_name(_list_names(origin), {"format": origin.format, "id": origin.identity})
-        text = write_yaml({**document, "rule_id": rule_id})
+        document["rule_id"] = rule_id
+        if tests := write_tests(document, found, writer.fields, writer.stream):
+            document["tests"] = tests
+        text = write_yaml(document)
         if len(text.encode()) > MAX_FILE_BYTES:
             raise Refusal("check", f"its file would be larger than {MAX_FILE_BYTES:,} bytes")
         folder.write(rule_id, text)
@@ -77,3 +90,16 @@ def _write_lists(detections: Sequence[Detection], folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerow(["value"])
+
+
+def _write_skeletons(lines: Sequence[Line], writer: Writer, target: Target) -> None:
+    """Writes rules that have everything but a condition, which `rules check` asks for."""
+    assert target.skeletons is not None
+    folder = RuleFolder(target.skeletons)
+    for line in lines:
+        source = {"format": line.origin.format, "id": line.origin.identity}
+        try:
+            rule_id = folder.choose_name(_list_names(line.origin), source)
+        except Refusal:
+            continue
+        folder.write(rule_id, write_yaml({**writer.describe(line.origin, rule_id, line.fidelity), "where": ""}))

@@ -20,6 +20,7 @@ from lookback.importing.detections import (
     Measured,
     Missing,
     Ordered,
+    Origin,
     Shape,
     Single,
     Together,
@@ -48,32 +49,35 @@ class Writer:
 
     def make_document(self, detection: Detection, rule_id: str, fidelity: str) -> dict[str, Any]:
         """Returns the document of a rule, which passes the checks of `rules check`. Raises Refusal."""
-        origin = detection.origin
         body = self._write_shape(detection.shape)
-        document: dict[str, Any] = {
-            "rule_id": rule_id,
-            "description": cut_end(collapse_spaces(origin.description or origin.title), _MAX_DESCRIPTION_CHARACTERS),
-            "tags": _clean_tags(origin.tags),
-            "references": _clean_references(origin.references),
-            "source": self._write_source(detection, fidelity),
-            "stream": self.stream.name,
-            "severity": origin.severity,
-            **body,
-            "message": self._write_message(detection),
-        }
-        document = {key: value for key, value in document.items() if value not in ("", [], {})}
+        head, message = self.describe(detection.origin, rule_id, fidelity), self._write_message(detection)
+        document = _leave_out_empty({**head, **body, "message": message})
         try:
             compile_rule(document, self.stream)
         except RuleError as error:
             raise Refusal(*_explain(error)) from error
         return document
 
+    def describe(self, origin: Origin, rule_id: str, fidelity: str) -> dict[str, Any]:
+        """Returns the part of a document that does not say what the rule looks for."""
+        document: dict[str, Any] = {
+            "rule_id": rule_id,
+            "description": cut_end(collapse_spaces(origin.description or origin.title), _MAX_DESCRIPTION_CHARACTERS),
+            "tags": _clean_tags(origin.tags),
+            "references": _clean_references(origin.references),
+            "runbook": origin.runbook.strip(),
+            "source": self._write_source(origin, fidelity),
+            "stream": self.stream.name,
+            "severity": origin.severity,
+        }
+        return _leave_out_empty(document)
+
     @property
-    def _fields(self) -> FieldNames:
+    def fields(self) -> FieldNames:
+        """Returns the stream's fields by the names that rules use."""
         return FieldNames(self.stream, self.names.fields)
 
-    def _write_source(self, detection: Detection, fidelity: str) -> dict[str, str]:
-        origin = detection.origin
+    def _write_source(self, origin: Origin, fidelity: str) -> dict[str, str]:
         named = {
             "format": origin.format,
             "id": origin.identity,
@@ -97,7 +101,7 @@ class Writer:
         found: dict[str, None] = {}
         for name in names:
             try:
-                field = self._fields.find(name)
+                field = self.fields.find(name)
             except Refusal:
                 continue
             found[field] = None
@@ -105,13 +109,13 @@ class Writer:
 
     def _write_shape(self, shape: Shape) -> dict[str, Any]:
         if isinstance(shape, Single):
-            return {"where": write_condition(shape.condition, self._fields)}
+            return {"where": write_condition(shape.condition, self.fields)}
         if isinstance(shape, Measured):
             return self._write_measured(shape)
         return self._write_together(shape) if isinstance(shape, Together) else self._write_sequence(shape)
 
     def _write_measured(self, shape: Measured) -> dict[str, Any]:
-        keys, fields = self._write_keys(shape.members, shape.keys), [self._fields.write(each) for each in shape.fields]
+        keys, fields = self._write_keys(shape.members, shape.keys), [self.fields.write(each) for each in shape.fields]
         if shape.aggregate not in ("count", "count(distinct)"):
             fields = [self._write_number(name) for name in shape.fields]
         measure = {
@@ -131,7 +135,7 @@ class Writer:
 
     def _write_number(self, name: str) -> str:
         """Writes a field as a number that can be added up exactly."""
-        type_, field = self._fields.find_type(name), self._fields.write(name)
+        type_, field = self.fields.find_type(name), self.fields.write(name)
         if type_.is_integer or type_.is_decimal:
             return field
         if type_.is_float:
@@ -141,12 +145,13 @@ class Writer:
         return f"try_cast({field} as {_DECIMAL})"
 
     def _write_together(self, shape: Together) -> dict[str, Any]:
-        filters = [write_condition(member, self._fields) for member in shape.members]
+        filters = [write_condition(member, self.fields) for member in shape.members]
         measures = {name_member(at): f"count(*) filter (where {sql})" for at, sql in enumerate(filters)}
+        span = _write_span(shape.seconds)
         return {
             "group_by": self._write_keys(shape.members, shape.keys),
             "where": self._write_where(shape.members, shape.keys),
-            "window": _write_span(shape.seconds),
+            "window": {"sliding": span, "slide": _write_span(shape.slide)} if shape.slide else span,
             "measures": measures,
             "when": shape.wanted,
         }
@@ -156,15 +161,15 @@ class Writer:
         return [self._write_key(members, key) for key in keys]
 
     def _write_key(self, members: Sequence[Condition], key: Key) -> Any:
-        fields = [self._fields.find(name) for name in key.fields]
+        fields = [self.fields.find(name) for name in key.fields]
         if len(set(fields)) == 1:
             return fields[0]
         return {self._name_key(key.name): self._write_choice(members, key)}
 
     def _write_choice(self, members: Sequence[Condition], key: Key) -> str:
-        fields = [self._fields.write(name) for name in key.fields]
+        fields = [self.fields.write(name) for name in key.fields]
         cases = [
-            f"when {write_condition(member, self._fields)} then {field}"
+            f"when {write_condition(member, self.fields)} then {field}"
             for member, field in zip(members, fields, strict=True)
         ]
         return f"case {' '.join(cases)} end"
@@ -176,15 +181,15 @@ class Writer:
 
     def _write_where(self, members: Sequence[Condition], keys: Sequence[Key]) -> str:
         """Writes that an event satisfies a member, and has the key in the field of that member."""
-        fields = [tuple(self._fields.find(name) for name in key.fields) for key in keys]
+        fields = [tuple(self.fields.find(name) for name in key.fields) for key in keys]
         if all(len(set(each)) == 1 for each in fields):
-            return write_condition(And((Or(tuple(members)), *(Present(each[0]) for each in fields))), self._fields)
+            return write_condition(And((Or(tuple(members)), *(Present(each[0]) for each in fields))), self.fields)
         own = [And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)]
-        return write_condition(Or(tuple(own)), self._fields)
+        return write_condition(Or(tuple(own)), self.fields)
 
     def _write_sequence(self, shape: Ordered | Missing) -> dict[str, Any]:
         """Writes steps; each with the fields of its own, where they differ from those of the first."""
-        names, members = self._fields, list(shape.members)
+        names, members = self.fields, list(shape.members)
         own = [[names.find(key.fields[at]) for key in shape.keys] for at in range(len(members))]
         if isinstance(shape, Missing):
             # The event itself may be what must not come.
@@ -195,10 +200,16 @@ class Writer:
             there = (Present(name) for name in own[at])
             is_absent = isinstance(shape, Missing) and at == 1
             word = "absent" if is_absent else "where"
-            step = {"name": name_member(at), word: write_condition(And((member, *there)), names)}
+            step: dict[str, Any] = {"name": name_member(at), word: write_condition(And((member, *there)), names)}
+            if at < len(shape.counts) and shape.counts[at] > 1:
+                step["at_least"] = shape.counts[at]
             steps.append({**step, "key": own[at]} if own[at] != own[0] else step)
         span = _write_span(shape.seconds)
         return {"group_by": own[0], "sequence": {"within": span, "steps": steps}}
+
+
+def _leave_out_empty(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if value not in ("", [], {})}
 
 
 def _write_span(seconds: int) -> str:
