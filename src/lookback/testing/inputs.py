@@ -16,6 +16,8 @@ from lookback.core.engine.warming import find_reason_cold
 from lookback.core.errors import EventError, Problem, RuleError
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.commands import LISTS
+from lookback.core.rules.compilecache import RuleCompiler
+from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import STATUSES, Rule
 from lookback.core.rules.problems import quote_value
@@ -74,9 +76,10 @@ def read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, Rul
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
         raise _refuse("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")
     changes, warmed = list[tuple[int | None, RuleChange]](), list[Warmed]()
+    compiler = RuleCompiler({stream.name: stream})
     for at, rule in enumerate(rules):
         is_warm = isinstance(rule, tuple) and len(rule) == 3
-        arrival, change = _read_change(rule[:2] if is_warm else rule, at, stream)
+        arrival, change = _read_change(rule[:2] if is_warm else rule, at, stream, compiler)
         if is_warm:
             version = _read_warmed(rule[2], arrival, change, at, stream)
             piece = Piece(version.rule_id, version.version, version.arrival, 1, 1)
@@ -105,10 +108,10 @@ def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: 
     return Warmed(int(active_from), change.rule_id, change.version, change.status, change.document)
 
 
-def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleChange]:
+def _read_change(rule: Any, at: int, stream: Stream, compiler: RuleCompiler) -> tuple[int | None, RuleChange]:
     place = f"rules[{at}]"
     if not isinstance(rule, tuple):
-        rule_id, text = check_rule(rule, stream, place)
+        rule_id, text = check_rule(rule, stream, place, compiler)
         return None, RuleChange("insert", at, rule_id, 1, "active", text)
     if len(rule) != 2 or not isinstance(rule[0], Mapping):
         raise _refuse(
@@ -134,7 +137,7 @@ def _read_change(rule: Any, at: int, stream: Stream) -> tuple[int | None, RuleCh
     return None if arrival is None else int(arrival), change
 
 
-def check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
+def check_rule(rule: Any, stream: Stream, place: str = "", compiler: RuleCompiler | None = None) -> tuple[str, str]:
     """Returns a valid rule's id and its document as JSON. Raises RuleError with all problems."""
     document = rule.document if isinstance(rule, Rule) else rule
     if not isinstance(document, Mapping):
@@ -143,8 +146,28 @@ def check_rule(rule: Any, stream: Stream, place: str = "") -> tuple[str, str]:
     document = dict(document)
     if not is_too_deep(document) and (odd := next(_find_odd_values(document), None)):
         raise _refuse(*odd, str(document.get("rule_id"))[:100])
+    if (known := _compile_as_stored(document, stream, compiler)) is not None:
+        return known
     rule_id = compile_rule(document, stream).spec.rule_id
     return rule_id, _write_json(rule_id, document)
+
+
+def _compile_as_stored(
+    document: Mapping[str, Any], stream: Stream, compiler: RuleCompiler | None
+) -> tuple[str, str] | None:
+    """Compiles the JSON of a document as the evaluator will, which finds it compiled then.
+
+    Returns None if the document is wrong, or is not the same as its JSON, such as one with dates.
+    """
+    try:
+        text = json.dumps(document)
+        if json.loads(text) != document:
+            return None
+    except (TypeError, ValueError, RecursionError):
+        return None
+    compiler = compiler or RuleCompiler({stream.name: stream})
+    compiled = compiler.compile_document(stream.name, text)
+    return (compiled.spec.rule_id, text) if isinstance(compiled, CompiledRule) else None
 
 
 def _write_json(rule_id: str, document: Mapping[str, Any]) -> str:

@@ -142,15 +142,19 @@ def find_clauses(condition: Expression) -> tuple[Clause, ...]:
 
     There are none if nothing is known, or if the condition may have an error, which counts for any event.
     """
-    if condition.memberships or not condition.is_readable or not never_fails(condition):
+    if condition.memberships or not condition.is_readable:
         return ()
-    return tuple(dict.fromkeys(_find_clauses(parse(condition.sql, CANONICAL), condition.types)))
+    tree = parse(condition.sql, CANONICAL)
+    return tuple(dict.fromkeys(_find_clauses(tree, condition.types))) if _never_fails(tree, condition.types) else ()
 
 
 def never_fails(expression: Expression) -> bool:
     """Returns whether an expression is sure to have no error for any event; false if that is not known."""
-    is_safe_type = all(_is_safe_type(each) for each in expression.types.values())
-    return is_safe_type and all(_is_safe(node) for node in parse(expression.sql, CANONICAL).walk())
+    return _never_fails(parse(expression.sql, CANONICAL), expression.types)
+
+
+def _never_fails(tree: exp.Expr, types: Mapping[str, DataType]) -> bool:
+    return all(map(_is_safe_type, types.values())) and all(map(_is_safe, tree.walk()))
 
 
 def _is_safe_type(type_: DataType) -> bool:
