@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ def add_commands(commands: Commands) -> None:
     sigma = group.add("sigma", _import_sigma, "write Sigma rules as rules of a stream; nothing is published")
     _add_options(sigma)
     option(sigma, "--pipeline", "YAML file: a processing pipeline of pySigma, for names of fields", "FILE")
-    option(sigma, "--lists", "folder to write a CSV file for each list to that rules ask (CONF/lists)", "DIR")
     panther = group.add("panther", _import_panther, "write Panther's correlations as rules of a stream of its signals")
     _add_options(panther)
     option(
@@ -45,6 +44,8 @@ def add_commands(commands: Commands) -> None:
         dest="moment",
     )
     option(panther, "--skeletons", "folder to write a rule without a condition to for each detection in Python", "DIR")
+    _add_options(group.add("flink", _import_flink, "write rules of Flink's fraud detection demo as rules of a stream"))
+    _add_options(group.add("aws", _import_aws, "write rules of AWS's dynamic rules engine as rules of a stream"))
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     option(command, "--stream", "the stream that the rules judge", "STREAM", required=True)
     option(command, "--map", "YAML file: what the fields and sources of the rules are in the stream", "FILE")
     option(command, "--out", "folder to write rules to (CONF/rules)", "DIR")
+    option(command, "--lists", "folder to write a CSV file for each list to that rules ask (CONF/lists)", "DIR")
     option(command, "--draft-stream", "declare the stream in this new file, with all fields that rules read", "FILE")
     option(command, "--report", "file to write the report to; without it all lines are printed", "FILE")
     flag(command, "--strict", "end with 1 also if a rule is only approximated")
@@ -67,22 +69,39 @@ def _import_sigma(options: CommandOptions) -> int:
         if (error.name or "").partition(".")[0] != "sigma":
             raise
         raise SetupError(_NEEDS_PYSIGMA) from error
+    from lookback.importing.rulefiles import YAML_SUFFIXES
 
     pipeline = load_pipeline(options.pipeline)
-    return _import(options, lambda files, names: read_rules(files, names, pipeline), lists=options.lists)
+    return _import(options, lambda files, names: read_rules(files, names, pipeline), YAML_SUFFIXES)
 
 
 def _import_panther(options: CommandOptions) -> int:
     from lookback.importing.panther import read_rules
+    from lookback.importing.rulefiles import YAML_SUFFIXES
 
     def read(files: list[RuleFile], names: NameMap) -> list[Detection | Unread]:
         return read_rules(files, as_schedule=options.moment == "schedule")
 
-    return _import(options, read, skeletons=options.skeletons)
+    return _import(options, read, YAML_SUFFIXES, skeletons=options.skeletons)
 
 
-def _import(options: CommandOptions, read: _Read, *, lists: str | None = None, skeletons: str | None = None) -> int:
-    """Reads rules by `read`, writes them, and shows the report. Returns the exit code."""
+def _import_flink(options: CommandOptions) -> int:
+    from lookback.importing.flink import SUFFIXES, read_rules
+
+    return _import(options, lambda files, _: read_rules(files), SUFFIXES)
+
+
+def _import_aws(options: CommandOptions) -> int:
+    from lookback.importing.aws import SUFFIXES, read_rules
+
+    return _import(options, lambda files, _: read_rules(files), SUFFIXES)
+
+
+def _import(options: CommandOptions, read: _Read, suffixes: Sequence[str], *, skeletons: str | None = None) -> int:
+    """Reads rules by `read`, writes them, and shows the report. Returns the exit code.
+
+    suffixes: Of the files in folders. skeletons: The folder for rules without a condition.
+    """
     from lookback.importing.mapping import load_map
     from lookback.importing.rulefiles import find_files
     from lookback.importing.run import Target, write_rules
@@ -92,7 +111,7 @@ def _import(options: CommandOptions, read: _Read, *, lists: str | None = None, s
     _require_new(draft)
     _require_report(options.report)
     stream = None if draft is not None else place.stream
-    found = read(find_files(options.files), names)
+    found = read(find_files(options.files, suffixes), names)
     if draft is not None:
         from lookback.importing.drafting import draft_stream, read_draft
 
@@ -104,7 +123,7 @@ def _import(options: CommandOptions, read: _Read, *, lists: str | None = None, s
     names.require_fields(stream)
     rules = Path(options.out or place.conf / "rules")
     hollow = None if skeletons is None else Path(skeletons)
-    target = Target(stream, rules, Path(lists or place.conf / "lists"), hollow)
+    target = Target(stream, rules, Path(options.lists or place.conf / "lists"), hollow)
     report = write_rules(found, target, names)
     _show(options, report)
     return FOUND_PROBLEMS if report.has_failed(is_strict=options.strict) else 0

@@ -76,6 +76,7 @@ class Measured:
         aggregate: count, count(distinct), sum, avg, median or percentile.
         fields: What is aggregated; empty for count.
         percentile: From 0 to 100, for percentile.
+        resets: Whether an alert empties the window.
         operator, number: The comparison, as in SQL.
     """
 
@@ -87,6 +88,7 @@ class Measured:
     number: str
     fields: tuple[str, ...] = ()
     percentile: int = 50
+    resets: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,38 @@ class Missing:
     counts: tuple[int, ...] = ()
 
 
-Correlation = Measured | Together | Ordered | Missing
+@dataclass(frozen=True)
+class Gauge:
+    """A measure of the events that satisfy one member.
+
+    Attributes:
+        aggregate: last, count, or count(distinct), of the shape's field.
+        member: The place of the member.
+        seconds, delay: The window, and how long before the event it ends.
+    """
+
+    name: str
+    aggregate: str
+    member: int
+    seconds: int
+    delay: int = 0
+
+
+@dataclass(frozen=True)
+class Gauged:
+    """Measures of the events of a key, each with a window of its own, satisfy a condition.
+
+    wanted: SQL over the names of the gauges.
+    """
+
+    members: tuple[Condition, ...]
+    keys: tuple[Key, ...]
+    fields: tuple[str]
+    gauges: tuple[Gauge, ...]
+    wanted: str
+
+
+Correlation = Measured | Together | Ordered | Missing | Gauged
 Shape = Single | Correlation
 
 
@@ -184,6 +217,6 @@ def list_fields_read(shape: Shape) -> list[str]:
     found = [field for condition in list_members(shape) for field in list_fields(condition)]
     if not isinstance(shape, Single):
         found += [field for key in shape.keys for field in key.fields]
-    if isinstance(shape, Measured):
+    if isinstance(shape, (Measured, Gauged)):
         found += shape.fields
     return list(dict.fromkeys(found))

@@ -67,7 +67,8 @@ def read_correlation(detection: Any, *, as_schedule: bool) -> CorrelationRule:
     if not is_group:
         return CorrelationRule(_read_sequence(body, members, minutes), named, (_note_schedule(rate),))
     shape = _read_group(members, _read_criteria(body.get("MatchCriteria"), members), minutes, as_schedule, rate)
-    return CorrelationRule(shape, named, () if shape.slide else (_note_schedule(rate),))
+    loss = Reason("phase", f"Panther asks every {rate} minutes") if shape.slide else _note_schedule(rate)
+    return CorrelationRule(shape, named, (loss,))
 
 
 def _note_schedule(rate: Any) -> Reason:

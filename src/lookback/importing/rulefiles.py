@@ -15,7 +15,7 @@ import yaml
 from lookback.core.errors import SetupError
 from lookback.importing.reasons import Refusal
 
-_SUFFIXES = (".yml", ".yaml")
+YAML_SUFFIXES = (".yml", ".yaml")
 _MAX_SLUG_CHARACTERS = 80
 # The first line of a file that the import wrote, with a digest of the rest: only an unchanged file is written again.
 _HEAD = "# Written by `lookback import`, which replaces this file as long as nothing below changes: "
@@ -30,18 +30,22 @@ class RuleFile:
     below: str
 
 
-def find_files(places: Sequence[str | Path]) -> list[RuleFile]:
-    """Lists files, and the YAML files in folders, each once, in order. Raises SetupError if a place does not exist."""
+def find_files(places: Sequence[str | Path], suffixes: Sequence[str] = YAML_SUFFIXES) -> list[RuleFile]:
+    """Lists files, and in folders those that end with a suffix, each once, in order.
+
+    Raises:
+        SetupError: If a place does not exist, or there is no file.
+    """
     found: dict[Path, RuleFile] = {}
     for place in map(Path, places):
         if not place.exists():
             raise SetupError(f"{place} does not exist; name files or folders of rules")
-        inside = sorted(each for each in place.rglob("*") if each.suffix in _SUFFIXES and each.is_file())
+        inside = sorted(each for each in place.rglob("*") if each.suffix in suffixes and each.is_file())
         for path in inside if place.is_dir() else [place]:
             below = path.relative_to(place).as_posix() if place.is_dir() else path.name
             found.setdefault(path.resolve(), RuleFile(path, below))
     if not found:
-        raise SetupError(f"{', '.join(map(str, places))}: there is no file that ends with .yml or .yaml")
+        raise SetupError(f"{', '.join(map(str, places))}: there is no file that ends with {' or '.join(suffixes)}")
     return list(found.values())
 
 

@@ -16,6 +16,7 @@ from lookback.core.values.texts import collapse_spaces, cut_end
 from lookback.importing.conditions import And, Condition, Not, Or, Present
 from lookback.importing.detections import (
     Detection,
+    Gauged,
     Key,
     Measured,
     Missing,
@@ -112,6 +113,8 @@ class Writer:
             return {"where": write_condition(shape.condition, self.fields)}
         if isinstance(shape, Measured):
             return self._write_measured(shape)
+        if isinstance(shape, Gauged):
+            return self._write_gauged(shape)
         return self._write_together(shape) if isinstance(shape, Together) else self._write_sequence(shape)
 
     def _write_measured(self, shape: Measured) -> dict[str, Any]:
@@ -131,6 +134,25 @@ class Writer:
             "window": _write_span(shape.seconds),
             "measures": {name: measure},
             "when": f"{name} {shape.operator} {shape.number}",
+            **({"reset_on_alert": True} if shape.resets else {}),
+        }
+
+    def _write_gauged(self, shape: Gauged) -> dict[str, Any]:
+        number = self._write_number(shape.fields[0])
+        calls = {"last": f"last({number})", "count": "count(*)", "count(distinct)": f"count(distinct {number})"}
+        measures: dict[str, Any] = {}
+        for gauge in shape.gauges:
+            window: Any = _write_span(gauge.seconds)
+            if gauge.delay:
+                window = {"lookback": window, "delay": _write_span(gauge.delay)}
+            sql = f"{calls[gauge.aggregate]} filter (where {write_condition(shape.members[gauge.member], self.fields)})"
+            measures[gauge.name] = {"measure": sql, "window": window}
+        return {
+            "group_by": self._write_keys(shape.members, shape.keys),
+            "where": self._write_where(shape.members, shape.keys),
+            "window": _write_span(max(gauge.seconds for gauge in shape.gauges)),
+            "measures": measures,
+            "when": shape.wanted,
         }
 
     def _write_number(self, name: str) -> str:
@@ -183,7 +205,8 @@ class Writer:
         """Writes that an event satisfies a member, and has the key in the field of that member."""
         fields = [tuple(self.fields.find(name) for name in key.fields) for key in keys]
         if all(len(set(each)) == 1 for each in fields):
-            return write_condition(And((Or(tuple(members)), *(Present(each[0]) for each in fields))), self.fields)
+            any_member = [] if And(()) in members else [Or(tuple(members))]
+            return write_condition(And((*any_member, *(Present(each[0]) for each in fields))), self.fields)
         own = [And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)]
         return write_condition(Or(tuple(own)), self.fields)
 
