@@ -21,7 +21,7 @@ from lookback.core.errors import SetupError
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.texts import count_noun, escape_unprintable
-from lookback.views.explanations import describe_alert, describe_event
+from lookback.views.explanations import describe_alert, describe_event, list_counted_events
 from lookback.views.terminal import format_json, print_json
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ def add_commands(commands: Commands) -> None:
     flag(waiting, "--reports", "alerts of rules with `queue: false` or severity info, which the queue leaves out")
     option(
         alerts, "--days", "with --queue or --reports: alerts decided in the last N days (default: 90)", "N", type=float
+    )
+    option(
+        alerts,
+        "--limit",
+        "at most this many alerts (default: all): the first of the queue, else the newest",
+        "N",
+        type=int,
     )
     explain = commands.add("explain", _explain, "say why an alert was raised, or how a rule judged an event")
     option(explain, "alert_id", "the alert", nargs="?")
@@ -80,12 +87,15 @@ def _list_alerts(options: CommandOptions) -> None:
     place = options.open_workspace()
     if options.stream:
         _ = place.stream  # raises if it is unknown
+    if options.limit is not None and options.limit < 1:
+        raise SetupError(f"--limit must be at least 1, got {options.limit}; leave it out to list every alert")
     if options.days is not None and not (options.queue or options.reports):
         raise SetupError(
             "--days is for the queue and reports: add --queue or --reports, or omit it to list every alert"
         )
     rows, note = place.answer(lambda tables: _read_alerts(tables, options))
-    options.show_rows(rows, ("alert_id", "revision", "event_time", "severity", "rule_id", "verdict", "message"))
+    more = ["message"] if options.queue or options.reports else ["revision", "verdict", "message"]
+    options.show_rows(rows, ["alert_id", "event_time", "severity", "rule_id", "key", "event_id", *more])
     if note:
         # On stderr, so that programs reading the rows do not see it.
         print(note, file=sys.stderr)
@@ -103,7 +113,13 @@ def _read_alerts(tables: Tables, options: CommandOptions) -> tuple[list[dict[str
         from lookback.spark.review import list_alerts
 
         frame, note = list_alerts(tables, options.rule, options.stream, options.tag), ""
-    return [row.asDict() for row in frame.toLocalIterator()], note
+    rows = [row.asDict() for row in frame.toLocalIterator()]
+    if options.limit is not None and options.limit < len(rows):
+        left = f"{len(rows) - options.limit:,} more; without --limit all are listed"
+        is_waiting = options.queue or options.reports
+        rows = rows[: options.limit] if is_waiting else rows[len(rows) - options.limit :]
+        note = f"{note}\n{left}".strip()
+    return rows, note
 
 
 def _explain(options: CommandOptions) -> None:
@@ -132,8 +148,10 @@ def _explain(options: CommandOptions) -> None:
         plot_key_timeline(picture).savefig(options.picture)
     if options.wants_json:
         print_json([explained.to_dict()])
+    elif isinstance(explained, Explanation):
+        print_lines(*describe_alert(explained), *list_counted_events(explained))
     else:
-        print_lines(*(describe_alert(explained) if isinstance(explained, Explanation) else describe_event(explained)))
+        print_lines(*describe_event(explained))
 
 
 def _review(options: CommandOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 # Further windows of an event are only in the JSON.
 _MAX_WINDOWS = 5
+_MAX_EVENTS = 20
 
 
 def describe_alert(explanation: Explanation) -> Iterator[str]:
@@ -29,6 +31,24 @@ def describe_alert(explanation: Explanation) -> Iterator[str]:
         yield f"About: {_join_texts(about)}."
     if alert.get("tags"):
         yield f"Tags: {', '.join(alert['tags'])}."
+
+
+def list_counted_events(explanation: Explanation) -> Iterator[str]:
+    """Yields the events that the alert counted, oldest first and at most the last twenty: time, id, and what each did.
+
+    That is the step that took it, or the measure as of each event of a lookback rule.
+    """
+    shown = explanation.timeline
+    if shown.empty:
+        return
+    counted = shown[shown["in_window"] | shown["is_alert"]] if "in_window" in shown else shown[shown["is_alert"]]
+    yield f"Events, the last {_MAX_EVENTS} of {len(counted):,}:" if len(counted) > _MAX_EVENTS else "Events:"
+    for row in counted.tail(_MAX_EVENTS).to_dict("records"):
+        running = row.get("running", math.nan)
+        what = row.get("step") or ("" if math.isnan(running) else f"{explanation.main} = {running:.12g}")
+        if row["is_alert"]:
+            what = f"{what}, raised the alert".removeprefix(", ")
+        yield f"  {format_time(parse_time(row['event_time']))}  {row['event_id']}  {what}".rstrip()
 
 
 def describe_event(found: EventExplanation) -> Iterator[str]:

@@ -39,7 +39,7 @@ from lookback.core.streams.eventrows import read_events
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_time
-from lookback.views.explanations import describe_alert
+from lookback.views.explanations import describe_alert, list_counted_events
 
 STREAM = Stream.from_dict(
     {
@@ -726,3 +726,31 @@ def test_c12_2_an_explained_alert_has_its_tags_and_whom_it_is_about_beside_its_k
     assert describe() == [*plain, "About: shop = 7.", "Tags: attack.t1110, b."]
     # A row that was written by hand may lack both.
     assert describe(entities=None, tags=None) == plain
+
+
+def test_the_events_that_an_alert_counted_are_listed_with_what_each_did():
+    given = [
+        {"id": name, "at": moment(at), "k": "x", "amount": amount, "arrival": 1}
+        for at, (name, amount) in enumerate(zip("abcd", (1, 1, 9, 4), strict=True))
+    ]
+    given.append({"id": "later", "at": moment(100), "k": "y", "amount": 0, "arrival": 2})
+    lines = {}
+    for kind in ("lookback", "sequence", "event", "tumbling"):
+        document = {**KINDS[kind], **({"when": "n = 4"} if kind in ("lookback", "tumbling") else {})}
+        alert, explained = explain_all([(document, None)], given)[-1]
+        lines[kind] = [line.split("  ", 2)[2] for line in [*list_counted_events(explained)][1:]]
+    assert lines == {
+        "lookback": ["a  total = 1", "b  total = 2", "c  total = 11", "d  total = 15, raised the alert"],
+        "sequence": ["a  one", "b  one", "c  more", "d  more, raised the alert"],
+        "event": ["d  raised the alert"],
+        "tumbling": ["a", "b", "c", "d"],
+    }
+
+
+def test_of_many_events_the_last_are_listed():
+    given = [{"id": f"e{at}", "at": moment(at), "k": "x", "amount": 1, "arrival": 1} for at in range(30)]
+    document = {**KINDS["lookback"], "window": "1 minute", "when": "n = 30"}
+    ((_, explained),) = explain_all([(document, None)], given)
+    head, *lines = list_counted_events(explained)
+    assert head == "Events, the last 20 of 30:"
+    assert [line.split("  ")[2] for line in lines] == [f"e{at}" for at in range(10, 30)]
