@@ -200,6 +200,17 @@ def test_three_signals_keep_the_key_all_along(tmp_path: Path) -> None:
     assert document["sequence"]["within"] == "90 minutes"
 
 
+def test_the_field_of_the_key_may_change_at_each_step(tmp_path: Path) -> None:
+    detection = sequence("failed", "changed", "deleted")
+    first, second = detection["Transitions"]
+    first["Match"], second["Match"] = [{"From": "user", "To": "owner"}], [{"From": "owner", "To": "host"}]
+    outputs = {"failed": {"user": {"a": [0]}}, "changed": {"owner": {"a": [5]}}, "deleted": {"host": {"a": [9]}}}
+    other = {**outputs, "deleted": {"owner": {"a": [9]}}}
+    document = read_one(tmp_path, detection, tell(True, **outputs), tell(False, **other))
+    keys = [step.get("key", document["group_by"]) for step in document["sequence"]["steps"]]
+    assert keys == [["user"], ["owner"], ["host"]]
+
+
 @pytest.mark.parametrize(
     ("detection", "reason"),
     [
