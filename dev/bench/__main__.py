@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         desk.run(options.alerts)
         return 0
-    if options.command in ("latency", "changes", "warm"):
+    if options.command in ("latency", "bucket", "changes", "warm"):
         return _live(options)
     events = EventSet(options.set, options.rows)
     if options.command == "prepare":
@@ -88,6 +88,12 @@ def parser() -> argparse.ArgumentParser:
         "--plain", action="store_true", help="in a session that somebody else started, with all of Spark's defaults"
     )
     latency.add_argument("--many", action="store_true", help="with 100 rules more, which alert seldom")
+    bucket = commands.add_parser("bucket", help="the same with tables and checkpoint in a bucket, and its requests")
+    bucket.add_argument("--rate", type=int, default=1_000, help="events a second")
+    bucket.add_argument("--seconds", type=float, default=50.0, help="for each delay")
+    bucket.add_argument(
+        "--delays", type=int, nargs="*", default=[0, 10, 30, 60], help="milliseconds that a request takes, in turn"
+    )
     changes = commands.add_parser("changes", help="from the commit of a rule change to its first verdict")
     changes.add_argument("--rate", type=int, default=1_000, help="events a second")
     changes.add_argument("--known", type=int, default=12, help="changes on a known grouping key")
@@ -101,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     warm.add_argument("--repeats", type=float, default=1.0, help="of the set in time")
     warm.add_argument("--rate", type=int, default=1_000, help="events a second meanwhile")
     warm.add_argument("--seconds", type=float, default=60.0, help="that are measured before, and after it is in force")
-    for live in (latency, changes, warm):
+    for live in (latency, bucket, changes, warm):
         live.add_argument("--warm-up", type=float, default=60.0, help="seconds that do not count")
         live.add_argument("--every", help="how often the evaluation looks for more; default: as the profile says")
         _setting_arguments(live, "latency")
@@ -216,6 +222,10 @@ def _live(options: argparse.Namespace) -> int:
     )
     if options.command == "latency":
         latency.run(live)
+    elif options.command == "bucket":
+        from dev.bench import bucket  # noqa: PLC0415 - needs what the tests of object stores install
+
+        bucket.run(live, options.delays)
     elif options.command == "changes":
         latency.run_changes(live, options.known, options.new, options.lists)
     else:

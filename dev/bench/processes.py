@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -134,11 +135,13 @@ def _kib(process: int, file: str, name: str) -> int:
 class ProcessorClock(_Sampler):
     """The processor time of this process and those below it, the JVM and the workers included, while it is entered.
 
-    It looks ten times a second, so that what workers used that have ended since counts too.
+    It looks ten times a second, so that what workers used that have ended since counts too. excluded: processes that do not
+    count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, excluded: Collection[int] = ()) -> None:
         self._ticks: dict[tuple[int, str], int] = {}
+        self._excluded = excluded
         super().__init__("processor", _EVERY_SECONDS / 5)
 
     def read(self) -> float:
@@ -149,6 +152,8 @@ class ProcessorClock(_Sampler):
     def look(self) -> None:
         """Notes what each process has used until now."""
         for process in (os.getpid(), *_descendants(os.getpid())):
+            if process in self._excluded:
+                continue
             try:
                 fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
             except OSError:

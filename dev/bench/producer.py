@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 from dev.bench.lakehouse import rows_of
 from dev.bench.sets import COMMIT_ROWS, SECOND, TIME, Columns, EventSet
+from lookback.places import ObjectPath, Place
 
 COMMITS_PER_SECOND = 2
 _LONGEST_START, _LONGEST_END = 120.0, 30.0
@@ -37,7 +37,7 @@ class Producer:
     after `stop`.
     """
 
-    def __init__(self, table: Path, events: EventSet, rate: int, after: int = 0) -> None:
+    def __init__(self, table: Place, events: EventSet, rate: int, after: int = 0) -> None:
         # Not a copy of this process, which has a JVM and threads by now.
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
@@ -48,6 +48,12 @@ class Producer:
         self.append_seconds: list[float] = []
         self._process.start()
         there.close()
+
+    @property
+    def process_id(self) -> int:
+        """The number of its process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Appends from now on."""
@@ -76,18 +82,21 @@ class Producer:
         return found
 
 
-def append(table: Path, version: int, rows: pa.Table) -> None:
+def append(table: Place, version: int, rows: pa.Table) -> None:
     """Appends rows to a Delta table as commit `version`, in one file, with the checksum that spares readers the whole log.
 
-    Raises FileExistsError if the commit exists.
+    Raises FileExistsError if the commit exists. In an object store nobody else may write to the table.
     """
     file = table / f"part-00000-{uuid.uuid4()}.parquet"
-    pq.write_table(rows, file, compression="snappy")
+    content = pa.BufferOutputStream()
+    pq.write_table(rows, content, compression="snappy")
+    size = content.tell()
+    file.write_bytes(content.getvalue().to_pybytes())
     log = table / "_delta_log"
     before = json.loads((log / f"{version - 1:020d}.crc").read_text(encoding="utf-8"))
     # Times of commits always rise, also where two fall within a millisecond.
     now = max(time.time_ns() // 1_000_000, before.get("inCommitTimestampOpt", 0) + 1)
-    size, transaction = file.stat().st_size, str(uuid.uuid4())
+    transaction = str(uuid.uuid4())
     commit = {
         "inCommitTimestamp": now,
         "timestamp": now,
@@ -119,7 +128,7 @@ def append(table: Path, version: int, rows: pa.Table) -> None:
     _make(log / f"{version:020d}.crc", json.dumps(checksum))
 
 
-def put_on_list(table: Path, name: str, values: Iterable[int]) -> int:
+def put_on_list(table: Place, name: str, values: Iterable[int]) -> int:
     """Puts numbers on a list, for good, as one commit of the table `lists`. Returns the commit."""
     texts = pa.array(values).cast(pa.string())
     count, version = len(texts), _next_version(table)
@@ -132,12 +141,15 @@ def put_on_list(table: Path, name: str, values: Iterable[int]) -> int:
     return version
 
 
-def _next_version(table: Path) -> int:
-    return 1 + max(int(file.stem) for file in (table / "_delta_log").glob("[0-9]*.json"))
+def _next_version(table: Place) -> int:
+    return 1 + max(int(file.name.partition(".")[0]) for file in (table / "_delta_log").glob("[0-9]*.json"))
 
 
-def _make(file: Path, text: str) -> None:
-    """Writes a file at once, as a whole or not at all. Raises FileExistsError if it exists."""
+def _make(file: Place, text: str) -> None:
+    """Writes a file at once, as a whole or not at all. Raises FileExistsError if it exists in a folder."""
+    if isinstance(file, ObjectPath):
+        file.write_text(text + "\n")
+        return
     draft = file.with_name(f".{uuid.uuid4()}.draft")
     draft.write_text(text + "\n", encoding="utf-8")
     try:
@@ -146,7 +158,7 @@ def _make(file: Path, text: str) -> None:
         draft.unlink()
 
 
-def run(pipe: Connection, table: Path, events: EventSet, rate: int, after: int) -> None:
+def run(pipe: Connection, table: Place, events: EventSet, rate: int, after: int) -> None:
     """Runs the process: sends `ready`, appends from its first message to the second, then sends the time of each commit."""
     try:
         source = _Source.of(events, after)
@@ -161,7 +173,7 @@ def run(pipe: Connection, table: Path, events: EventSet, rate: int, after: int) 
         pipe.send(RuntimeError(f"the producer failed: {error!r}"))
 
 
-def _append_until_told(pipe: Connection, table: Path, source: _Source, rate: int) -> list[float]:
+def _append_until_told(pipe: Connection, table: Place, source: _Source, rate: int) -> list[float]:
     """After a commit that took too long the next one comes at once; what it lost is not made up for."""
     due, number, took = time.monotonic(), 0, []
     first, ahead = _next_version(table), 0 if source.last is None else source.last - _now()

@@ -300,6 +300,9 @@ def _open_files(scheme: str, store: str, settings: tuple[tuple[str, str], ...]) 
             options = read_s3_options(store, settings)
             if not options.keys() & {"region", "endpoint_override"}:
                 options["region"] = fs.resolve_s3_region(store)
+            # Arrow writes a small file in one request if it may, and else in three.
+            with contextlib.suppress(TypeError):
+                return fs.S3FileSystem(**options, allow_delayed_open=True)
             return fs.S3FileSystem(**options)
         if scheme == "dbfs":
             return fs.SubTreeFileSystem("/dbfs", fs.LocalFileSystem())

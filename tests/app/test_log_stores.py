@@ -9,7 +9,7 @@ import pytest
 from pyspark import SparkConf
 
 from lookback.core.errors import SetupError
-from lookback.spark.platform.logstores import LOG_STORE_JAR, add_log_store, require_one_winner
+from lookback.spark.platform.logstores import S3_JAR, add_log_store, require_one_winner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,10 +62,10 @@ def test_c13_2_a_log_store_that_keeps_two_writers_apart_is_used(root: str, setti
 def test_c13_2_lookbacks_own_sessions_have_the_log_store_for_s3() -> None:
     conf = SparkConf(loadDefaults=False).set("spark.jars", "a.jar")
     add_log_store(conf)
-    assert (conf.get(S3), conf.get("spark.jars")) == ("lookback.S3LogStore", f"a.jar,{LOG_STORE_JAR}")
+    assert (conf.get(S3), conf.get("spark.jars")) == ("lookback.S3LogStore", f"a.jar,{S3_JAR}")
     for setting in (S3, ANY, S3.removeprefix("spark.")):
         conf = SparkConf(loadDefaults=False).set(setting, SINGLE)
         add_log_store(conf)
         assert (conf.get(setting), conf.contains(S3)) == (SINGLE, setting == S3)
-    with zipfile.ZipFile(LOG_STORE_JAR) as jar:
+    with zipfile.ZipFile(S3_JAR) as jar:
         assert "lookback/S3LogStore.class" in jar.namelist()

@@ -1,4 +1,4 @@
-"""Tables of their own for each of these tests, and a Kafka broker."""
+"""Tables of their own for each of these tests, a Kafka broker, and an S3 server."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from broker import Broker
+    from objectstore import S3Server
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -34,6 +35,19 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield found
     finally:
         found.remove()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One S3 server for all tests, as Spark's session keeps its address. It has the bucket `bucket`."""
+    from objectstore import S3Server, find_missing
+
+    if missing := find_missing():
+        pytest.fail(missing, pytrace=False)
+    started = S3Server(tmp_path_factory.mktemp("s3"))
+    started.make_bucket("bucket")
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="session")

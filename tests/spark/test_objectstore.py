@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from lookback.core.errors import SetupError, StoreFailed
 from lookback.places import ObjectPath, open_place, parse_place, remove_tree, write_whole
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.platform.owner import become_owner
-from objectstore import S3Server, find_missing
+from objectstore import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.objectstore]
 Run = Callable[..., str]
@@ -36,16 +36,6 @@ RULE = {
 }  # fmt: skip
 # Comes later, with a window that holds no row yet: its history is read, and goes to the shards by files of the checkpoint.
 LATER = {**RULE, "rule_id": "ever", "window": "30 days", "when": "total > 60"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if missing := find_missing():
-        pytest.fail(missing, pytrace=False)
-    started = S3Server(tmp_path_factory.mktemp("s3"))
-    started.make_bucket("bucket")
-    yield started
-    started.stop()
 
 
 @pytest.fixture(scope="module")

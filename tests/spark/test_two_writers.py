@@ -19,24 +19,14 @@ from py4j.protocol import Py4JJavaError
 from commits import open_log_store, write
 from lookback.cli import main
 from lookback.places import ObjectPath, parse_place
-from lookback.spark.platform.logstores import LOG_STORE_JAR
-from objectstore import S3Server, find_missing
+from lookback.spark.platform.logstores import S3_JAR
+from objectstore import S3Server
 
 pytestmark = [pytest.mark.objectstore]
 COMMITS = 500
 APPENDS = 6
 # S3A repeats a PUT without an answer. The first one may have succeeded.
 LOST = {"kind": "lost", "rate": 0.03, "method": "PUT", "match": "_delta_log/0"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if missing := find_missing():
-        pytest.fail(missing, pytrace=False)
-    started = S3Server(tmp_path_factory.mktemp("s3"))
-    started.make_bucket("bucket")
-    yield started
-    started.stop()
 
 
 def run_together(server: S3Server, commands: list[list[str]], folder: Path) -> list[str]:
@@ -142,7 +132,7 @@ def test_c13_2_a_large_commit_and_a_replaced_file(server: S3Server) -> None:
     with open_log_store({**server.settings, **small_parts}) as store:
         with server.count_requests() as counts:
             assert write(*store, first, large)
-        assert counts["post log"] == 2, counts
+        assert counts["post log of large"] == 2, counts
         assert not write(*store, first, "y" * 11_000_000)
         assert not write(*store, first, "z")
         assert read(server, f"large/_delta_log/{0:020}.json") == large.encode() + b"\n"
@@ -163,7 +153,7 @@ def test_c13_3_a_log_is_listed_from_where_it_is_read(server: S3Server) -> None:
 
         with server.count_requests() as counts:
             assert list_from(f"{1_098:020}.json") == [f"{1_098:020}.json", f"{1_099:020}.json"]
-        assert counts == {"list log": 1}
+        assert counts == {"list log of listed": 1}
         assert len(list_from(f"{0:020}.")) == 1_100
         assert list_from(f"{1_100:020}.") == []
         with pytest.raises(Py4JJavaError, match="No such file or directory"):
@@ -178,9 +168,9 @@ def iter_java(found: Any) -> Iterator[Any]:
 def test_the_jar_is_compiled_from_the_source_beside_it(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     made = tmp_path / "made.jar"
-    command = [sys.executable, str(root / "dev/tools/logstore.py"), str(made)]
+    command = [sys.executable, str(root / "dev/tools/s3jar.py"), str(made)]
     subprocess.run(command, check=True, capture_output=True)
-    assert made.read_bytes() == LOG_STORE_JAR.read_bytes(), "run python dev/tools/logstore.py"
+    assert made.read_bytes() == S3_JAR.read_bytes(), "run python dev/tools/s3jar.py"
 
 
 @pytest.fixture

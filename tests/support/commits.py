@@ -17,13 +17,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-from lookback.spark.platform.logstores import LOG_STORE_JAR
+from lookback.spark.platform.logstores import S3_JAR
 
 
 @contextmanager
 def open_log_store(settings: dict[str, str]) -> Iterator[tuple[Any, Any, Any]]:
     """Starts a JVM without Spark for the block. Yields it, the log store for S3, and its settings."""
-    jars = os.pathsep.join([*settings["spark.jars"].split(","), str(LOG_STORE_JAR)])
+    jars = os.pathsep.join([*settings["spark.jars"].split(","), str(S3_JAR)])
     gateway = launch_gateway(SparkConf(loadDefaults=False).set("spark.driver.extraClassPath", jars))
     jvm = gateway.jvm
     conf = jvm.org.apache.hadoop.conf.Configuration()

@@ -74,6 +74,11 @@ class S3Server:
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
 
+    @property
+    def process_id(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
     def make_bucket(self, name: str) -> None:
         self._request("PUT", name)
 
@@ -83,11 +88,29 @@ class S3Server:
 
     @contextmanager
     def count_requests(self) -> Iterator[dict[str, int]]:
-        """Counts requests by what they do to what, such as `list log`; the counts are there when the block ends."""
+        """Counts requests by what they do to what, such as `list log of alerts`; they are there when the block ends."""
         counts: dict[str, int] = {}
         self._request("DELETE", "-/requests")
         yield counts
-        counts.update(json.loads(self._request("GET", "-/requests")))
+        counts.update(self.read_counts()["counts"])
+
+    @contextmanager
+    def count_requests_of_batches(self) -> Iterator[list[dict[str, int]]]:
+        """Counts the requests of each micro-batch that begins in the block, as `count_requests` does."""
+        batches: list[dict[str, int]] = []
+        self._request("DELETE", "-/requests")
+        yield batches
+        batches += self.read_counts()["batches"]
+
+    def read_counts(self) -> dict[str, Any]:
+        """Returns the `counts` since the last one, those of each of the `batches`, and the `bytes` written, by kind."""
+        found: dict[str, Any] = json.loads(self._request("GET", "-/requests"))
+        return found
+
+    def read_commit_times(self, table: str) -> dict[int, float]:
+        """Returns when each commit of a table was there, in seconds since 1970. `table` is its bucket and folder."""
+        commits = json.loads(self._request("GET", "-/commits")).items()
+        return {int(Path(key).stem): at for key, at in commits if key.startswith(f"/{table}/_delta_log/")}
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         request = urllib.request.Request(f"{self.address}/{path}", body, method=method)

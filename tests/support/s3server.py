@@ -1,8 +1,10 @@
 """Serves moto's S3 with the weather of a real store: time per request, failures, lost answers, and a count of requests.
 
 It runs in a venv of its own, as `objectstore` starts it, and imports nothing of this repository. `GET /-/requests` gives
-the counts since the last `DELETE /-/requests`; `PUT /-/weather` takes a JSON object with `delay` (seconds per request)
-and `failures`, a list of {"kind", "rate", "method", "match"} (see `Failure`).
+{"counts", "batches", "bytes"} since the last `DELETE /-/requests`: the requests, those of each micro-batch, from one plan
+in the checkpoint's `offsets` to the next, and the bytes written. `GET /-/commits` gives the time at which each commit of
+a Delta log was there. `PUT /-/weather` takes a JSON object with `delay` (seconds per request) and `failures`, a list of
+{"kind", "rate", "method", "match"} (see `Failure`).
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple
 
 _BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _EXISTS = b"<?xml version='1.0'?><Error><Code>PreconditionFailed</Code><Message>It exists.</Message></Error>"
-# The parts of a key that tell what a request is for.
+# What a request is for, by the part of the key that tells it.
 _KINDS = (
-    (r"/_delta_log/", "log"),
-    (r"/_checkpoints?/.*/(offsets|commits|sources)", "batch log"),
-    (r"/state/", "state"),
+    (r"([^/]+)/_delta_log(?:/|$)", "log of {}"),
+    (r"/_checkpoints?/.*/(offsets|commits|sources|state)(?:/|$)", "{}"),
+    (r"\.owner$", "owner"),
     (r"/_checkpoints?/", "checkpoint"),
-    (r"\.parquet", "data"),
+    (r"([^/]+)/(?:[^/]*=[^/]*/)*[^/]*\.parquet", "data of {}"),
 )
+_PLAN = re.compile(r"/offsets/\d+$")
+_COMMIT = re.compile(r"/_delta_log/\d+\.json$")
 
 
 class Handler(MotoRequestHandler):
@@ -70,6 +75,10 @@ class Weather:
         # Moto looks whether a key exists and then writes it; a conditional write has to be one step.
         self._one_at_a_time = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        # The counts at the start of each micro-batch.
+        self._batches: list[Counter[str]] = []
+        self._commits: dict[str, float] = {}
         self._delay = 0.0
         self._failures: list[Failure] = []
 
@@ -78,7 +87,12 @@ class Weather:
         if path.startswith("/-/"):
             return self._control(path, method, environ, start_response)
         key = path + "?" + environ.get("QUERY_STRING", "")
-        self._counts[_describe(method, key, environ)] += 1
+        kind = _describe(method, key, environ)
+        if method == "PUT" and _PLAN.search(path):
+            self._batches.append(self._counts.copy())
+        self._counts[kind] += 1
+        if method in ("PUT", "POST"):
+            self._bytes[kind] += int(environ.get("CONTENT_LENGTH") or 0)
         time.sleep(self._delay)
         failure = self._find_failure(method, key)
         if failure == "unconditional":
@@ -95,7 +109,10 @@ class Weather:
         if failure:
             _cut(environ["werkzeug.socket"])
             raise ConnectionResetError
-        return self._ask(environ, start_response)
+        answer = self._ask(environ, start_response)
+        if method == "PUT" and _COMMIT.search(path):
+            self._commits[path] = time.time()
+        return answer
 
     def _ask(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         with self._one_at_a_time:
@@ -132,9 +149,16 @@ class Weather:
             self._failures = [Failure(**each) for each in settings.get("failures", [])]
         elif method == "DELETE":
             self._counts.clear()
-        answer = json.dumps(dict(self._counts)).encode()
+            self._bytes.clear()
+            self._batches.clear()
+        answer = json.dumps(self._commits if path == "/-/commits" else self._report()).encode()
         start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
         return [answer]
+
+    def _report(self) -> dict[str, Any]:
+        ends = [*self._batches[1:], self._counts]
+        batches = [end - start for start, end in zip(self._batches, ends, strict=False)]
+        return {"counts": self._counts, "batches": batches, "bytes": self._bytes}
 
 
 class _Body:
@@ -150,17 +174,25 @@ class _Body:
 
 
 def _describe(method: str, key: str, environ: dict[str, Any]) -> str:
-    """Says what is done to what, such as `list log`."""
-    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, key)), "other")
-    if method == "GET" and ("list-type=" in key or "prefix=" in key):
-        # What is listed is named by the query.
-        kind = next((kind for pattern, kind in _KINDS if re.search(pattern, key.replace("%2F", "/"))), "other")
-        return f"list {kind}"
+    """Says what is done to what, such as `list log of alerts`."""
+    name, _, query = key.partition("?")
+    words = parse_qs(query, keep_blank_values=True)
+    if method == "GET" and words.keys() & {"list-type", "prefix"}:
+        return f"list {_find_kind(name.rstrip('/') + '/' + words.get('prefix', [''])[0])}"
+    if method == "PUT" and environ.get("HTTP_X_AMZ_COPY_SOURCE"):
+        return f"copy {_find_kind(name)}"
     if method == "PUT" and environ.get("HTTP_IF_NONE_MATCH"):
-        return f"put-if-absent {kind}"
-    if method == "POST" and "delete" in key:
+        return f"put-if-absent {_find_kind(name)}"
+    if method == "POST" and "delete" in words:
         return "delete several"
-    return f"{method.lower()} {kind}"
+    return f"{method.lower()} {_find_kind(name)}"
+
+
+def _find_kind(key: str) -> str:
+    for pattern, kind in _KINDS:
+        if match := re.search(pattern, key):
+            return kind.format(*match.groups())
+    return "other"
 
 
 def _cut(connection: socket.socket) -> None:

@@ -225,8 +225,6 @@ class Checkpoint:
     def read_plan(self) -> Plan | None:
         """Returns the plan of the query's last start; None before any. Raises SetupError if the file is damaged."""
         file = self.folder / PLAN_FILE
-        if not file.exists():
-            return None
         try:
             document = json.loads(file.read_text())
             shards, coverage = int(document["shards"]), Coverage.from_dict(document)
@@ -235,6 +233,8 @@ class Checkpoint:
             settings = tuple((None if after is None else int(after), str(text)) for after, text in document["settings"])
             declared, spark = dict(document["declared"]), str(document["spark"])
             return Plan(shards, coverage, declared, starts, spark, gates, settings)
+        except FileNotFoundError:
+            return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(f"{file} is damaged ({error}); start with a new checkpoint: evaluate --rebuild") from error
 

@@ -55,6 +55,7 @@ class ListsWatch:
         self._rules = RulesTable(tables, streams)
         self._files = ListFiles.of(checkpoint)
         self._folder = tables.local_folder(TABLE)
+        self._log = self._folder or tables.find_log_place(TABLE)
         # The last commit seen; None if the table does not exist.
         self._version: int | None = None
         self._next_look = self._next_removal = 0.0
@@ -72,7 +73,7 @@ class ListsWatch:
             return
         if self._folder is not None and not (self._folder / "_delta_log").is_dir():
             # Over Spark Connect the folder is on another machine.
-            self._folder = None
+            self._folder = self._log = None
         self._version = -1
         if self._tables.is_unwritten(TABLE):
             self._version = 0
@@ -98,9 +99,9 @@ class ListsWatch:
             return
         if time.monotonic() >= self._next_removal:
             self.remove_old()
-        if self._folder is not None and not commit_file(self._folder, self._version + 1).exists():
-            return
-        if not succeeds(self._follow, "stream=%s could not read the table lists, will retry: %s", self._stream):
+        if not succeeds(
+            self._follow_if_changed, "stream=%s could not read the table lists, will retry: %s", self._stream
+        ):
             self._next_look = time.monotonic() + _RETRY_SECONDS
         elif self._folder is None:
             self._next_look = time.monotonic() + _REMOTE_SECONDS
@@ -135,6 +136,12 @@ class ListsWatch:
         history.write(self._files, announced)
         if floor >= 0:
             self._files.drop_before(floor)
+
+    def _follow_if_changed(self) -> None:
+        assert self._version is not None
+        # To look for a commit takes one request. To read the table's version takes several.
+        if self._log is None or commit_file(self._log, self._version + 1).exists():
+            self._follow()
 
     def _follow(self) -> None:
         assert self._version is not None

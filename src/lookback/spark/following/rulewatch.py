@@ -19,6 +19,7 @@ from lookback.core.values.limits import LIMITS
 from lookback.spark.batches.dispatch import select_rule_changes
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.platform.faults import succeeds
+from lookback.spark.tables.logfiles import commit_file
 
 if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
@@ -44,6 +45,7 @@ class RulesWatch:
     def __init__(self, tables: Tables, stream: Stream, checkpoint: Checkpoint) -> None:
         self._tables, self._stream, self._checkpoint = tables, stream, checkpoint
         self._folder = tables.local_folder("rules")
+        self._log = tables.find_log_place("rules") if self._folder is None else None
         self._version = tables.version("rules")
         self._next_look = time.monotonic() + (_REMOTE_SECONDS if self._folder is None else 0.0)
         self._seen: BatchReport | None = None
@@ -94,6 +96,9 @@ class RulesWatch:
 
     def _find_added_needs(self) -> Coverage | None:
         """Returns the coverage for the rules in the table, or None if it has no new commit."""
+        # To look for a commit takes one request. To read the table's version takes several.
+        if self._log is not None and not commit_file(self._log, self._version + 1).exists():
+            return None
         version = self._tables.version("rules")
         if version == self._version:
             return None

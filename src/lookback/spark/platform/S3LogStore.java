@@ -1,26 +1,31 @@
 package lookback;
 
+import java.io.BufferedReader;
+import java.io.ByteArrayInputStream;
 import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
-import java.security.DigestInputStream;
-import java.security.MessageDigest;
-import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.Future;
+import java.util.regex.Pattern;
 
+import io.delta.storage.CloseableIterator;
+import io.delta.storage.LineCloseableIterator;
 import io.delta.storage.S3SingleDriverLogStore;
+import org.apache.commons.io.IOUtils;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.FSDataOutputStream;
-import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileStatus;
-import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.FutureDataInputStreamBuilder;
 import org.apache.hadoop.fs.Path;
-import org.apache.hadoop.fs.s3a.RemoteFileChangedException;
+import org.apache.hadoop.util.functional.FutureIO;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import org.apache.hadoop.fs.s3a.S3AUtils;
 import software.amazon.awssdk.core.exception.SdkException;
@@ -32,52 +37,103 @@ import software.amazon.awssdk.services.s3.model.S3Object;
 /**
  * Delta's log store for S3 with any number of writers: a commit is one PUT with `If-None-Match: *`, so the store itself
  * lets one of two commits win.
- *
- * It needs S3A of Hadoop 3.4.2 or later. An older one, or one whose conditional writes are switched off, refuses the
- * option that is mandatory here.
  */
 public class S3LogStore extends S3SingleDriverLogStore {
 
-    private static final int BUFFER_BYTES = 65536;
     // The names of buckets of S3 Express, which list in no order, end with this.
     private static final String UNORDERED_BUCKET = "--x-s3";
+
+    // Files that never change.
+    private static final Pattern COMMIT = Pattern.compile("[0-9]{20}\\.(json|crc)");
+    // The lengths of files as they were listed last, by their paths, and the contents of the short ones that were read.
+    private static final int MAX_LENGTHS = 10000;
+    private static final int MAX_CONTENTS = 200;
+    private static final int MAX_CONTENT_BYTES = 65536;
+    private static final Map LISTED = makeCache(MAX_LENGTHS);
+    private static final Map CONTENTS = makeCache(MAX_CONTENTS);
 
     public S3LogStore(Configuration conf) {
         super(conf);
     }
 
-    public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf) throws IOException {
-        FileSystem files = path.getFileSystem(conf);
-        FSDataOutputStreamBuilder builder = files.createFile(path).overwrite(true);
-        // The name is never that of a folder, so do not ask.
-        builder.opt("fs.s3a.create.performance", true);
-        if (!overwrite.booleanValue()) {
-            builder.must("fs.option.create.conditional.overwrite", true);
+    /**
+     * Reads a commit or its sum with one request if it was listed, and with none if it was read before: Delta reads the
+     * last commits of a log several times in a batch. A commit never changes. If another table comes to be in the place of one, the
+     * next listing shows other files.
+     */
+    public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
+        Listed listed = (Listed) LISTED.get(path.toString());
+        if (listed == null) {
+            return super.read(path, conf);
         }
-        MessageDigest written = makeDigest();
-        FSDataOutputStream stream = (FSDataOutputStream) builder.build();
+        Content content = (Content) CONTENTS.get(path.toString());
+        if (content == null || !content.tag.equals(listed.tag)) {
+            InputStream stream = open(path, listed.length, conf);
+            if (listed.length > MAX_CONTENT_BYTES) {
+                return iterate(stream);
+            }
+            try {
+                content = new Content(listed.tag, IOUtils.toByteArray(stream));
+            } finally {
+                stream.close();
+            }
+            CONTENTS.put(path.toString(), content);
+        }
+        return iterate(new ByteArrayInputStream(content.bytes));
+    }
+
+    private static InputStream open(Path path, long length, Configuration conf) throws IOException {
+        FutureDataInputStreamBuilder builder = path.getFileSystem(conf).openFile(path);
+        builder.opt("fs.option.openfile.read.policy", "whole-file");
+        // S3A asks for the length of a file unless it is told.
+        builder.opt("fs.option.openfile.length", String.valueOf(length));
+        return (InputStream) FutureIO.awaitFuture((Future) builder.build());
+    }
+
+    private static CloseableIterator<String> iterate(InputStream stream) {
+        return new LineCloseableIterator(new BufferedReader(new InputStreamReader(stream, StandardCharsets.UTF_8)));
+    }
+
+    private static Map makeCache(final int size) {
+        return Collections.synchronizedMap(new LinkedHashMap(16, 0.75f, true) {
+            protected boolean removeEldestEntry(Map.Entry eldest) {
+                return size() > size;
+            }
+        });
+    }
+
+    private static class Listed {
+        final String tag;
+        final long length;
+
+        Listed(String tag, long length) {
+            this.tag = tag;
+            this.length = length;
+        }
+    }
+
+    private static class Content {
+        final String tag;
+        final byte[] bytes;
+
+        Content(String tag, byte[] bytes) {
+            this.tag = tag;
+            this.bytes = bytes;
+        }
+    }
+
+    public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf) throws IOException {
+        // A commit has an id of its own, so that no other one is equal to it.
+        S3File file = new S3File(path.getFileSystem(conf), path, overwrite.booleanValue());
         try {
             while (actions.hasNext()) {
-                byte[] line = (((String) actions.next()) + "\n").getBytes(StandardCharsets.UTF_8);
-                written.update(line);
-                stream.write(line);
+                file.write((((String) actions.next()) + "\n").getBytes(StandardCharsets.UTF_8));
             }
         } catch (RuntimeException error) {
-            stream.abort();
+            file.abort();
             throw error;
         }
-        try {
-            stream.close();
-        } catch (RemoteFileChangedException error) {
-            if (overwrite.booleanValue()) {
-                throw error;
-            }
-            // S3A repeats a PUT whose answer was lost. If the file is what was written here, the first one had succeeded:
-            // a commit has an id of its own, so that no other one is equal to it.
-            if (!MessageDigest.isEqual(written.digest(), readDigest(files, path))) {
-                throw new FileAlreadyExistsException(path.toString());
-            }
-        }
+        file.close();
     }
 
     /** Lists the files of a log from `path` on; without its older files, whose number grows. */
@@ -104,19 +160,26 @@ public class S3LogStore extends S3SingleDriverLogStore {
                 for (Object each : page.contents()) {
                     S3Object object = (S3Object) each;
                     if (object.key().compareTo(first) >= 0) {
+                        Path file = new Path(folder, object.key().substring(prefix.length()));
+                        long length = object.size().longValue();
                         found.add(new FileStatus(
-                            object.size().longValue(), false, 1, files.getDefaultBlockSize(folder),
-                            object.lastModified().toEpochMilli(), new Path(folder, object.key().substring(prefix.length()))
+                            length, false, 1, files.getDefaultBlockSize(folder), object.lastModified().toEpochMilli(), file
                         ));
+                        if (COMMIT.matcher(file.getName()).matches()) {
+                            LISTED.put(file.toString(), new Listed(object.eTag(), length));
+                        }
                     }
                 }
                 token = page.nextContinuationToken();
             } while (token != null);
+            if (found.isEmpty() && client.listObjectsV2(
+                (ListObjectsV2Request) ListObjectsV2Request.builder()
+                    .bucket(files.getBucket()).prefix(prefix).maxKeys(Integer.valueOf(1)).build()
+            ).contents().isEmpty()) {
+                throw new FileNotFoundException("No such file or directory: " + folder);
+            }
         } catch (SdkException error) {
             throw S3AUtils.translateException("list", folder, error);
-        }
-        if (found.isEmpty() && !files.exists(folder)) {
-            throw new FileNotFoundException("No such file or directory: " + folder);
         }
         return found.iterator();
     }
@@ -136,26 +199,6 @@ public class S3LogStore extends S3SingleDriverLogStore {
             return true;
         } finally {
             path.getFileSystem(conf).delete(path, false);
-        }
-    }
-
-    private static byte[] readDigest(FileSystem files, Path path) throws IOException {
-        DigestInputStream stream = new DigestInputStream((InputStream) files.open(path), makeDigest());
-        try {
-            byte[] buffer = new byte[BUFFER_BYTES];
-            while (stream.read(buffer) >= 0) {
-            }
-        } finally {
-            stream.close();
-        }
-        return stream.getMessageDigest().digest();
-    }
-
-    private static MessageDigest makeDigest() {
-        try {
-            return MessageDigest.getInstance("SHA-256");
-        } catch (NoSuchAlgorithmException error) {
-            throw new IllegalStateException(error);
         }
     }
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.places import parse_place
+from lookback.places import ObjectPath, parse_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-# Compiled from S3LogStore.java, which is beside it, by dev/tools/logstore.py.
-LOG_STORE_JAR = Path(__file__).with_name("s3logstore.jar")
+# Compiled from the Java files beside it by dev/tools/s3jar.py.
+S3_JAR = Path(__file__).with_name("s3.jar")
 _S3_LOG_STORE = "lookback.S3LogStore"
+# Writes the files of a query's checkpoint on S3, for sessions with that log store.
+S3_CHECKPOINT_FILES = "lookback.S3CheckpointFiles"
 # Sets one log store for all storages. Delta refuses it beside a setting for one of them.
 _ANY_STORE = "spark.delta.logStore.class"
 # The safe log stores of each storage, and Delta's default.
@@ -32,16 +34,25 @@ _SAFE = {
     "hdfs": ("io.delta.storage.HDFSLogStore",),
 }
 _UNSAFE_DEFAULTS = {"s3a": "io.delta.storage.S3SingleDriverLogStore"}
+# S3A does not look whether a new file is there: the names of data files are unique, and commits are conditional.
+_UNIQUE_NAMES = ("spark.hadoop.fs.s3a.performance.flags", "create")
 # What S3A must be able to do: create a file only if there is none, in one request.
 _CAPABILITY, _SWITCH = "fs.option.create.conditional.overwrite", "fs.s3a.create.conditional.enabled"
 
 
 def add_log_store(conf: SparkConf) -> None:
-    """Gives a new session the log store for S3, unless its settings name another one."""
-    conf.set("spark.jars", ",".join(filter(None, [conf.get("spark.jars", ""), str(LOG_STORE_JAR)])))
+    """Gives a new session the log store for S3, unless its settings name another one, and files without needless looks."""
+    conf.set("spark.jars", ",".join(filter(None, [conf.get("spark.jars", ""), str(S3_JAR)])))
     names = [_name_setting("s3a"), _ANY_STORE]
     if not any(conf.contains(each) for name in names for each in _spell(name)):
         conf.set(names[0], _S3_LOG_STORE)
+    conf.setIfMissing(*_UNIQUE_NAMES)
+
+
+def has_log_store(spark: SparkSession, place: ObjectPath) -> bool:
+    """Returns whether a session has Lookback's log store, and so its JAR, for a place."""
+    names = _spell(_name_setting("s3a"))
+    return place.scheme == "s3a" and any(spark.conf.get(name, None) == _S3_LOG_STORE for name in names)
 
 
 def require_one_winner(spark: SparkSession, folder: str, settings: Mapping[str, str]) -> None:
@@ -65,7 +76,7 @@ def require_one_winner(spark: SparkSession, folder: str, settings: Mapping[str, 
     setting, value = found or (name, default)
     if value not in safe:
         advice = f"set {name} to {' or '.join(safe)}" if default else f"remove the setting, for {safe[0]}"
-        jar = f", and add {LOG_STORE_JAR} to spark.jars" if default else ""
+        jar = f", and add {S3_JAR} to spark.jars" if default else ""
         raise SetupError(
             f"{setting} is {value}{'' if found else ' by default'}: if two processes commit to a table in {place} at the "
             f"same moment, both may succeed, and one commit is lost. Before Spark starts, {advice}{jar}"

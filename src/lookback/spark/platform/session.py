@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import first_line
-from lookback.places import Place
+from lookback.places import ObjectPath, Place
 from lookback.spark.platform.jars import check_java, fetch_kafka_jars, fetch_session_jars
-from lookback.spark.platform.logstores import add_log_store
+from lookback.spark.platform.logstores import S3_CHECKPOINT_FILES, add_log_store, has_log_store
 from lookback.spark.platform.scratch import make_scratch
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _SUPPRESSED_LINES = (
 _DAEMON = b"pyspark/daemon.py"
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_FILE_SUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
 # Results depend on these settings, so Lookback sets them wherever it reads or writes.
 _RESULT_SETTINGS = {
     # Times are UTC, whatever the machine's zone.
@@ -249,15 +250,26 @@ def use_files_of(spark: SparkSession, checkpoint: Place) -> Iterator[None]:
     Local sessions use a way that is fast on disk but cannot replace files in an object store.
     """
     with _SETTINGS_LOCK:
-        manager = spark.conf.get(_FILE_MANAGER, None)
-        if manager is None or isinstance(checkpoint, Path):
-            yield
-            return
-        spark.conf.unset(_FILE_MANAGER)
+        wanted = {} if isinstance(checkpoint, Path) else _choose_store_settings(spark, checkpoint)
+        before = {key: spark.conf.get(key, None) for key in wanted}
         try:
+            _change_settings(spark, wanted)
             yield
         finally:
-            spark.conf.set(_FILE_MANAGER, manager)
+            _change_settings(spark, before)
+
+
+def _choose_store_settings(spark: SparkSession, checkpoint: ObjectPath) -> dict[str, str | None]:
+    """Returns the settings for a checkpoint in an object store; None for a setting to remove."""
+    if has_log_store(spark, checkpoint):
+        # An object store compares what it got with a sum of its own. Spark's sums are as many files again.
+        return {_FILE_MANAGER: S3_CHECKPOINT_FILES, _FILE_SUMS: "false"}
+    return {_FILE_MANAGER: None} if spark.conf.get(_FILE_MANAGER, None) is not None else {}
+
+
+def _change_settings(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
+    for key, value in settings.items():
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 def choose_default_shards(spark: SparkSession) -> int:
@@ -385,13 +397,13 @@ def _make_start_settings(cores: int, jars: Sequence[Path]) -> dict[str, str]:
 
 def _make_local_settings() -> dict[str, str]:
     """Returns settings for a single process that does all the work. They do not suit executors on other machines."""
-    package = _CHECKPOINTS if __version__.startswith("4.0.") else f"{_CHECKPOINTS}.checkpointing"
+    is_old = __version__.startswith("4.0.")
     return {
         # The loopback address works without a network or a host name.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # Hive registers a class of its own for local files, which does not list names that are not UTF-8.
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-        # Renames files without a shell command per file; see `use_files_of`.
-        _FILE_MANAGER: f"{package}.FileSystemBasedCheckpointFileManager",
+        # Both rename files without a shell command per file; see `use_files_of`. The second one knows S3, too.
+        _FILE_MANAGER: f"{_CHECKPOINTS}.FileSystemBasedCheckpointFileManager" if is_old else S3_CHECKPOINT_FILES,
     }

@@ -380,10 +380,12 @@ class Evaluation:
 
         If the log is remote, reading the time of a commit takes a job, so this is done only once, after the last batch.
         """
-        for source, commit in self.checkpoint.read_batch(batch).items():
-            name = self.stream.name if source == EVENTS else source
-            is_due = is_last or self.tables.log_folder(name) is not None
-            if commit is None or commit < 0 or not is_due or self._noted.get(source) == commit:
+        names = {EVENTS: self.stream.name, RULES: RULES}
+        due = {source: name for source, name in names.items() if is_last or self.tables.log_folder(name) is not None}
+        read = self.checkpoint.read_batch(batch) if due else {}
+        for source, name in due.items():
+            commit = read[source]
+            if commit is None or commit < 0 or self._noted.get(source) == commit:
                 continue
             if (stamp := read_stamp(self.tables, name, commit)) is not None:
                 self.checkpoint.note_read(source, commit, stamp)

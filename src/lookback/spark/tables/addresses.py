@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
-from lookback.places import Place, find_local_path, open_place, parse_place
+from lookback.places import ObjectPath, Place, find_local_path, open_place, parse_place
 from lookback.spark.platform.session import is_connect, on_databricks
 from lookback.spark.tables.sqltexts import quote_name
 
@@ -152,6 +152,14 @@ class AddressedTables:
     def local_folder(self, name: str) -> Path | None:
         """Returns the folder of a table on this machine; None if it is not here."""
         return find_local_path(self.path_or_name(name)) if self.is_place(name) else None
+
+    def find_log_place(self, name: str) -> Place | None:
+        """Returns what `log_folder` does, or the table's place in S3, which Arrow reads with Spark's settings."""
+        if not self.is_place(name) or self.local_folder(name) is not None:
+            return self.log_folder(name)
+        place = self.find_place(self.path_or_name(name))
+        is_read = isinstance(place, ObjectPath) and place.scheme == "s3a"
+        return place if is_read and not on_databricks() and not is_connect(self.spark) else None
 
     def log_folder(self, name: str) -> Path | None:
         """Returns the folder of a table if this process can read its log itself; None on Databricks and if remote."""

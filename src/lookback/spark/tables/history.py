@@ -117,7 +117,7 @@ def read_stamp(tables: Tables, name: str, commit: int) -> int | None:
 
     Returns None if the table has no in-commit timestamps or the commit was cleaned from the log.
     """
-    folder = tables.log_folder(name)
+    folder = tables.find_log_place(name)
     if folder is None:
         rows = tables.history(name, tables.version(name) - commit + 1).where(F.col("version") == commit)
         rows = rows.select(F.unix_millis("timestamp"))

@@ -1,18 +1,22 @@
-"""Reads the log files of a Delta table in a folder, which needs no Spark job."""
+"""Reads the log files of a Delta table in a folder or in S3, which needs no Spark job."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lookback.places import Place
 
 
-def commit_file(folder: Path, version: int) -> Path:
+def commit_file(folder: Place, version: int) -> Place:
     """Returns the log file of the commit `version` of the table in `folder`."""
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-def read_actions(commit: Path, kind: str = "") -> list[dict[str, Any]]:
+def read_actions(commit: Place, kind: str = "") -> list[dict[str, Any]]:
     """Reads the actions of a commit.
 
     Args:
