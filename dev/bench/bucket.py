@@ -30,7 +30,7 @@ from lookback.places import ObjectPath, parse_place
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 
-from objectstore import S3Server
+from objectstore import S3Server  # type: ignore[import-not-found]
 
 _BUCKET = "bucket"
 # After a change of the delay, these seconds are not measured.
@@ -59,7 +59,7 @@ def run(live: Live, delays: Sequence[int]) -> Path:
             server.make_bucket(_BUCKET)
             spark = get_spark("lookback bench", settings={**server.settings, **live.settings.spark})
             root = _open(server, name)
-            tables = Tables.local(spark, root)
+            tables = Tables.local(spark, str(root))
             tables.create(TRANSACTIONS)
             push(tables, rules)
             evaluation = Evaluation(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lookback.core.streams.declaration import Stream
+    from lookback.places import Place
 
 READ_ERRORS = (NeedsSpark, DeltaError, duckdb.Error, pa.ArrowException, OSError)
 _FEED, _TIME = "delta.enableChangeDataFeed", "inCommitTimestamp"
@@ -218,7 +219,7 @@ def _find_commit_since(folder: Path, last: int, since: int) -> int:
     return commits[low]
 
 
-def _read_modification_time(file: Path) -> dt.datetime:
+def _read_modification_time(file: Place) -> dt.datetime:
     return dt.datetime.fromtimestamp(file.stat().st_mtime, dt.timezone.utc)
 
 
