@@ -57,10 +57,11 @@ WITHOUT["import aws"] += ["--map", str(ROOT / "tests/data/aws/map.yml")]
 # It talks to a workspace and has an extra of its own.
 ELSEWHERE = ("remote",)
 if sys.version_info >= (3, 11):
+    WITHOUT["import elastic"] = [str(ROOT / "tests/data/elastic"), *TO_TRANSACTIONS]
     WITHOUT["import sigma"] = [str(ROOT / "tests/data/sigma"), *TO_TRANSACTIONS]
 else:
     # pySigma needs a newer Python.
-    ELSEWHERE += ("import sigma",)
+    ELSEWHERE += ("import sigma", "import elastic")
 
 
 def names(parser: argparse.ArgumentParser, before: str = "") -> list[str]:

@@ -1,10 +1,10 @@
-"""The commands that take over rules of other systems: `import sigma`, `import panther`, ..."""
+"""The commands that take over rules of other systems: `import sigma`, `import elastic`, ..."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,16 @@ def add_commands(commands: Commands) -> None:
     sigma = group.add("sigma", _import_sigma, "write Sigma rules as rules of a stream; nothing is published")
     _add_options(sigma)
     option(sigma, "--pipeline", "YAML file: a processing pipeline of pySigma, for names of fields", "FILE")
+    elastic = group.add("elastic", _import_elastic, "write Elastic's detection rules as rules of a stream")
+    _add_options(elastic)
+    option(
+        elastic,
+        "--as",
+        "event: judge at each event; schedule: count in windows, as often as the rule runs",
+        choices=("event", "schedule"),
+        default="event",
+        dest="moment",
+    )
     panther = group.add("panther", _import_panther, "write Panther's correlations as rules of a stream of its signals")
     _add_options(panther)
     option(
@@ -97,10 +107,34 @@ def _import_aws(options: CommandOptions) -> int:
     return _import(options, lambda files, _: read_rules(files), SUFFIXES)
 
 
-def _import(options: CommandOptions, read: _Read, suffixes: Sequence[str], *, skeletons: str | None = None) -> int:
+def _import_elastic(options: CommandOptions) -> int:
+    from lookback.importing.elastic import ARRAYS, NDJSON, TOML, read_rules
+
+    stream = None if options.draft_stream is not None else options.open_workspace().stream
+    known = () if stream is None else stream.fields
+
+    def read(files: list[RuleFile], names: NameMap) -> list[Detection | Unread]:
+        return read_rules(files, is_scheduled=options.moment == "schedule", known=[*names.fields, *known])
+
+    return _import(options, read, (TOML, NDJSON), arrays=ARRAYS)
+
+
+def _import(
+    options: CommandOptions,
+    read: _Read,
+    suffixes: Sequence[str],
+    *,
+    arrays: Set[str] = frozenset(),
+    skeletons: str | None = None,
+) -> int:
     """Reads rules by `read`, writes them, and shows the report. Returns the exit code.
 
-    suffixes: Of the files in folders. skeletons: The folder for rules without a condition.
+    Args:
+        options: Of the command.
+        read: Reads files.
+        suffixes: Of the files in folders.
+        arrays: Fields that a drafted stream has as arrays.
+        skeletons: The folder for rules without a condition.
     """
     from lookback.importing.mapping import load_map
     from lookback.importing.rulefiles import find_files
@@ -115,7 +149,7 @@ def _import(options: CommandOptions, read: _Read, suffixes: Sequence[str], *, sk
     if draft is not None:
         from lookback.importing.drafting import draft_stream, read_draft
 
-        text = draft_stream(options.stream, found, names)
+        text = draft_stream(options.stream, found, names, arrays)
         stream = read_draft(text)
         draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text, encoding="utf-8")

@@ -24,6 +24,32 @@ Pattern = tuple["str | Wildcard", ...]
 
 
 @dataclass(frozen=True)
+class Call:
+    """A value that is computed of fields and literals. NULL if a field is missing.
+
+    Attributes:
+        function: One of those that `calls` writes, in small letters.
+        arguments: Fields are texts; literals stand in a `Literal`.
+        is_cased: Whether it tells capitals from small letters, where it looks for a text.
+    """
+
+    function: str
+    arguments: tuple[Operand | Literal, ...]
+    is_cased: bool = True
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A value that is written in a rule."""
+
+    value: str | int | Decimal
+
+
+# The name of a field, or what is computed of fields.
+Operand = str | Call
+
+
+@dataclass(frozen=True)
 class And:
     """All parts hold; true without parts."""
 
@@ -51,7 +77,7 @@ class Text:
     is_cased: Whether capitals and small letters are different letters.
     """
 
-    field: str
+    field: Operand
     pattern: Pattern
     is_cased: bool = False
 
@@ -60,7 +86,7 @@ class Text:
 class Number:
     """A field is a number, or a text that is one, and compares with another number. operator: `=`, `<`, ..., as in SQL."""
 
-    field: str
+    field: Operand
     operator: str
     number: int | Decimal
 
@@ -69,7 +95,7 @@ class Number:
 class Flag:
     """A field is true or false."""
 
-    field: str
+    field: Operand
     is_true: bool
 
 
@@ -77,14 +103,14 @@ class Flag:
 class Present:
     """An event has the field."""
 
-    field: str
+    field: Operand
 
 
 @dataclass(frozen=True)
 class Regex:
     """A regular expression is found in a field. flags: letters of `ims`."""
 
-    field: str
+    field: Operand
     pattern: str
     flags: str = ""
 
@@ -93,16 +119,17 @@ class Regex:
 class Network:
     """A field is an address in a range such as 10.0.0.0/8."""
 
-    field: str
+    field: Operand
     cidr: str
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A field, in small letters, is in a list."""
+    """A field is in a list; in small letters, unless is_cased."""
 
     field: str
     list: str
+    is_cased: bool = False
 
 
 class Relation(Enum):
@@ -116,11 +143,21 @@ class Relation(Enum):
 
 @dataclass(frozen=True)
 class Fields:
-    """A field relates to another field, whatever the case."""
+    """A field relates to another field, whatever the case unless is_cased."""
 
-    field: str
+    field: Operand
     relation: Relation
-    other: str
+    other: Operand
+    is_cased: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Numbers compare, or texts if the other one is a text. operator: as in SQL."""
+
+    field: Operand
+    operator: str
+    other: Operand | Literal
 
 
 @dataclass(frozen=True)
@@ -139,7 +176,7 @@ class Given:
     sql: str
 
 
-Test = Text | Number | Flag | Present | Regex | Network | Listed | Fields | TimePart
+Test = Text | Number | Flag | Present | Regex | Network | Listed | Fields | Compared | TimePart
 Condition = And | Or | Not | Test | Given
 
 
@@ -154,11 +191,19 @@ def list_tests(condition: Condition) -> Iterator[Test]:
         yield condition
 
 
+def list_operands(operand: Operand | Literal) -> Iterator[str]:
+    """Lists the fields that a value is computed of."""
+    if isinstance(operand, Call):
+        for argument in operand.arguments:
+            yield from list_operands(argument)
+    elif isinstance(operand, str):
+        yield operand
+
+
 def list_fields(condition: Condition) -> list[str]:
     """Lists the fields that a condition reads, each once, in order."""
     found: dict[str, None] = {}
     for test in list_tests(condition):
-        found[test.field] = None
-        if isinstance(test, Fields):
-            found[test.other] = None
+        operands = (test.field, test.other) if isinstance(test, (Fields, Compared)) else (test.field,)
+        found.update(dict.fromkeys(name for each in operands for name in list_operands(each)))
     return list(found)

@@ -23,6 +23,8 @@ class Origin:
             does not.
         shown: The fields that it wants to be shown.
         logsource: The name of its source of events, such as windows/process_creation.
+        score: What an alert weighs; None if the rule does not say.
+        waits: Whether its alerts wait for a person; None if the rule does not say.
     """
 
     format: str
@@ -40,6 +42,8 @@ class Origin:
     runbook: str = ""
     shown: tuple[str, ...] = ()
     logsource: str = ""
+    score: int | None = None
+    waits: bool | None = None
 
     @property
     def identity(self) -> str:
@@ -61,10 +65,23 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Suppression:
+    """After an alert, more of the same key are not heard of for a time.
+
+    joins_missing: Whether events that lack a field of the key have a key in common; else each is heard of.
+    """
+
+    fields: tuple[str, ...]
+    seconds: int
+    joins_missing: bool = True
+
+
+@dataclass(frozen=True)
 class Single:
     """An event by itself that satisfies a condition."""
 
     condition: Condition
+    suppression: Suppression | None = None
 
 
 @dataclass(frozen=True)
@@ -164,8 +181,56 @@ class Gauged:
     wanted: str
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Events of a key are so many in a span of time, and have so many different values of a field.
+
+    Attributes:
+        keys: The fields of the key, which an event must have.
+        distinct: The field whose values are counted, and how many there must be; None without such a condition.
+        slide: How far apart the spans begin, in seconds. 0: one ends at each event, and what has alerted counts no more.
+    """
+
+    condition: Condition
+    keys: tuple[str, ...]
+    seconds: int
+    at_least: int
+    distinct: tuple[str, int] | None = None
+    slide: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """Events that satisfy a condition. fields: those that hold the key, as many in each step of a chain."""
+
+    condition: Condition
+    fields: tuple[str, ...] = ()
+    at_least: int = 1
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Steps one after another, as EQL takes them: each event once, and one match at a time waits at each step.
+
+    Attributes:
+        microseconds: From the first event to the last at most.
+        until: Events that end all matches of their key.
+        absent: Events that must not come up to `microseconds` after the last step.
+    """
+
+    steps: tuple[Step, ...]
+    microseconds: int
+    until: Step | None = None
+    absent: Step | None = None
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """The steps with `until` and `absent`."""
+        return (*self.steps, *(each for each in (self.until, self.absent) if each is not None))
+
+
 Correlation = Measured | Together | Ordered | Missing | Gauged
-Shape = Single | Correlation
+Shape = Single | Correlation | Counted | Chain
 
 
 @dataclass(frozen=True)
@@ -209,14 +274,24 @@ def name_member(at: int) -> str:
 
 def list_members(shape: Shape) -> tuple[Condition, ...]:
     """Lists the conditions of a rule."""
-    return (shape.condition,) if isinstance(shape, Single) else shape.members
+    if isinstance(shape, Chain):
+        return tuple(step.condition for step in shape.all_steps)
+    return (shape.condition,) if isinstance(shape, (Single, Counted)) else shape.members
+
+
+def list_key_fields(shape: Shape) -> list[str]:
+    """Lists the fields by which events of a rule belong together."""
+    if isinstance(shape, Single):
+        return [] if shape.suppression is None else [*shape.suppression.fields]
+    if isinstance(shape, Counted):
+        return [*shape.keys, *([] if shape.distinct is None else [shape.distinct[0]])]
+    if isinstance(shape, Chain):
+        return [field for step in shape.all_steps for field in step.fields]
+    fields = [field for key in shape.keys for field in key.fields]
+    return [*fields, *shape.fields] if isinstance(shape, (Measured, Gauged)) else fields
 
 
 def list_fields_read(shape: Shape) -> list[str]:
     """Lists the fields that a rule reads, each once."""
     found = [field for condition in list_members(shape) for field in list_fields(condition)]
-    if not isinstance(shape, Single):
-        found += [field for key in shape.keys for field in key.fields]
-    if isinstance(shape, (Measured, Gauged)):
-        found += shape.fields
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *list_key_fields(shape)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import yaml
 
@@ -17,11 +17,11 @@ from lookback.importing.rulefiles import write_yaml
 EVENT_ID, EVENT_TIME = "event_id", "event_time"
 
 
-def draft_stream(name: str, found: Iterable[object], names: NameMap) -> str:
+def draft_stream(name: str, found: Iterable[object], names: NameMap, arrays: Set[str] = frozenset()) -> str:
     """Returns the YAML of a stream with all fields that the rules read, for the user to edit.
 
     Fields are texts, which hold whatever comes: rules compare numbers in them as numbers. A time of which a rule asks
-    the hour is a timestamp. A field whose name cannot be that of a column is read from the column of that name.
+    the hour is a timestamp. What is in arrays is an array of texts. A field whose name cannot be that of a column is read from the column of that name.
     """
     detections = [each for each in found if isinstance(each, Detection)]
     times = _find_times(detections)
@@ -37,7 +37,7 @@ def draft_stream(name: str, found: Iterable[object], names: NameMap) -> str:
         if column.lower() in known:
             continue
         known.add(column.lower())
-        fields[column] = "timestamp" if field in times else "string"
+        fields[column] = "timestamp" if field in times else "array<string>" if field in arrays else "string"
         if column != field:
             columns[column] = ".".join(map(quote_identifier, field.split(".")))
     document = {"stream": name, EVENT_ID: EVENT_ID, EVENT_TIME: EVENT_TIME, "fields": fields, "columns": columns}

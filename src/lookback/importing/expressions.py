@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 from lookback.core.expressions.letters import change_to_lower
 from lookback.core.expressions.like import MAX_LIKE_PART_CHARACTERS
 from lookback.core.values.types import STRING, DataType
+from lookback.importing.calls import DECIMAL, ITEM, as_text, find_array, write_operand
 from lookback.importing.conditions import (
     And,
+    Compared,
     Condition,
     Fields,
     Flag,
     Given,
     Listed,
+    Literal,
     Network,
     Not,
     Number,
@@ -33,17 +37,13 @@ from lookback.importing.conditions import (
     Wildcard,
 )
 from lookback.importing.fields import FieldNames
+from lookback.importing.literals import write_text
 from lookback.importing.reasons import Refusal
 
 # How a word binds its neighbours; a part that binds less is put in parentheses.
 _OR, _AND, _NOT, _TEST = range(4)
-# Wide enough for what logs hold, and exact.
-_NUMBER = "decimal(38,9)"
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
 _FRACTION = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,9})?", re.ASCII)
-# The name of an item of an array.
-_ITEM = "item"
-_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 Sql = tuple[int, str]
 
@@ -51,14 +51,6 @@ Sql = tuple[int, str]
 def write_condition(condition: Condition, names: FieldNames) -> str:
     """Writes a condition as SQL. Raises Refusal for a field that the stream lacks, or whose type does not fit."""
     return _write(condition, names)[1]
-
-
-def write_text(text: str) -> str:
-    """Writes a text as a literal; a raw one where that leaves backslashes as they are."""
-    if "\\" in text and "'" not in text and text.isprintable():
-        return f"r'{text}'"
-    written = (_ESCAPES.get(each) or (each if each.isprintable() else f"\\u{ord(each):04x}") for each in text)
-    return f"'{''.join(written)}'"
 
 
 def _write(condition: Condition, names: FieldNames) -> Sql:
@@ -76,8 +68,8 @@ def _write(condition: Condition, names: FieldNames) -> Sql:
 def _write_not(part: Condition, names: FieldNames) -> Sql:
     if isinstance(part, Not):
         return _write(part.part, names)
-    if isinstance(part, Present):
-        return _TEST, f"{names.write(part.field)} is null"
+    if (isinstance(part, Present) or _is_any(part)) and _is_plain(part, names):
+        return _TEST, f"{write_operand(part.field, names)[0]} is null"
     return _NOT, f"not coalesce({_write(part, names)[1]}, false)"
 
 
@@ -117,6 +109,17 @@ def _find_group(part: Condition, quantity: str) -> object:
     return None if is_literal and quantity == "all" else (part.field, part.is_cased, is_literal)
 
 
+def _is_plain(test: Present | Text, names: FieldNames) -> bool:
+    """Returns whether a field is there or not, without items of an array that could be asked."""
+    is_field = isinstance(test, Present) and isinstance(test.field, str)
+    return is_field or find_array([test.field], names) is None
+
+
+def _is_any(test: Condition) -> TypeGuard[Text]:
+    """Returns whether a test asks for any text, so that a field need only be there."""
+    return isinstance(test, Text) and set(test.pattern) == {Wildcard.ANY}
+
+
 def _has_wildcards(pattern: Pattern) -> bool:
     return any(isinstance(part, Wildcard) for part in pattern)
 
@@ -125,22 +128,25 @@ def _write_tests(tests: Sequence[Condition], names: FieldNames, quantity: str) -
     """Writes tests of one field of one kind; of which any, or all, hold."""
     first = tests[0]
     assert not isinstance(first, (And, Or, Not, Given))
-    type_, field = names.find_type(first.field), names.write(first.field)
-    if isinstance(first, Present):
-        return _TEST, f"{field} is not null"
-    if isinstance(first, Fields):
-        return _TEST, _write_fields(first, names)
-    if type_.element is None:
+    operands = [first.field, *([first.other] if isinstance(first, (Fields, Compared)) else [])]
+    if isinstance(first, Present) and isinstance(first.field, str):
+        return _TEST, f"{names.write(first.field)} is not null"
+    array = find_array(operands, names)
+    if isinstance(first, (Fields, Compared)):
+        return _TEST, _wrap(_write_relation(first, names, array), array, names)
+    field, type_ = write_operand(first.field, names, array)
+    if array is None:
         return _write_values(tests, field, type_, quantity)
     if quantity == "all":
         # Each may be satisfied by another item.
-        each = [_write_in_array([test], field, type_.element, "any") for test in tests]
+        each = [_wrap(_write_values([test], field, type_, "any")[1], array, names) for test in tests]
         return _join_written(each, quantity)
-    return _TEST, _write_in_array(tests, field, type_.element, quantity)
+    return _TEST, _wrap(_write_values(tests, field, type_, quantity)[1], array, names)
 
 
-def _write_in_array(tests: Sequence[Condition], field: str, element: DataType, quantity: str) -> str:
-    return f"exists({field}, {_ITEM} -> {_write_values(tests, _ITEM, element, quantity)[1]})"
+def _wrap(sql: str, array: str | None, names: FieldNames) -> str:
+    """Writes that an item of an array satisfies a condition."""
+    return sql if array is None else f"exists({names.write(array)}, {ITEM} -> {sql})"
 
 
 def _write_values(tests: Sequence[Condition], field: str, type_: DataType, quantity: str) -> Sql:
@@ -150,12 +156,12 @@ def _write_values(tests: Sequence[Condition], field: str, type_: DataType, quant
         return _write_texts([test for test in tests if isinstance(test, Text)], field, type_, quantity)
     if isinstance(first, Network):
         ranges = ", ".join(write_text(test.cidr) for test in tests if isinstance(test, Network))
-        return _TEST, f"cidr_match({_as_text(field, type_)}, {ranges})"
+        return _TEST, f"cidr_match({as_text(field, type_)}, {ranges})"
     if isinstance(first, Number) and first.operator == "=":
         numbers = [str(test.number) for test in tests if isinstance(test, Number)]
         if type_.is_numeric:
             return _TEST, _write_in(field, numbers)
-        return _TEST, _write_in(_as_text(field, type_), map(write_text, numbers))
+        return _TEST, _write_in(as_text(field, type_), map(write_text, numbers))
     assert not isinstance(first, (And, Or, Not, Given))
     return _TEST, _VALUES[type(first)](first, field, type_)
 
@@ -164,9 +170,9 @@ def _write_texts(tests: Sequence[Text], field: str, type_: DataType, quantity: s
     first = tests[0]
     if not _has_wildcards(first.pattern):
         return _write_equals(["".join(map(str, test.pattern)) for test in tests], field, type_, first.is_cased)
-    if len(tests) == 1 and set(first.pattern) == {Wildcard.ANY}:
+    if len(tests) == 1 and _is_any(first):
         return _TEST, f"{field} is not null"
-    text = _as_text(field, type_)
+    text = as_text(field, type_)
     if any(_is_long(test.pattern) for test in tests):
         value = text if first.is_cased else f"lower({text})"
         return _join_written([f"{value} rlike {write_text(_write_regex_of(test))}" for test in tests], quantity)
@@ -224,8 +230,8 @@ def _write_equals(texts: Sequence[str], field: str, type_: DataType, is_cased: b
             return _TEST, _write_in(field, [str(value) for value in values])
     # Digits and signs have no case.
     if is_cased or all(text.upper() == text.lower() for text in texts):
-        return _TEST, _write_in(_as_text(field, type_), [write_text(text) for text in texts])
-    return _TEST, _write_in(f"lower({_as_text(field, type_)})", [write_text(change_to_lower(text)) for text in texts])
+        return _TEST, _write_in(as_text(field, type_), [write_text(text) for text in texts])
+    return _TEST, _write_in(f"lower({as_text(field, type_)})", [write_text(change_to_lower(text)) for text in texts])
 
 
 def _write_in(value: str, literals: Iterable[str]) -> str:
@@ -242,17 +248,13 @@ def _as_number(text: str, type_: DataType) -> str | None:
     return text if (_WHOLE if type_.is_integer else _FRACTION).fullmatch(text) else None
 
 
-def _as_text(field: str, type_: DataType) -> str:
-    return field if type_ == STRING else f"cast({field} as string)"
-
-
 def _write_number(test: Test, field: str, type_: DataType) -> str:
     assert isinstance(test, Number)
     if type_.is_numeric:
         return f"{field} {test.operator} {test.number}"
     if type_ != STRING:
         raise Refusal("type", f"{field} is {type_}, and is compared with the number {test.number}")
-    return f"try_cast({field} as {_NUMBER}) {test.operator} {test.number}"
+    return f"try_cast({field} as {DECIMAL}) {test.operator} {test.number}"
 
 
 def _write_flag(test: Test, field: str, type_: DataType) -> str:
@@ -262,18 +264,19 @@ def _write_flag(test: Test, field: str, type_: DataType) -> str:
         return f"{field} = {word}"
     if type_.is_numeric:
         return f"{field} = {int(test.is_true)}"
-    return f"lower({_as_text(field, type_)}) = '{word}'"
+    return f"lower({as_text(field, type_)}) = '{word}'"
 
 
 def _write_regex(test: Test, field: str, type_: DataType) -> str:
     assert isinstance(test, Regex)
     flags = f"(?{test.flags})" if test.flags else ""
-    return f"{_as_text(field, type_)} rlike {write_text(flags + test.pattern)}"
+    return f"{as_text(field, type_)} rlike {write_text(flags + test.pattern)}"
 
 
 def _write_listed(test: Test, field: str, type_: DataType) -> str:
     assert isinstance(test, Listed)
-    return f"in_list(lower({_as_text(field, type_)}), {write_text(test.list)})"
+    text = as_text(field, type_)
+    return f"in_list({text if test.is_cased else f'lower({text})'}, {write_text(test.list)})"
 
 
 def _write_time_part(test: Test, field: str, type_: DataType) -> str:
@@ -283,24 +286,33 @@ def _write_time_part(test: Test, field: str, type_: DataType) -> str:
     return f"{test.part}({field}) = {test.number}"
 
 
+def _write_presence(_: Test, field: str, __: DataType) -> str:
+    return f"{field} is not null"
+
+
 _VALUES: dict[type, Callable[[Test, str, DataType], str]] = {
     Number: _write_number,
     Flag: _write_flag,
+    Present: _write_presence,
     Regex: _write_regex,
     Listed: _write_listed,
     TimePart: _write_time_part,
 }
 
 
-def _write_fields(test: Fields, names: FieldNames) -> str:
-    """Writes how two fields relate; texts are compared in small letters."""
-    types = [names.find_type(name) for name in (test.field, test.other)]
-    fields = [names.write(name) for name in (test.field, test.other)]
-    if any(type_.element is not None for type_ in types):
+def _write_relation(test: Fields | Compared, names: FieldNames, array: str | None) -> str:
+    """Writes how two fields or computed values relate."""
+    if array in (test.field, test.other):
         raise Refusal("type", f"{test.field} or {test.other} is an array, and they are compared with each other")
-    if test.relation is Relation.EQUALS and (types[0].is_numeric and types[1].is_numeric):
-        return " = ".join(fields)
-    texts = [f"lower({_as_text(field, type_)})" for field, type_ in zip(fields, types, strict=True)]
+    values = [write_operand(each, names, array) for each in (test.field, test.other)]
+    if isinstance(test, Compared):
+        if isinstance(test.other, Literal):
+            return f" {test.operator} ".join(as_text(*value) for value in values)
+        numbers = [sql if type_.is_numeric else f"try_cast({sql} as {DECIMAL})" for sql, type_ in values]
+        return f" {test.operator} ".join(numbers)
+    if test.relation is Relation.EQUALS and all(type_.is_numeric for _, type_ in values):
+        return " = ".join(sql for sql, _ in values)
+    texts = [as_text(*value) if test.is_cased else f"lower({as_text(*value)})" for value in values]
     if test.relation is Relation.EQUALS:
         return " = ".join(texts)
     return f"{test.relation.value}({', '.join(texts)})"

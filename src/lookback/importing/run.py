@@ -55,9 +55,9 @@ def _write_one(found: Detection | Unread, writer: Writer, folder: RuleFolder) ->
     if isinstance(found, Unread):
         kind = PART if found.part_of else REFUSED
         return Line(origin, kind, reasons=found.reasons, part_of=found.part_of)
-    losses = tuple(find_losses(found))
-    kind = APPROXIMATED if losses else EXACT
     try:
+        losses = tuple(find_losses(found, writer.fields))
+        kind = APPROXIMATED if losses else EXACT
         # A document that is refused takes no name.
         document = writer.make_document(found, "unnamed", describe_fidelity(kind, losses))
         rule_id = folder.choose_name(_list_names(origin), {"format": origin.format, "id": origin.identity})

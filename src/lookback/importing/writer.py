@@ -15,6 +15,8 @@ from lookback.core.values.durations import format_duration
 from lookback.core.values.texts import collapse_spaces, cut_end
 from lookback.importing.conditions import And, Condition, Not, Or, Present
 from lookback.importing.detections import (
+    Chain,
+    Counted,
     Detection,
     Gauged,
     Key,
@@ -27,6 +29,14 @@ from lookback.importing.detections import (
     Together,
     list_fields_read,
     name_member,
+)
+from lookback.importing.elasticwriter import (
+    find_array_keys,
+    list_shown,
+    write_chain,
+    write_counted,
+    write_keys,
+    write_single,
 )
 from lookback.importing.expressions import write_condition
 from lookback.importing.fields import FieldNames
@@ -70,6 +80,8 @@ class Writer:
             "source": self._write_source(origin, fidelity),
             "stream": self.stream.name,
             "severity": origin.severity,
+            "score": origin.score,
+            "queue": origin.waits,
         }
         return _leave_out_empty(document)
 
@@ -93,24 +105,27 @@ class Writer:
         """Writes the title, and of an event some fields."""
         title = collapse_spaces(detection.origin.title).translate(str.maketrans("{}:", "()-"))
         if not isinstance(detection.shape, Single):
-            return _add_fields(title, self._list_known([key.name for key in detection.shape.keys]))
+            return _add_fields(title, self._list_known(list_shown(detection.shape), has_arrays=False))
         read = [*detection.origin.shown, *list_fields_read(detection.shape)]
         return _add_fields(title, self._list_known(read))
 
-    def _list_known(self, names: Sequence[str]) -> list[str]:
-        """Lists the stream's fields of these names that a message can show."""
+    def _list_known(self, names: Sequence[str], *, has_arrays: bool = True) -> list[str]:
+        """Lists the stream's fields of these names that a message can show. has_arrays: Arrays are among them."""
         found: dict[str, None] = {}
         for name in names:
             try:
-                field = self.fields.find(name)
+                field, is_array = self.fields.find(name), self.fields.find_type(name).element is not None
             except Refusal:
                 continue
-            found[field] = None
+            if has_arrays or not is_array:
+                found[field] = None
         return [name for name in found if "." not in name][:_MAX_SHOWN]
 
     def _write_shape(self, shape: Shape) -> dict[str, Any]:
         if isinstance(shape, Single):
-            return {"where": write_condition(shape.condition, self.fields)}
+            return write_single(shape, self.stream, self.fields)
+        if isinstance(shape, (Counted, Chain)):
+            return write_counted(shape, self.fields) if isinstance(shape, Counted) else write_chain(shape, self.fields)
         if isinstance(shape, Measured):
             return self._write_measured(shape)
         if isinstance(shape, Gauged):
@@ -185,7 +200,7 @@ class Writer:
     def _write_key(self, members: Sequence[Condition], key: Key) -> Any:
         fields = [self.fields.find(name) for name in key.fields]
         if len(set(fields)) == 1:
-            return fields[0]
+            return write_keys(fields[:1], self.fields)[0]
         return {self._name_key(key.name): self._write_choice(members, key)}
 
     def _write_choice(self, members: Sequence[Condition], key: Key) -> str:
@@ -232,7 +247,7 @@ class Writer:
 
 
 def _leave_out_empty(document: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if value not in ("", [], {})}
+    return {key: value for key, value in document.items() if value not in ("", [], {}, None)}
 
 
 def _write_span(seconds: int) -> str:
@@ -264,9 +279,9 @@ def _explain(error: RuleError) -> tuple[str, str]:
     return ("regex" if "the pattern has" in text else "check"), text
 
 
-def find_losses(detection: Detection) -> list[Reason]:
-    """Returns why the rule differs from its original, each code once."""
+def find_losses(detection: Detection, fields: FieldNames) -> list[Reason]:
+    """Returns why the rule differs from its original, each code once. Raises Refusal for a field that is not there."""
     by_code: dict[str, Reason] = {}
-    for loss in detection.losses:
+    for loss in (*detection.losses, *find_array_keys(detection.shape, fields)):
         by_code.setdefault(loss.code, loss)
     return list(by_code.values())
