@@ -77,7 +77,7 @@ def test_a_rule_keeps_what_people_need(tmp_path: Path) -> None:
         "message": "A (rule): event_category {event_category}, process_name {process_name}",
     }
     assert made.report.list_head()[1].startswith(
-        "each rule judges every event of the stream, whatever its source: logs-* 1;"
+        "each rule judges every event of the stream, whatever its source: logs-* 1"
     )
 
 

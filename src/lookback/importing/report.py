@@ -90,10 +90,10 @@ class Report:
         if self.leaves_sources and sources:
             listed = ", ".join(f"{name} {count:,}" for name, count in sources.most_common(5))
             more = f" and {len(sources) - 5} more" if len(sources) > 5 else ""
-            head.append(
-                f"each rule judges every event of the stream, whatever its source: {listed}{more}; `logsources` in the "
-                "--map file give each source a condition"
-            )
+            # Only Sigma names its sources so that a map can tell them apart.
+            is_mapped = all(line.origin.format == "sigma" for line in self.lines)
+            hint = "; `logsources` in the --map file give each source a condition" if is_mapped else ""
+            head.append(f"each rule judges every event of the stream, whatever its source: {listed}{more}{hint}")
         return head
 
     def list_counts(self) -> list[str]:
