@@ -76,11 +76,12 @@ def make_kql_test(chance: random.Random) -> Tree:
     ])  # fmt: skip
 
 
-def list_texts(tree: Any) -> list[str]:
-    """Lists the texts in a tree."""
-    if isinstance(tree, (tuple, list)):
-        return [text for each in tree for text in list_texts(each)]
-    return [tree] if isinstance(tree, str) else []
+def list_texts(tree: Tree) -> list[str]:
+    """Lists the texts that a tree looks for."""
+    if tree[0] in ("and", "or", "not"):
+        return [text for each in tree[1:] for text in list_texts(each)]
+    values = tree[-1] if isinstance(tree[-1], list) else [tree[-1]]
+    return [value for value in values if isinstance(value, str)]
 
 
 def make_near(chance: random.Random, texts: list[str]) -> str:
@@ -108,8 +109,8 @@ def compare(seed: int, make_test: Any, write: Any) -> None:
     """Imports rules, and compares what they find in events with what the reference finds."""
     chance = random.Random(seed)
     trees = [make_tree(chance, make_test) for _ in range(RULES)]
-    texts = [text for tree in trees for text in list_texts(tree)] or ["a"]
-    events = [make_event(chance, texts) for _ in range(EVENTS)]
+    # Each event is near one rule.
+    events = [make_event(chance, list_texts(chance.choice(trees)) or ["a"]) for _ in range(EVENTS)]
     with tempfile.TemporaryDirectory() as folder:
         made = import_rules(Path(folder), *[{**write(tree), "name": f"r{at}"} for at, tree in enumerate(trees)])
     assert made.fidelities == ["exact"] * RULES
