@@ -561,5 +561,5 @@ def test_figures_of_sizing_are_those_of_the_benchmarks(result: str) -> None:
 def test_each_reason_of_an_import_has_a_section() -> None:
     sections = {"approximated": APPROXIMATIONS, "refused": REMEDIES}
     for kind, codes in sections.items():
-        part = PAGES["bring-your-rules"].partition(f"## Why a rule is {kind}\n")[2].partition("\n## ")[0]
+        part = PAGES["reference/import-reasons"].partition(f"## Why a rule is {kind}\n")[2].partition("\n## ")[0]
         assert re.findall(r"^### (.*)$", part, re.MULTILINE) == sorted(codes)

@@ -50,7 +50,7 @@ def test_page_is_short_and_has_a_title(page: Path) -> None:
     assert len(lines) <= 400 or page.name == "contract.md", "the contract keeps its clauses together"
     fenced = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     long = [line for line in fenced.splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
-    assert long == [] or page.name in ("bring-your-rules.md", "contract.md")
+    assert long == [] or page.name == "contract.md"
 
 
 def test_a_warning_is_an_error_and_nothing_is_fetched() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lookback.core.values.texts import collapse_spaces, cut_middle
 
-# Code -> the remedy, or for an approximation how the alerts differ. docs/bring-your-rules.md has a section for each.
+# Code -> the remedy, or for an approximation how the alerts differ. docs/reference/import-reasons.md has a section for each.
 APPROXIMATIONS = {
     "alias": "fewer alerts: an event that several members match counts under the key of the first",
     "analyzed": "fewer or more alerts: the text is looked for as it is written, whatever the case",
