@@ -6,7 +6,7 @@
 
 The engine knows no capitals, no arrays, no `?` that stands for a character and no repeated steps, and `not` of a missing
 field is NULL to it. So texts of rules and events are in small letters and have no `?`, each event has all fields of its rule
-with one value each, and rules with `regex` or `runs` are left out. The exit code is 1 if a rule that is exact differs.
+with one value each, and rules with `regex`, `runs` or names in backticks are left out. The exit code is 1 if a rule that is exact differs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def load_rules(repository: Path) -> list[dict[str, Any]]:
         | {"query": rewrite(rule["query"])}
         for rule in rules
         if rule["type"] == "eql"
-        and not re.search(r"\bregex\b|\bruns\b|!\[|^sample", rule["query"])
+        and not re.search(r"\bregex\b|\bruns\b|!\[|`|^sample", rule["query"])
         and not {"filters", "event_category_override"} & set(rule)
     ]
 
