@@ -20,10 +20,10 @@ STREAM = {
 }  # fmt: skip
 MUCH = {
     "rule_id": "much", "stream": "pay", "group_by": ["card"], "window": "1 hour", "measures": {"total": "sum(amount)"},
-    "params": {"limit": 10}, "when": "total > limit and not in_list(card, 'good')", "message": "{total}",
+    "parameters": {"limit": 10}, "when": "total > :limit and not in_list(card, 'good')", "message": "{total}",
     "tags": ["attack.t1110"],
 }  # fmt: skip
-EVER = {**MUCH, "rule_id": "ever", "window": "30 days", "params": {"limit": 60}}
+EVER = {**MUCH, "rule_id": "ever", "window": "30 days", "parameters": {"limit": 60}}
 # ALERT is the id of an alert, ROOT the place, CONF the folder of the settings.
 WALK = """
 init
@@ -77,7 +77,7 @@ alerts
 advance pay 2026-02-02T00:00:00Z
 evaluate pay --once
 status
-rules retire-all pay --author ann
+rules retire ever --author ann
 explain nobody
 rules show nobody
 review nobody --disposition benign

@@ -12,7 +12,7 @@ from lookback.importing.reasons import Reason
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a rule comes from, and what it says for people.
+    """The origin of a rule, and its texts for people.
 
     Attributes:
         format: The name of the format, such as sigma.
@@ -91,7 +91,7 @@ class Measured:
     Attributes:
         members: Each event satisfies one of these conditions.
         aggregate: count, count(distinct), sum, avg, median or percentile.
-        fields: What is aggregated; empty for count.
+        fields: The aggregated fields; empty for count.
         percentile: From 0 to 100, for percentile.
         resets: Whether an alert empties the window.
         operator, number: The comparison, as in SQL.
@@ -183,7 +183,7 @@ class Gauged:
 
 @dataclass(frozen=True)
 class Counted:
-    """Events of a key are so many in a span of time, and have so many different values of a field.
+    """Events of a key within a span of time reach a number, and a number of different values of a field.
 
     Attributes:
         keys: The fields of the key, which an event must have.

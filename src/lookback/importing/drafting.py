@@ -21,7 +21,7 @@ def draft_stream(name: str, found: Iterable[object], names: NameMap, arrays: Set
     """Returns the YAML of a stream with all fields that the rules read, for the user to edit.
 
     Fields are texts, which hold whatever comes: rules compare numbers in them as numbers. A time of which a rule asks
-    the hour is a timestamp. What is in arrays is an array of texts. A field whose name cannot be that of a column is read from the column of that name.
+    the hour is a timestamp. A field that has arrays is an array of texts. A field whose name cannot be that of a column is read from the column of that name.
     """
     detections = [each for each in found if isinstance(each, Detection)]
     times = _find_times(detections)

@@ -24,7 +24,7 @@ FORMAT = "elastic"
 TOML, NDJSON = ".toml", ".ndjson"
 # A longer guide is better read where it comes from.
 _MAX_RUNBOOK_CHARACTERS = 2_000
-# What the Elastic Common Schema declares as arrays, as far as rules read them.
+# The fields that the Elastic Common Schema declares as arrays, as far as rules read them.
 ARRAYS = frozenset({
     "dns.answers.data", "dns.resolved_ip", "event.category", "event.type", "file.attributes", "host.ip", "host.mac",
     "process.args", "process.env_vars", "process.parent.args", "registry.data.strings", "related.hash", "related.hosts",

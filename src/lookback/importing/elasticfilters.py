@@ -59,7 +59,7 @@ def _read_bool(body: Mapping[str, Any], terms: Terms) -> Condition:
         raise Refusal("filter", f"{body}"[:200])
     read = {key: tuple(_read_query(each, terms) for each in values) for key, values in parts.items()}
     all_parts = [*read.get("must", ()), *read.get("filter", ()), *map(Not, read.get("must_not", ()))]
-    # Beside others, `should` alone asks for nothing.
+    # With other clauses, `should` requires nothing.
     if read.get("should") and (not all_parts or "minimum_should_match" in body):
         all_parts.append(Or(read["should"]))
     return And(tuple(all_parts))

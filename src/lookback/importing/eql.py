@@ -45,7 +45,7 @@ _KEYWORDS = ("and", "or", "not", "where", "by", "with", "until", "in", "like", "
 _TRUE, _FALSE = And(()), Or(())
 _RELATIONS = {"startswith": Relation.STARTS, "endswith": Relation.ENDS, "stringcontains": Relation.CONTAINS}
 
-# What a part of a condition is: a condition, a field (its name), a computed value, a literal, or null (None).
+# A part of a condition: a condition, a field (its name), a computed value, a literal, or null (None).
 Part = Condition | Operand | Literal | None
 
 
@@ -154,7 +154,7 @@ class _EqlReader:
             # A field alone is true or false.
             return Flag(part, is_true=True)
         if part is None or isinstance(part, (Call, Literal)):
-            raise Refusal("eql", f"{part} is no condition")
+            raise Refusal("eql", f"{part} is not a condition")
         return part
 
     def _read_or(self) -> Part:
@@ -297,7 +297,7 @@ class _EqlReader:
             return self._relate_texts(first, _RELATIONS[function], others[0], is_cased=is_cased)
         texts = [each.value for each in others if isinstance(each, Literal) and isinstance(each.value, str)]
         if not isinstance(first, (str, Call)) or not texts or len(texts) < len(others):
-            raise Refusal("function", f"{name}() of values that are no texts")
+            raise Refusal("function", f"{name}() of values that are not texts")
         if function == "cidrmatch":
             return Or(tuple(Network(first, text) for text in texts))
         if function == "match":

@@ -63,7 +63,7 @@ def _write_event(at: int, fields: Mapping[str, Any], number: int, names: FieldNa
 
 
 def _find_wait(detection: Detection) -> int:
-    """Returns after how many seconds a rule that waits for the end of a time has decided; 0 for others."""
+    """Returns after how many seconds a rule that waits for the end of a time has decided; 0 for any other."""
     shape = detection.shape
     if isinstance(shape, Together):
         return shape.slide and shape.seconds + shape.slide

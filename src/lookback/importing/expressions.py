@@ -105,7 +105,7 @@ def _find_group(part: Condition, quantity: str) -> object:
     if not isinstance(part, Text):
         return None
     is_literal = not _has_wildcards(part.pattern)
-    # Two texts that a field equals are no pattern of `like all`.
+    # `like all` has no pattern for two texts that a field equals.
     return None if is_literal and quantity == "all" else (part.field, part.is_cased, is_literal)
 
 

@@ -29,7 +29,7 @@ _AGGREGATES = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max"}
 # Names in the place of a field: events are counted, and an alert may begin the count again.
 _COUNT, _COUNT_WITH_RESET = "COUNT_FLINK", "COUNT_WITH_RESET_FLINK"
 _MAX_MINUTES = 10 * 366 * 24 * 60
-# What is wrong with the aggregates there; sum is right.
+# The faults of the aggregates there; sum is right.
 _FAULTS = {
     "avg": "AVG fails at the first event, since its sum is never set",
     "max": "MAX fails at 0 and below",

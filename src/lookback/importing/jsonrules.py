@@ -16,7 +16,7 @@ _LISTS = ("Records", "rules")
 
 
 def read_json_rules(file: RuleFile) -> list[Any]:
-    """Returns the rules of a file: objects, or lines that are no JSON as texts. Raises SetupError."""
+    """Returns the rules of a file: objects, or lines that are not JSON as texts. Raises SetupError."""
     try:
         if file.path.stat().st_size > MAX_FILE_BYTES:
             raise SetupError(f"{file.path} is larger than {MAX_FILE_BYTES:,} bytes")

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\(and|or|not)\b|\\(.)|(\*)", re.DOTALL | re.IGNORECASE)
 _BLANKS = {"t": "\t", "r": "\r", "n": "\n"}
-# What a backslash may stand before, outside quotes.
+# A backslash may escape these, outside quotes.
 _SIGNS = '\\():<>"*{}'
 _KEYWORDS = ("and", "or", "not")
 

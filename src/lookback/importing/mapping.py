@@ -34,7 +34,7 @@ class SourceEntry:
 
 @dataclass(frozen=True)
 class NameMap:
-    """What a file of --map says; nothing if there is none.
+    """The content of a file of --map; empty without one.
 
     Attributes:
         fields: Field of the rules -> field of the stream.

@@ -25,7 +25,7 @@ _TEST_TIME = 1_767_225_600_000_000
 def read_rules(files: Iterable[RuleFile], *, as_schedule: bool = False) -> list[Detection | Unread]:
     """Reads the detections of files, in order. A rule or a file that is wrong costs only itself.
 
-    as_schedule: Whether correlations are asked at intervals, as Panther does, and not at each signal.
+    as_schedule: Whether correlations are judged at intervals, as in Panther, and not at each signal.
     """
     found: list[Detection | Unread] = []
     for file in files:

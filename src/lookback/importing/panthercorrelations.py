@@ -120,7 +120,7 @@ def _name_key(name: str, fields: tuple[str, ...]) -> Key:
 def _read_group(
     members: Sequence[Member], keys: tuple[Key, ...], minutes: int, as_schedule: bool, rate: Any
 ) -> Together:
-    """Reads signals in any order. One that must not come may come before or after the others: only a window knows."""
+    """Reads signals in any order. A signal that must not come may come before or after the rest: only a window knows."""
     wanted = [
         f"{name_member(at)} = 0" if member.is_absent else f"{name_member(at)} >= {member.count}"
         for at, member in enumerate(members)

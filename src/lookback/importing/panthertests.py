@@ -18,7 +18,7 @@ _Row = tuple[int, dict[str, Any]]
 
 
 def read_tests(tests: Any, correlation: CorrelationRule) -> tuple[Example, ...]:
-    """Reads the tests that can be told in events, each with the signals in the order of time."""
+    """Reads the tests that events can express, each with the signals in the order of time."""
     read = (
         (_read_test(test, correlation) for test in tests if isinstance(test, dict)) if isinstance(tests, list) else ()
     )
@@ -56,7 +56,7 @@ def _place(rows: list[_Row], correlation: CorrelationRule) -> list[_Row]:
     """Moves the signals of a test to the start of a window: a test of Panther is what one run sees.
 
     If some signal must not come, other windows must not see a part of them alone. So they must lie in the part of the
-    window that no other one covers; if it is too short, the test cannot be told.
+    window that no other one covers; if it is too short, events cannot express the test.
     """
     shape = correlation.shape
     if not rows or not isinstance(shape, Together) or not shape.slide:

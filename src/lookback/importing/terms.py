@@ -15,7 +15,7 @@ from lookback.importing.reasons import Reason, Refusal
 
 # Fields of free text, which Elasticsearch splits into words.
 _TEXT_FIELDS = ("message", "error.message", "powershell.file.script_block_text")
-# What the Elastic Common Schema declares as addresses.
+# The fields that the Elastic Common Schema declares as addresses.
 _ADDRESSES = ("ip", "resolved_ip")
 # A field with another reading of the same values.
 _CASELESS, _KEYWORD, _TEXT = ".caseless", ".keyword", ".text"

@@ -108,7 +108,7 @@ References = Annotated[tuple[str, ...], Kind(_read_references, _list_of(_URL_SCH
 
 @dataclass(frozen=True)
 class SourceForm:
-    """Where the rule comes from, if it was written elsewhere.
+    """The origin of a rule that was written elsewhere.
 
     format: The format of the original, such as sigma.
     id: The original's id there.

@@ -21,7 +21,7 @@ EVENT_ID, EVENT_TIME, ARRIVAL = "event_id", "event_time", "arrival"
 
 @dataclass(frozen=True)
 class MeasuredPlace:
-    """Where the measures of a rule go that records them instead of raising alerts.
+    """The destination of the measures of a rule that records them instead of raising alerts.
 
     Attributes:
         group: The number of the table. Rules with the same key may share one.

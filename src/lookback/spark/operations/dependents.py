@@ -54,7 +54,7 @@ def read_rules(tables: Tables, stream: Stream) -> list[CompiledRule]:
 
 
 def list_key_parts(rules: Iterable[CompiledRule]) -> Iterator[KeyPart]:
-    """Lists the entries of the keys of rules: each expression, and each field that a step puts in place of an entry."""
+    """Lists the entries of the keys of rules: each expression, and each field that a step uses for an entry."""
     for rule in rules:
         for fields in rule.keys:
             for part, column in zip(rule.key, fields, strict=True):

@@ -92,7 +92,7 @@ class WarehouseRows:
         return self._wrap(f"SELECT {', '.join(expressions)} FROM", "")
 
     def limit(self, rows: int) -> WarehouseRows:
-        """Returns so many rows at most."""
+        """Returns at most this many rows."""
         return self._wrap("SELECT * FROM", f" LIMIT {rows:d}")
 
     def count(self) -> int:
@@ -101,7 +101,7 @@ class WarehouseRows:
         return int(row[0])
 
     def isEmpty(self) -> bool:  # noqa: N802 - Spark's name
-        """Returns whether there is no row."""
+        """Returns whether it is empty."""
         return not self.limit(1).collect()
 
     def collect(self) -> list[Row]:
