@@ -207,7 +207,7 @@ def test_the_version_of_rules_in_a_catalog_is_asked_for_every_ten_seconds(monkey
         asked.append(name)
         return 1
 
-    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=version)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, find_log_place=lambda _: None, version=version)
     nothing: Any = None
     watch = RulesWatch(tables, nothing, nothing)
     assert not watch.is_cheap
@@ -223,7 +223,9 @@ def test_a_look_at_the_rules_that_fails_is_logged_and_done_again(
 ) -> None:
     clock, version, widened = [0.0], [1], list[Coverage]()
     monkeypatch.setattr("lookback.spark.following.rulewatch.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: version[0])
+    tables: Any = SimpleNamespace(
+        local_folder=lambda _: None, find_log_place=lambda _: None, version=lambda _: version[0]
+    )
     stream: Any = SimpleNamespace(name="tx")
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
     is_out = [False]
@@ -255,7 +257,7 @@ def test_the_table_of_rules_is_asked_only_where_the_plan_may_be_narrowed(monkeyp
 
     plans, asked = [SimpleNamespace(coverage=coverage("a"))], list[str]()
     checkpoint: Any = SimpleNamespace(read_plan=lambda: plans[-1], write_plan=plans.append)
-    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: 1)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, find_log_place=lambda _: None, version=lambda _: 1)
     watch = RulesWatch(tables, SimpleNamespace(name="tx"), checkpoint)  # type: ignore[arg-type]
 
     def needs() -> Coverage:
@@ -292,7 +294,7 @@ def test_a_look_at_the_rules_compiles_only_the_documents_that_are_new(monkeypatc
         return compile_rule(rule, stream)
 
     monkeypatch.setattr("lookback.spark.following.rulewatch.compile_rule", count)
-    tables: Any = SimpleNamespace(local_folder=lambda _: None, version=lambda _: 1)
+    tables: Any = SimpleNamespace(local_folder=lambda _: None, find_log_place=lambda _: None, version=lambda _: 1)
     watch = RulesWatch(tables, stream, SimpleNamespace())  # type: ignore[arg-type]
 
     def row(number: int, status: str = "active", **more: Any) -> dict[str, Any]:

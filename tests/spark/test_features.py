@@ -129,6 +129,10 @@ def test_c12_11_the_command_writes_rows_with_labels_as_known_then(
     (conf / "shop.yml").write_text(
         yaml.safe_dump(rule("of-shop", group_by=["shop"], measures={"m": "max(amount)"}, when="m > 1", message=""))
     )
+    never = rule(
+        "never", group_by=["shop"], where="amount > 1000000", measures={"top": "max(amount)"}, when="true", message=""
+    )
+    (conf / "never.yml").write_text(yaml.safe_dump(never))
     place = ["--root", str(ready.root), "--conf", str(conf)]
 
     def run(*words: str, code: int = 0) -> str:
@@ -138,14 +142,16 @@ def test_c12_11_the_command_writes_rows_with_labels_as_known_then(
         return said.err if code else said.out
 
     ids = {row["id"] for row in events}
-    said = run("kept", str(conf / "shop.yml"), "--out", str(out))
+    said = run("kept", str(conf / "shop.yml"), str(conf / "never.yml"), "--out", str(out))
     rows = {row["event_id"]: row for row in pq.read_table(out).to_pylist()}
     assert f"{len(rows)} rows in {out}, of 120 events" in said
     assert rows.keys() <= ids
     assert [*next(iter(rows.values()))] == [
         "event_id", "event_time", "arrival", "customer", "shop", "kept.n", "kept.window_complete", "of-shop.m",
-        "of-shop.window_complete", "window_complete", "positive", "label", "labelled_at",
+        "of-shop.window_complete", "never.top", "never.window_complete", "window_complete", "positive", "label", "labelled_at",
     ]  # fmt: skip
+    # A rule that saw none of the events.
+    assert {(row["never.top"], row["never.window_complete"]) for row in rows.values()} == {(None, None)}
     assert {each: row["positive"] for each, row in rows.items() if row["positive"] is not None} == {
         "e30": True,
         "e31": False,

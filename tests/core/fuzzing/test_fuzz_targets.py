@@ -86,7 +86,7 @@ REACHED: list[tuple[Callable[[Any], None], Any, Any, str]] = [
     (block, EVENTS, blocks.Events, "in_order_of_arrival"),
     (block, pack_late([]), blocks, "unpack_table"),
     (block, pack_failures([]), fuzz_targets, "unpack_failures"),
-    (yaml_text, "a: 1", yaml, "compose"),
+    (yaml_text, "a: 1", yaml, "compose_all"),
     (yaml_text, "a: 1", config, "_note_places"),
 ]
 

@@ -28,6 +28,8 @@ from pyspark.sql.types import (
 
 from lookback.core.rules.account import Account, Taken
 from lookback.core.streams.blocks import TRIED, unpack_failures, unpack_table
+from lookback.core.values import types
+from lookback.core.values.columns import arrow_type
 from lookback.spark.batches.shard import ALERTS, FAILURES, LATE
 from lookback.spark.platform.faults import find_setup_error
 from lookback.spark.platform.session import is_connect
@@ -119,9 +121,16 @@ class ShardAnswers:
         return self._unpack(FLAGGED, _FLAGGED_ROWS)
 
     def read_measured(self, group: int, columns: Mapping[str, object]) -> DataFrame:
-        """Reads the events that the rules of a group measured. `columns` has the Spark type of each column by name."""
+        """Reads the events that the rules of a group measured.
+
+        Args:
+            group: The number of the group.
+            columns: The type of each column by name: Spark's name of it, or that of a measure, which may be missing
+                where its rule measured nothing.
+        """
         schema = StructType([StructField(name, DataType.fromDDL(str(type_))) for name, type_ in columns.items()])
-        return self._unpack(f"{MEASURED}{group}", schema)
+        measured = {name: arrow_type(type_) for name, type_ in columns.items() if isinstance(type_, types.DataType)}
+        return self._unpack(f"{MEASURED}{group}", schema, measured)
 
     def read_late(self) -> DataFrame:
         """Reads the late_events rows of all shards; several shards may have a row for the same event."""
@@ -155,19 +164,25 @@ class ShardAnswers:
         with suppress(PySparkException):
             self._rows.unpersist()
 
-    def _unpack(self, kind: str, columns: StructType) -> DataFrame:
+    def _unpack(self, kind: str, columns: StructType, optional: Mapping[str, pa.DataType] | None = None) -> DataFrame:
         rows = self._rows.where(F.col("kind") == kind).select("payload")
-        return rows.mapInArrow(_Unpack(tuple(columns.names)), columns)
+        return rows.mapInArrow(_Unpack(tuple(columns.names), optional or {}), columns)
 
 
 @dataclass(frozen=True)
 class _Unpack:
+    """Reads the tables of payloads. A column in `optional` that a table lacks is NULL."""
+
     names: tuple[str, ...]
+    optional: Mapping[str, pa.DataType]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for payload in batch["payload"]:
-                yield from unpack_table(payload.as_py()).select(self.names).to_batches()
+                table = unpack_table(payload.as_py())
+                for name in self.optional.keys() - table.column_names:
+                    table = table.append_column(name, pa.nulls(len(table), self.optional[name]))
+                yield from table.select(self.names).to_batches()
 
 
 def _keep_on_disk(blocks: DataFrame) -> bool:
