@@ -135,7 +135,10 @@ def test_the_two_rules_alert_for_a_few_of_the_events(small: EventSet) -> None:
     assert 0.001 < (found >= burst["at_least"]).mean() < 0.011
 
 
-@pytest.mark.parametrize(("name", "rules", "features"), [("100", 100, 20), ("200", 200, 20), ("1000", 1_000, 100)])
+@pytest.mark.parametrize(
+    ("name", "rules", "features"),
+    [("100", 100, 20), ("200", 200, 20), pytest.param("1000", 1_000, 100, marks=pytest.mark.long)],
+)
 def test_many_rules_have_few_features_of_five_grouping_sets(
     small: EventSet, name: str, rules: int, features: int
 ) -> None:

@@ -244,6 +244,7 @@ def test_a_file_that_vanished_is_not_read_as_an_empty_one(tables: Tables, tmp_pa
     )
 
 
+@pytest.mark.long
 def test_files_of_which_none_can_be_used_are_refused(tables: Tables, tmp_path: Path):
     written(tmp_path / "in" / "1.parquet", "PAR1")
     written(tmp_path / "in" / "2.parquet", "PAR1")

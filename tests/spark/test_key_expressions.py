@@ -111,6 +111,7 @@ def test_c12_5_the_stream_gives_what_replay_gives_and_explains_it(ready: Tables)
             snooze(ready, STREAMS, subject, key={"outlets": "A"}, until=ends, reason="known", author="ann")
 
 
+@pytest.mark.long
 def test_c12_5_a_backtest_gives_the_alerts_of_replay_and_the_events_behind_them(
     ready: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_c12_8_an_event_that_is_replaced_in_a_member_is_replaced_in_the_union(ta
     assert len(changes(tables)) == 4
 
 
+@pytest.mark.long
 def test_c12_8_events_of_one_time_keep_the_order_of_their_member(tables: Tables) -> None:
     login(tables, (9, "10:00", "ann", False), (3, "10:00", "ann", False))
     login(tables, (1, "10:00", "ann", True))

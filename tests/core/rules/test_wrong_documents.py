@@ -721,8 +721,9 @@ def test_whatever_stands_in_a_place_is_accepted_or_refused_in_words(document: di
         "description": "text",
     }
     full |= {"effective_from": "2026-01-01", "effective_until": "2026-02-01"}
-    for path in [*paths(full)]:
-        for value in ODD:
+    # Each place has half of the values, and neighbours have different halves.
+    for at, path in enumerate([*paths(full)]):
+        for value in ODD[at % 2 :: 2]:
             odd = copy.deepcopy(full)
             parent: Any = odd
             for key in path[:-1]:
