@@ -158,6 +158,10 @@ def test_c13_3_a_log_is_listed_from_where_it_is_read(server: S3Server) -> None:
         assert list_from(f"{1_100:020}.") == []
         with pytest.raises(Py4JJavaError, match="No such file or directory"):
             list_from("0.json", "s3a://bucket/nowhere/_delta_log")
+        # VACUUM lists data from the name NUL, and goes into the folders.
+        for name in ("part-0.parquet", "_change_data/cdc-0.parquet"):
+            find(server, f"bucket/listed/{name}").write_bytes(b"data")
+        assert list_from("\0", "s3a://bucket/listed") == ["_change_data", "_delta_log", "part-0.parquet"]
 
 
 def iter_java(found: Any) -> Iterator[Any]:

@@ -139,10 +139,11 @@ public class S3LogStore extends S3SingleDriverLogStore {
     /** Lists the files of a log from `path` on; without its older files, whose number grows. */
     public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
         S3AFileSystem files = (S3AFileSystem) path.getFileSystem(conf);
-        if (files.getBucket().endsWith(UNORDERED_BUCKET)) {
+        Path folder = files.makeQualified(path).getParent();
+        // VACUUM lists the folders of data too, from the name NUL, and needs their folders.
+        if (files.getBucket().endsWith(UNORDERED_BUCKET) || !folder.getName().equals("_delta_log")) {
             return super.listFrom(path, conf);
         }
-        Path folder = files.makeQualified(path).getParent();
         String prefix = files.pathToKey(folder) + "/";
         String first = prefix + path.getName();
         // `startAfter` leaves out the name itself: begin before it.
