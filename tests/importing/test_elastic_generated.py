@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastic_imported import import_rules, judge, make_rule
 from eql_reference import Tree, holds, write_eql, write_kql
+from judged import make_near
 
 # Few letters, so that texts meet; with all that means something in a query, in LIKE, in regular expressions or in SQL.
 PIECES = ["a", "B", "ab", "\\", "*", "?", "%", "_", "'", '"', ".", "(", "a b", "1", "\n", ":", "{", "\\t"]
@@ -82,15 +83,6 @@ def list_texts(tree: Tree) -> list[str]:
         return [text for each in tree[1:] for text in list_texts(each)]
     values = tree[-1] if isinstance(tree[-1], list) else [tree[-1]]
     return [value for value in values if isinstance(value, str)]
-
-
-def make_near(chance: random.Random, texts: list[str]) -> str:
-    """Makes a text that is almost one that a rule looks for."""
-    text = chance.choice(texts)
-    for sign in ("*", "?", "\\"):
-        text = text.replace(sign, chance.choice([sign, "", "z"]))
-    text = "".join(chance.choice("z%_A") if chance.random() < 0.1 else each for each in text)
-    return chance.choice(["", "", "x"]) + chance.choice([str, str.upper])(text) + chance.choice(["", "", "x"])
 
 
 def make_event(chance: random.Random, texts: list[str]) -> dict[str, Any]:

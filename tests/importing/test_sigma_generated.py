@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from imported import HEAD, import_rules, judge
+from judged import make_near
 from sigma_reference import matches
 
 # Few letters, so that texts meet; with all that means something in Sigma, in LIKE, in regular expressions or in SQL.
@@ -91,15 +92,6 @@ def list_texts(value: Any) -> list[str]:
     if isinstance(value, (dict, list)):
         return [text for each in (value.values() if isinstance(value, dict) else value) for text in list_texts(each)]
     return [value] if isinstance(value, str) else []
-
-
-def make_near(chance: random.Random, texts: list[str]) -> str:
-    """Makes a text that is almost one that a rule looks for."""
-    text = chance.choice(texts)
-    for sign in ("*", "?", "\\"):
-        text = text.replace(sign, chance.choice([sign, "", "z"]))
-    text = "".join(chance.choice("z%_A") if chance.random() < 0.1 else each for each in text)
-    return chance.choice(["", "", "x"]) + chance.choice([str, str.upper])(text) + chance.choice(["", "", "x"])
 
 
 def make_event(chance: random.Random, texts: list[str]) -> dict[str, Any]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import lookback
+from judged import Imported, find_alerts, group_by_rule
 from lookback.core.streams.declaration import Stream
 from lookback.importing.elastic import NDJSON, TOML, read_rules
 from lookback.importing.mapping import NameMap
-from lookback.importing.report import Report
 from lookback.importing.rulefiles import find_files
 from lookback.importing.run import Target, write_rules
 
@@ -26,26 +22,6 @@ FIELDS = {
 }  # fmt: skip
 STREAM = Stream.from_dict({"stream": "logs", "event_id": "event_id", "event_time": "event_time", "fields": FIELDS})
 ID = "0e95725d-7320-415d-80f7-004da920fc27"
-START = 1_772_359_200
-
-
-@dataclass
-class Imported:
-    """What an import made: the report, and the documents by rule id."""
-
-    report: Report
-    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def fidelities(self) -> list[str]:
-        """The result of each rule."""
-        return [line.fidelity for line in self.report.lines]
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The only document."""
-        (document,) = self.documents.values()
-        return document
 
 
 def make_rule(query: str, language: str = "eql", **more: Any) -> dict[str, Any]:
@@ -68,9 +44,8 @@ def import_files(folder: Path, *places: Path, is_scheduled: bool = False, names:
     """Imports files."""
     names = names or NameMap()
     found = read_rules(find_files(places, (TOML, NDJSON)), is_scheduled=is_scheduled, known=STREAM.fields)
-    report = write_rules(found, Target(STREAM, folder / "rules", folder / "lists"), names)
-    made = [folder / "rules" / f"{line.rule_id}.yml" for line in report.lines if line.rule_id]
-    return Imported(report, {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in made})
+    target = Target(STREAM, folder / "rules", folder / "lists")
+    return Imported.read(write_rules(found, target, names), target.rules)
 
 
 def judge(
@@ -80,21 +55,9 @@ def judge(
 
     at_once: All arrive in one commit.
     """
-    harness = lookback.Harness(STREAM)
-    for document in documents.values():
-        harness.rule(document)
-    rows = []
-    for number, event in enumerate(events):
-        row = {"event_id": f"e{number}", "event_time": START * 1_000_000 + round(event.get("at", number) * 1_000_000)}
-        row |= {"arrival": 1} if at_once else {}
-        rows.append({**row, **{name.replace(".", "_"): value for name, value in event.items() if name != "at"}})
-    harness.events(rows)
-    assert not harness.errors
-    found: dict[str, list[str]] = {rule_id: [] for rule_id in documents}
-    for alert in harness.alerts:
-        if alert.verdict == "raised":
-            found[alert.rule_id].append(alert.event_id)
-    return found
+    rows = [{name.replace(".", "_"): value for name, value in event.items()} for event in events]
+    alerts = find_alerts(STREAM, documents, rows, at_once=at_once)
+    return group_by_rule(documents, [alert for alert in alerts if alert.verdict == "raised"])
 
 
 def find(folder: Path, rule: Mapping[str, Any], *events: Mapping[str, Any]) -> list[int]:
