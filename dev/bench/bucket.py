@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dev.bench.lakehouse import STREAMS, TRANSACTIONS, push
-from dev.bench.latency import ALERTS_PER_SECOND, CHECKPOINT, TIMEOUT, Live, Verdict, find_amount, latencies, settings_of
+from dev.bench.latency import CHECKPOINT, TIMEOUT, Live, Verdict, latencies, make_rules, settings_of
 from dev.bench.processes import ProcessorClock
 from dev.bench.producer import Producer
 from dev.bench.results import record
-from dev.bench.rules import Rules, lookback
-from dev.bench.sets import DAY, MINUTE, REPOSITORY, EventSet
+from dev.bench.sets import REPOSITORY, EventSet
 from dev.bench.watching import say
 from lookback.places import ObjectPath, parse_place
 
@@ -45,13 +44,7 @@ def run(live: Live, delays: Sequence[int]) -> Path:
     from lookback.spark.tables.lakehouse import Tables  # noqa: PLC0415
 
     events = EventSet("zipf")
-    limit = find_amount(events, ALERTS_PER_SECOND / 2 / live.rate)
-    rules = Rules(
-        (
-            lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}"),
-            lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and amount >= {limit}"),
-        )
-    )
+    rules = make_rules(events, live.rate)
     name = live.name or f"bucket-{live.rate}"
     with tempfile.TemporaryDirectory() as folder:
         server = S3Server(Path(folder))

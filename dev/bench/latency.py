@@ -107,17 +107,23 @@ class Running:
         self.evaluation.wait_until(lambda report: (report.arrival or 0) >= last, TIMEOUT)
 
 
+def make_rules(events: EventSet, rate: int, *more: Document) -> Rules:
+    """Makes two rules that together raise ALERTS_PER_SECOND at this rate of events."""
+    limit = find_amount(events, ALERTS_PER_SECOND / 2 / rate)
+    where = f"value >= 0 and amount >= {limit}"
+    return Rules(
+        (
+            lookback("spend", ("customer_id",), "sum(amount)", DAY, where),
+            lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, where),
+            *more,
+        )
+    )
+
+
 def run(live: Live) -> Path:
     """Measures from the commit of events to the commit of their alerts. Returns the file of the result."""
     events = EventSet("zipf")
-    limit = find_amount(events, ALERTS_PER_SECOND / 2 / live.rate)
-    rules = Rules(
-        (
-            lookback("spend", ("customer_id",), "sum(amount)", DAY, f"value >= 0 and amount >= {limit}"),
-            lookback("burst", ("terminal_id",), "count(*)", 10 * MINUTE, f"value >= 0 and amount >= {limit}"),
-            *(rules_for("100", events).documents if live.many else ()),
-        )
-    )
+    rules = make_rules(events, live.rate, *(rules_for("100", events).documents if live.many else ()))
     name = live.name or f"latency-{live.rate}{'-plain' if live.plain else ''}{'-many' if live.many else ''}"
     with running(live, events, rules, name) as run_now:
         time.sleep(live.warm_up + live.seconds)

@@ -13,6 +13,7 @@ import lookback
 from lookback.cli import main
 from lookback.core.streams.declaration import Stream
 from lookback.importing import aws, flink
+from lookback.importing.jsonrules import SUFFIXES
 from lookback.importing.mapping import NameMap
 from lookback.importing.report import Report
 from lookback.importing.rulefiles import find_files
@@ -177,7 +178,7 @@ def test_the_last_rule_of_an_id_counts(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_costs_itself(tmp_path: Path, reader: Any) -> None:
     (tmp_path / "a.json").write_bytes(b"\xff\xfe")
     (tmp_path / "b.json").write_text("[" * 100_000)
-    found = reader.read_rules(find_files([tmp_path], reader.SUFFIXES))
+    found = reader.read_rules(find_files([tmp_path], SUFFIXES))
     assert [each.reasons[0].code for each in found] == ["file", "file"]
     assert reader.read_rules(find_files([write(tmp_path / "c.json", "[]")])) == []
 

@@ -161,7 +161,7 @@ def test_a_signal_that_must_not_come_may_come_before_or_after(tmp_path: Path) ->
 
 
 def test_as_schedule_asks_as_often_as_panther(tmp_path: Path) -> None:
-    document = read_one(tmp_path, group("failed", "changed"), as_schedule=True)
+    document = read_one(tmp_path, group("failed", "changed"), is_scheduled=True)
     assert document["source"]["fidelity"].startswith("approximated: phase: ")
     assert judge(document, (61, "failed", "a"), (85, "changed", "a"), (400, "other", None)) == ["00:00", "01:00"]
     # No run sees both, which are 31 minutes apart... but the one from 01:00 does.

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lookback.cli import main
-from objectstore import S3Server
+from objectstore import SMALL, S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.objectstore]
 STREAM = {
@@ -104,9 +104,7 @@ def conf(server: S3Server, tmp_path: Path) -> Path:
     (folder / "streams/pay.yml").write_text(yaml.safe_dump(STREAM))
     for rule in (MUCH, EVER):
         (folder / f"{rule['rule_id']}.yml").write_text(yaml.safe_dump(rule))
-    spark = {**server.settings, "spark.driver.memory": "2g", "spark.master": "local[2]"}
-    spark["spark.driver.defaultJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    (folder / "settings.yml").write_text(yaml.safe_dump({"spark": spark}))
+    (folder / "settings.yml").write_text(yaml.safe_dump({"spark": {**server.settings, **SMALL}}))
     for part in range(2):
         lines = [f"{n},2026-01-31T1{part}:{n % 60:02}:00Z,c{n % 4},3.00" for n in range(part * 60, part * 60 + 60)]
         (folder / f"{part}.csv").write_text("\n".join(["id,at,card,amount", *lines, "x,2026-01-31,c1,much", ""]))

@@ -12,16 +12,14 @@ import yaml
 from dev.bench.producer import append
 from lookback.cli import main
 from lookback.places import ObjectPath, parse_place
-from objectstore import S3Server
+from objectstore import SMALL, S3Server
 
 STREAM = {
     "stream": "pay", "event_id": "id", "event_time": "at", "max_out_of_orderness": "10 seconds",
     "fields": {"id": "int", "at": "timestamp", "card": "string", "amount": "int"},
 }  # fmt: skip
 SPARK = {
-    "spark.driver.memory": "2g",
-    "spark.master": "local[2]",
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    **SMALL,
     # Spark removes what is older than these batches: it does so in the early batches too.
     "spark.sql.streaming.minBatchesToRetain": "5",
 }

@@ -34,6 +34,12 @@ S3 = Artifacts(
 MOTO = Path(os.environ.get("LOOKBACK_MOTO") or Path(sys.prefix, "objectstore/bin/python"))
 INSTALL = "run `make test-objectstore`, which installs moto and fetches hadoop-aws"
 _START_SECONDS = 60
+# Spark's settings for a command that works on a few rows in a bucket.
+SMALL = {
+    "spark.driver.memory": "2g",
+    "spark.master": "local[2]",
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 class S3Server:

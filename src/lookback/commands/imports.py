@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lookback.importing.mapping import NameMap
     from lookback.importing.rulefiles import RuleFile
 
-    _Read = Callable[[list[RuleFile], NameMap], list[Detection | Unread]]
+    _Read = Callable[[list[RuleFile], NameMap, Stream | None], list[Detection | Unread]]
 
 _NEEDS_PYSIGMA = (
     "lookback import sigma needs pySigma 2, which needs Python 3.11 or newer: pip install 'lookback-rules[sigma]'"
@@ -35,24 +35,10 @@ def add_commands(commands: Commands) -> None:
     option(sigma, "--pipeline", "YAML file: a processing pipeline of pySigma, for names of fields", "FILE")
     elastic = group.add("elastic", _import_elastic, "write Elastic's detection rules as rules of a stream")
     _add_options(elastic)
-    option(
-        elastic,
-        "--as",
-        "event: judge at each event; schedule: count in windows, as often as the rule runs",
-        choices=("event", "schedule"),
-        default="event",
-        dest="moment",
-    )
+    _add_moment(elastic, "event: judge at each event; schedule: count in windows, as often as the rule runs")
     panther = group.add("panther", _import_panther, "write Panther's correlations as rules of a stream of its signals")
     _add_options(panther)
-    option(
-        panther,
-        "--as",
-        "event: judge at each signal; schedule: in windows, as often as Panther does",
-        choices=("event", "schedule"),
-        default="event",
-        dest="moment",
-    )
+    _add_moment(panther, "event: judge at each signal; schedule: in windows, as often as Panther does")
     option(panther, "--skeletons", "folder to write a rule without a condition to for each detection in Python", "DIR")
     _add_options(group.add("flink", _import_flink, "write rules of Flink's fraud detection demo as rules of a stream"))
     _add_options(group.add("aws", _import_aws, "write rules of AWS's dynamic rules engine as rules of a stream"))
@@ -70,6 +56,10 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     flag(command, "--strict", "end with 1 also if a rule is only approximated")
 
 
+def _add_moment(command: argparse.ArgumentParser, text: str) -> None:
+    option(command, "--as", text, choices=("event", "schedule"), default="event", dest="moment")
+
+
 def _import_sigma(options: CommandOptions) -> int:
     try:
         # What pySigma has from version 2 on.
@@ -82,38 +72,38 @@ def _import_sigma(options: CommandOptions) -> int:
     from lookback.importing.rulefiles import YAML_SUFFIXES
 
     pipeline = load_pipeline(options.pipeline)
-    return _import(options, lambda files, names: read_rules(files, names, pipeline), YAML_SUFFIXES)
+    return _import(options, lambda files, names, _: read_rules(files, names, pipeline), YAML_SUFFIXES)
 
 
 def _import_panther(options: CommandOptions) -> int:
     from lookback.importing.panther import read_rules
     from lookback.importing.rulefiles import YAML_SUFFIXES
 
-    def read(files: list[RuleFile], names: NameMap) -> list[Detection | Unread]:
-        return read_rules(files, as_schedule=options.moment == "schedule")
+    def read(files: list[RuleFile], *_: object) -> list[Detection | Unread]:
+        return read_rules(files, is_scheduled=options.moment == "schedule")
 
     return _import(options, read, YAML_SUFFIXES, skeletons=options.skeletons)
 
 
 def _import_flink(options: CommandOptions) -> int:
-    from lookback.importing.flink import SUFFIXES, read_rules
+    from lookback.importing.flink import read_rules
+    from lookback.importing.jsonrules import SUFFIXES
 
-    return _import(options, lambda files, _: read_rules(files), SUFFIXES)
+    return _import(options, lambda files, *_: read_rules(files), SUFFIXES)
 
 
 def _import_aws(options: CommandOptions) -> int:
-    from lookback.importing.aws import SUFFIXES, read_rules
+    from lookback.importing.aws import read_rules
+    from lookback.importing.jsonrules import SUFFIXES
 
-    return _import(options, lambda files, _: read_rules(files), SUFFIXES)
+    return _import(options, lambda files, *_: read_rules(files), SUFFIXES)
 
 
 def _import_elastic(options: CommandOptions) -> int:
     from lookback.importing.elastic import ARRAYS, NDJSON, TOML, read_rules
 
-    stream = None if options.draft_stream is not None else options.open_workspace().stream
-    known = () if stream is None else stream.fields
-
-    def read(files: list[RuleFile], names: NameMap) -> list[Detection | Unread]:
+    def read(files: list[RuleFile], names: NameMap, stream: Stream | None) -> list[Detection | Unread]:
+        known = () if stream is None else stream.fields
         return read_rules(files, is_scheduled=options.moment == "schedule", known=[*names.fields, *known])
 
     return _import(options, read, (TOML, NDJSON), arrays=ARRAYS)
@@ -131,7 +121,7 @@ def _import(
 
     Args:
         options: Of the command.
-        read: Reads files.
+        read: Reads files by a map, for a stream if it is declared already.
         suffixes: Of the files in folders.
         arrays: Fields that a drafted stream has as arrays.
         skeletons: The folder for rules without a condition.
@@ -145,7 +135,7 @@ def _import(
     _require_new(draft)
     _require_report(options.report)
     stream = None if draft is not None else place.stream
-    found = read(find_files(options.files, suffixes), names)
+    found = read(find_files(options.files, suffixes), names, stream)
     if draft is not None:
         from lookback.importing.drafting import draft_stream, read_draft
 

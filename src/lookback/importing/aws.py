@@ -13,7 +13,7 @@ from typing import Any
 from lookback.core.errors import SetupError
 from lookback.importing.conditions import Text
 from lookback.importing.detections import Detection, Gauge, Gauged, Key, Origin, Unread
-from lookback.importing.jsonrules import SUFFIXES, read_json_rules
+from lookback.importing.jsonrules import read_json_rules
 from lookback.importing.reasons import Reason, Refusal
 from lookback.importing.rulefiles import RuleFile
 
@@ -201,6 +201,3 @@ class ExpressionReader:
 
     def _refuse(self, why: str) -> Refusal:
         return Refusal("unsupported", f"its expression at {' '.join(self._tokens[self._at :][:5])!r:.80}: {why}")
-
-
-__all__ = ["FORMAT", "SUFFIXES", "read_rules"]

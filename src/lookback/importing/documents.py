@@ -1,4 +1,4 @@
-"""Reads the YAML documents of a file of another system, which may be long, hostile or no YAML at all."""
+"""Reads the files of other systems, and the YAML documents in them. They may be long, hostile or not YAML at all."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ MAX_FILE_BYTES = 2_000_000
 _MAX_NODES = 100_000
 
 
-def read_documents(path: str | Path) -> list[Any]:
-    """Reads all documents of a file. Raises SetupError if it cannot be read, is not YAML, or has a key twice."""
-    file = Path(path)
+def read_text(file: Path) -> str:
+    """Reads the text of a file. Raises SetupError if it is too large or cannot be read."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise SetupError(f"{file} is larger than {MAX_FILE_BYTES:,} bytes")
-        text = file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
-    documents = parse_documents(text, str(file), _MAX_NODES)
+
+
+def read_documents(path: str | Path) -> list[Any]:
+    """Reads all documents of a file. Raises SetupError if it cannot be read, is not YAML, or has a key twice."""
+    file = Path(path)
+    documents = parse_documents(read_text(file), str(file), _MAX_NODES)
     for node, _ in documents:
         _require_single_keys(node, file, set())
     return [document for _, document in documents]

@@ -12,9 +12,9 @@ from lookback.importing.conditions import And, Present
 from lookback.importing.detections import Chain, Correlation, Counted, Shape, Single, Step, list_key_fields, name_member
 from lookback.importing.expressions import write_condition
 from lookback.importing.fields import FieldNames
+from lookback.importing.literals import write_span, write_window
 from lookback.importing.reasons import Reason
 
-_MICROSECONDS = 1_000_000
 # The key of an event that lacks a field of the others, and the measures of a threshold.
 _ALONE, _COUNT, _DISTINCT = "alone_", "events_", "values_"
 
@@ -28,7 +28,7 @@ def write_single(shape: Single, stream: Stream, fields: FieldNames) -> dict[str,
     if not suppression.joins_missing:
         lacks = " or ".join(f"{fields.write(name)} is null" for name in suppression.fields)
         keys.append({_ALONE: f"if({lacks}, {name_as_sql(stream.event_id)}, null)"})
-    return {"group_by": keys, **body, "suppress": _write_span(suppression.seconds)}
+    return {"group_by": keys, **body, "suppress": write_span(suppression.seconds)}
 
 
 def write_counted(shape: Counted, fields: FieldNames) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def write_counted(shape: Counted, fields: FieldNames) -> dict[str, Any]:
         name, number = shape.distinct
         measures[_DISTINCT] = f"count(distinct {_write_value(name, fields)})"
         wanted.append(f"{_DISTINCT} >= {number}")
-    span, there = _write_span(shape.seconds), (Present(name) for name in shape.keys)
+    there = (Present(name) for name in shape.keys)
     return {
         "group_by": write_keys(shape.keys, fields),
         "where": write_condition(And((shape.condition, *there)), fields),
-        "window": {"sliding": span, "slide": _write_span(shape.slide)} if shape.slide else span,
+        "window": write_window(shape.seconds, shape.slide),
         "measures": measures,
         "when": " and ".join(wanted),
         **({} if shape.slide else {"reset_on_alert": True}),
@@ -96,7 +96,3 @@ def list_shown(shape: Correlation | Counted | Chain) -> list[str]:
     if isinstance(shape, Chain):
         return [*shape.steps[-1].fields]
     return [*shape.keys] if isinstance(shape, Counted) else [key.name for key in shape.keys]
-
-
-def _write_span(seconds: int) -> str:
-    return format_duration(seconds * _MICROSECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 from lookback.core.errors import SetupError
 from lookback.importing.conditions import And
 from lookback.importing.detections import Detection, Key, Measured, Origin, Unread
-from lookback.importing.jsonrules import SUFFIXES, read_json_rules
+from lookback.importing.jsonrules import read_json_rules
 from lookback.importing.reasons import Reason, Refusal
 from lookback.importing.rulefiles import RuleFile
 
@@ -155,6 +155,3 @@ def _read_number(rule: Mapping[str, Any], name: str) -> Decimal:
     if not number.is_finite() or abs(number) >= 10**18:
         raise Refusal("engine", f"{name} is {value!r:.60}")
     return number
-
-
-__all__ = ["FORMAT", "SUFFIXES", "read_rules"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lookback.core.errors import SetupError
-from lookback.importing.documents import MAX_FILE_BYTES
+from lookback.importing.documents import read_text
 from lookback.importing.rulefiles import RuleFile
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".txt", ".csv")
@@ -17,12 +17,7 @@ _LISTS = ("Records", "rules")
 
 def read_json_rules(file: RuleFile) -> list[Any]:
     """Returns the rules of a file: objects, or lines that are not JSON as texts. Raises SetupError."""
-    try:
-        if file.path.stat().st_size > MAX_FILE_BYTES:
-            raise SetupError(f"{file.path} is larger than {MAX_FILE_BYTES:,} bytes")
-        text = file.path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise SetupError(f"{file.path} cannot be read: {error}") from error
+    text = read_text(file.path)
     try:
         return list(_unwrap(json.loads(text)))
     except RecursionError as error:

@@ -1,7 +1,10 @@
-"""Writes texts of other systems as literals of SQL."""
+"""Writes texts of other systems as literals of SQL, and their spans as durations."""
 
 from __future__ import annotations
 
+from lookback.core.values.durations import format_duration
+
+_MICROSECONDS = 1_000_000
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -11,3 +14,14 @@ def write_text(text: str) -> str:
         return f"r'{text}'"
     written = (_ESCAPES.get(each) or (each if each.isprintable() else f"\\u{ord(each):04x}") for each in text)
     return f"'{''.join(written)}'"
+
+
+def write_span(seconds: int) -> str:
+    """Writes a number of seconds as a duration."""
+    return format_duration(seconds * _MICROSECONDS)
+
+
+def write_window(seconds: int, slide: int) -> str | dict[str, str]:
+    """Writes a window that ends at each event, or a sliding one. slide: in seconds; 0 for none."""
+    span = write_span(seconds)
+    return {"sliding": span, "slide": write_span(slide)} if slide else span

@@ -22,10 +22,10 @@ _QUERIES = ("scheduled_query", "saved_query", "scheduled_rule")
 _TEST_TIME = 1_767_225_600_000_000
 
 
-def read_rules(files: Iterable[RuleFile], *, as_schedule: bool = False) -> list[Detection | Unread]:
+def read_rules(files: Iterable[RuleFile], *, is_scheduled: bool = False) -> list[Detection | Unread]:
     """Reads the detections of files, in order. A rule or a file that is wrong costs only itself.
 
-    as_schedule: Whether correlations are judged at intervals, as in Panther, and not at each signal.
+    is_scheduled: Whether correlations are judged at intervals, as in Panther, and not at each signal.
     """
     found: list[Detection | Unread] = []
     for file in files:
@@ -36,22 +36,22 @@ def read_rules(files: Iterable[RuleFile], *, as_schedule: bool = False) -> list[
             continue
         for at, document in enumerate(documents):
             if isinstance(document, dict) and document.get("AnalysisType", _OTHERS[0]) not in _OTHERS:
-                found.append(_read_one(document, file, at + 1, as_schedule))
+                found.append(_read_one(document, file, at + 1, is_scheduled))
     return found
 
 
-def _read_one(document: dict[str, Any], file: RuleFile, place: int, as_schedule: bool) -> Detection | Unread:
+def _read_one(document: dict[str, Any], file: RuleFile, place: int, is_scheduled: bool) -> Detection | Unread:
     origin = _describe_origin(document, file, place)
     try:
-        return _read_detection(document, origin, as_schedule)
+        return _read_detection(document, origin, is_scheduled)
     except Refusal as refusal:
         return Unread(origin, (refusal.reason,))
 
 
-def _read_detection(document: dict[str, Any], origin: Origin, as_schedule: bool) -> Detection:
+def _read_detection(document: dict[str, Any], origin: Origin, is_scheduled: bool) -> Detection:
     kind = document["AnalysisType"]
     if kind == "correlation_rule":
-        correlation = read_correlation(document.get("Detection"), as_schedule=as_schedule)
+        correlation = read_correlation(document.get("Detection"), is_scheduled=is_scheduled)
         examples = read_tests(document.get("Tests"), correlation)
         return Detection(origin, correlation.shape, correlation.losses, examples)
     if kind in _QUERIES:

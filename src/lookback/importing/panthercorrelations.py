@@ -50,7 +50,7 @@ class CorrelationRule:
     losses: tuple[Reason, ...]
 
 
-def read_correlation(detection: Any, *, as_schedule: bool) -> CorrelationRule:
+def read_correlation(detection: Any, *, is_scheduled: bool) -> CorrelationRule:
     """Reads the key `Detection` of a correlation rule. Raises Refusal."""
     if not isinstance(detection, list) or len(detection) != 1 or not isinstance(detection[0], dict):
         raise Refusal("unsupported", "Detection is not a list of one Sequence or Group")
@@ -66,7 +66,7 @@ def read_correlation(detection: Any, *, as_schedule: bool) -> CorrelationRule:
         raise Refusal("unsupported", "two entries have the same ID")
     if not is_group:
         return CorrelationRule(_read_sequence(body, members, minutes), named, (_note_schedule(rate),))
-    shape = _read_group(members, _read_criteria(body.get("MatchCriteria"), members), minutes, as_schedule, rate)
+    shape = _read_group(members, _read_criteria(body.get("MatchCriteria"), members), minutes, is_scheduled, rate)
     loss = Reason("phase", f"Panther asks every {rate} minutes") if shape.slide else _note_schedule(rate)
     return CorrelationRule(shape, named, (loss,))
 
@@ -118,7 +118,7 @@ def _name_key(name: str, fields: tuple[str, ...]) -> Key:
 
 
 def _read_group(
-    members: Sequence[Member], keys: tuple[Key, ...], minutes: int, as_schedule: bool, rate: Any
+    members: Sequence[Member], keys: tuple[Key, ...], minutes: int, is_scheduled: bool, rate: Any
 ) -> Together:
     """Reads signals in any order. A signal that must not come may come before or after the rest: only a window knows."""
     wanted = [
@@ -126,7 +126,7 @@ def _read_group(
         for at, member in enumerate(members)
     ]
     slide = 0
-    if as_schedule or any(member.is_absent for member in members):
+    if is_scheduled or any(member.is_absent for member in members):
         slide = _read_count(rate, "Schedule.RateMinutes") * _MINUTE
     return Together(tuple(member.condition for member in members), keys, minutes * _MINUTE, " and ".join(wanted), slide)
 

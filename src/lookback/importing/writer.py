@@ -11,7 +11,6 @@ from lookback.core.errors import RuleError
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.descriptions import MAX_ENTRIES, MAX_TAG_CHARACTERS, MAX_URL_CHARACTERS
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.durations import format_duration
 from lookback.core.values.texts import collapse_spaces, cut_end
 from lookback.importing.conditions import And, Condition, Not, Or, Present
 from lookback.importing.detections import (
@@ -40,10 +39,10 @@ from lookback.importing.elasticwriter import (
 )
 from lookback.importing.expressions import write_condition
 from lookback.importing.fields import FieldNames
+from lookback.importing.literals import write_span, write_window
 from lookback.importing.mapping import NameMap
 from lookback.importing.reasons import Reason, Refusal
 
-_MICROSECONDS = 1_000_000
 _MAX_DESCRIPTION_CHARACTERS = 2_000
 # Fields in a message.
 _MAX_SHOWN = 4
@@ -146,7 +145,7 @@ class Writer:
         return {
             "group_by": keys,
             "where": self._write_where(shape.members, shape.keys),
-            "window": _write_span(shape.seconds),
+            "window": write_span(shape.seconds),
             "measures": {name: measure},
             "when": f"{name} {shape.operator} {shape.number}",
             **({"reset_on_alert": True} if shape.resets else {}),
@@ -157,15 +156,15 @@ class Writer:
         calls = {"last": f"last({number})", "count": "count(*)", "count(distinct)": f"count(distinct {number})"}
         measures: dict[str, Any] = {}
         for gauge in shape.gauges:
-            window: Any = _write_span(gauge.seconds)
+            window: Any = write_span(gauge.seconds)
             if gauge.delay:
-                window = {"lookback": window, "delay": _write_span(gauge.delay)}
+                window = {"lookback": window, "delay": write_span(gauge.delay)}
             sql = f"{calls[gauge.aggregate]} filter (where {write_condition(shape.members[gauge.member], self.fields)})"
             measures[gauge.name] = {"measure": sql, "window": window}
         return {
             "group_by": self._write_keys(shape.members, shape.keys),
             "where": self._write_where(shape.members, shape.keys),
-            "window": _write_span(max(gauge.seconds for gauge in shape.gauges)),
+            "window": write_span(max(gauge.seconds for gauge in shape.gauges)),
             "measures": measures,
             "when": shape.wanted,
         }
@@ -184,11 +183,10 @@ class Writer:
     def _write_together(self, shape: Together) -> dict[str, Any]:
         filters = [write_condition(member, self.fields) for member in shape.members]
         measures = {name_member(at): f"count(*) filter (where {sql})" for at, sql in enumerate(filters)}
-        span = _write_span(shape.seconds)
         return {
             "group_by": self._write_keys(shape.members, shape.keys),
             "where": self._write_where(shape.members, shape.keys),
-            "window": {"sliding": span, "slide": _write_span(shape.slide)} if shape.slide else span,
+            "window": write_window(shape.seconds, shape.slide),
             "measures": measures,
             "when": shape.wanted,
         }
@@ -242,16 +240,12 @@ class Writer:
             if at < len(shape.counts) and shape.counts[at] > 1:
                 step["at_least"] = shape.counts[at]
             steps.append({**step, "key": own[at]} if own[at] != own[0] else step)
-        span = _write_span(shape.seconds)
+        span = write_span(shape.seconds)
         return {"group_by": own[0], "sequence": {"within": span, "steps": steps}}
 
 
 def _leave_out_empty(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value not in ("", [], {}, None)}
-
-
-def _write_span(seconds: int) -> str:
-    return format_duration(seconds * _MICROSECONDS)
 
 
 def _add_fields(title: str, fields: Sequence[str]) -> str:
