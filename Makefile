@@ -50,7 +50,7 @@ test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in Jupyter
 	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser$(if $(AGAIN), --last-failed)
 
 test-objectstore: setup $(OBJECTSTORE) ## tables and checkpoints on an S3 server of this machine, some minutes
-	@$(BIN)/python -m pytest -m objectstore tests/spark
+	@$(BIN)/python -m pytest -m objectstore -o faulthandler_timeout=1800 tests/spark
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing

@@ -62,7 +62,7 @@ def test_c13_3_neither_many_rules_nor_a_long_log_of_events_ask_for_more_requests
     server: S3Server, tmp_path: Path
 ) -> None:
     least = find_steady(server, tmp_path / "least", rules=1, history=20)
-    of_rules = find_steady(server, tmp_path / "rules", rules=200, history=20)
-    of_commits = find_steady(server, tmp_path / "commits", rules=1, history=500)
+    of_rules = find_steady(server, tmp_path / "rules", rules=50, history=20)
+    of_commits = find_steady(server, tmp_path / "commits", rules=1, history=150)
     for each in (of_rules, of_commits):
         assert total(each) <= 1.05 * total(least) + 1, f"{least}\n{each}"
