@@ -248,10 +248,78 @@ def test_a_key_timeline_shows_which_events_an_event_rule_takes():
     for text in ("large: customer c", "the rule's conditions hold", "they do not", "raised the alert"):
         assert text in texts(figure)
     (axes,) = figure.axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    frame = explained.timeline
+    amounts = {fits: list(frame.loc[frame["fits"] == fits, "value"]) for fits in (True, False)}
+    assert min(amounts[True]) > 50 >= max(amounts[False]) > 0
+    own = list(frame.loc[frame["is_alert"], "value"])
+    assert drawn == {
+        "the rule's conditions hold": amounts[True],
+        "they do not": amounts[False],
+        "raised the alert": own,
+        "limit 50": [50, 50],
+    }
+    assert len(own) == 1
+
+
+def test_an_event_rule_that_compares_no_number_shows_its_events_in_two_rows():
+    explained = explanation({"rule_id": "own", "stream": "tx", "group_by": ["customer"], "when": "customer = 'c1'"})
+    (axes,) = plot_key_timeline(explained).axes
     # By row, the points of the events, and the diamond of the alert.
-    drawn = [len(line.get_xdata()) for line in axes.lines]
     fits = explained.timeline["fits"]
-    assert drawn == [fits.sum(), (~fits).sum(), 1]
+    assert [len(line.get_xdata()) for line in axes.lines] == [fits.sum(), (~fits).sum(), 1]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["the rule's conditions hold", "they do not"]
+
+
+BEFORE = {"measure": "count(*)", "window": {"lookback": "2 days", "delay": "6 hours"}}
+PICTURED = {
+    "distinct": {"measures": {"who": "count(distinct customer)"}, "when": "who >= 1 and amount > 40"},
+    "several": {"measures": {"mean": "avg(amount)", "n": "count(*)"}, "when": "n >= 4"},
+    "other window": {"measures": {"mean": "avg(amount)", "n": "count(*)", "before": BEFORE}, "when": "n > before / 4"},
+    "delayed": {"measures": {"n": "count(*)", "before": BEFORE}, "when": "before >= 4"},
+    "filtered": {"measures": {"n": "count(*) filter (where amount < 40)"}, "when": "n >= 3 and amount > 60"},
+    "time": {"measures": {"newest": "max(at)", "n": "count(*)"}, "when": "n >= 3"},
+    "tumbling": {"window": {"tumbling": "12 hours"}, "measures": {"who": "count(distinct customer)"}, "when": "who >= 1"},
+    "early": {"window": {"tumbling": "12 hours"}, "early": True, "when": "total >= 60"},
+    "session": {"window": {"session": "3 hours"}, "measures": {"mean": "avg(amount)", "n": "count(*)"}, "when": "n >= 1"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_a_picture_shows_the_events_the_limit_and_what_raised_the_alert_whatever_is_measured(name: str):
+    explained = explanation({**RULE, **PICTURED[name]})
+    figure = plot_key_timeline(explained)
+    upper, lower = figure.axes
+    above, below = ({line.get_label(): line for line in axes.lines} for axes in (upper, lower))
+    main = next(measure for measure in explained.measures if measure.name == explained.main)
+    assert explained.consistent
+    assert len(above["counted"].get_xdata()) == len(main.events) > 0
+    assert not np.isnan(above["counted"].get_ydata()).any()
+    assert any(label.startswith("limit ") for label in below), list(below)
+    by_event = name not in ("tumbling", "session")
+    diamond = (above if by_event else below)["raised the alert"]
+    (time,), (value,) = diamond.get_data()
+    assert not math.isnan(value)
+    if name != "early":
+        drawn = time if isinstance(time, float) else mpl.dates.date2num(time)
+        assert drawn == pytest.approx(mpl.dates.date2num(explained.alert["event_time"]), abs=1e-6)
+
+
+def test_a_limit_that_depends_on_another_measure_has_its_value_for_the_alert():
+    explained = explanation({**RULE, **PICTURED["other window"]})
+    before = next(measure for measure in explained.measures if measure.name == "before")
+    assert explained.measure_limits == (("before / 4", int(before.recorded) / 4),)
+
+
+def test_the_counted_events_are_drawn_though_a_key_has_more_events_since(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lookback.core.explaining.evidence.MAX_EVENTS", 6)
+    monkeypatch.setattr("lookback.core.explaining.explanation.MAX_EVENTS", 6)
+    delayed = {"measure": "count(*)", "window": {"lookback": "1 day", "delay": "2 days"}}
+    explained = explanation({**RULE, "measures": {"before": delayed}, "when": "before >= 3"})
+    timeline = explained.timeline
+    assert len(timeline) == 6
+    assert timeline["in_window"].sum() == min(5, len(explained.measures[0].events))
+    assert timeline["is_alert"].sum() == 1
 
 
 def test_near_misses_of_a_sequence_are_hollow_in_the_row_of_the_step_that_they_fit():
@@ -326,6 +394,34 @@ def test_events_over_time_says_how_many_and_from_when_to_when():
     assert png(figure)
     assert "2 events, 2024-03-04 00:00:00 UTC to 2024-03-04 05:00:00 UTC" in texts(figure)
     assert "0 events" in texts(pictures.plot_events_over_time([]))
+
+
+@pytest.mark.parametrize(
+    ("days", "step"), [(0.4, 1 / 24), (1.5, 1 / 24), (12.5, 6 / 24), (45, 1), (200, 7), (1_500, 28)]
+)
+def test_bars_are_whole_hours_or_days_from_midnight_so_that_equal_days_are_equally_high(days: float, step: float):
+    first = START + dt.timedelta(hours=7, minutes=13)
+    figure = pictures.plot_events_over_time([first, first + dt.timedelta(days=days)])
+    bars = [bar for bar in figure.axes[0].patches if bar.get_width()]
+    edges = np.array([bar.get_x() for bar in bars])
+    midnight = mpl.dates.date2num(START)  # a Monday
+    assert len(bars) <= 60
+    assert np.diff(edges) == pytest.approx(step)
+    from_edge = (edges - midnight) / min(step, 7)
+    assert from_edge == pytest.approx(np.round(from_edge), abs=1e-6)
+    assert sum(bar.get_height() for bar in bars) == 2
+
+
+def test_events_at_each_midnight_are_equally_many_in_each_bar():
+    figure = pictures.plot_events_over_time([START + dt.timedelta(days=at) for at in range(7 * 12)])
+    assert {bar.get_height() for bar in figure.axes[0].patches} == {7}
+    figure = pictures.plot_events_over_time([START + dt.timedelta(days=at) for at in range(40)])
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [1] * 40
+
+
+def test_the_bars_of_a_few_minutes_are_minutes():
+    figure = pictures.plot_events_over_time([START + dt.timedelta(seconds=at) for at in range(600)])
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [60] * 10
 
 
 REVIEWS = pd.DataFrame(

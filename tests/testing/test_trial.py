@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -93,29 +94,46 @@ def test_a_sequence_has_no_values():
     assert (done.name, len(done.values)) == ("", 0)
 
 
-@pytest.mark.parametrize("minutes", [1, 7, 60])
-def test_of_many_events_some_are_shown_spread_over_the_time_and_all_that_were_flagged(
+@pytest.mark.parametrize("minutes", [1, 7, 60, 0])
+def test_of_many_events_a_random_sample_of_all_of_the_time_is_shown_and_all_that_were_flagged(
     minutes: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(trial, "_MAX_VALUES", 100)
-    amounts = [1 + 99 * (at % 250 == 3) for at in range(1_000)]
-    document = {**RULE, "window": "1 second", "measures": {"total": "sum(amount)"}, "when": "total >= 100"}
-    values = run_trial(document, events(amounts, minutes), STREAM).values
+    amounts = [1 + 999 * (at % 250 == 3) for at in range(1_000)]
+    document = {**RULE, "window": "1 second", "measures": {"largest": "max(amount)"}, "when": "amount >= 1000"}
+    rows = events(amounts, minutes)
+    values = run_trial(document, rows, STREAM).values
     assert values["flagged"].sum() == 4
     others = values[~values["flagged"]]
-    assert 50 <= len(others) <= 100
-    span = (others["event_time"].max() - others["event_time"].min()) / dt.timedelta(minutes=minutes)
-    assert span > 900
+    assert 70 <= len(others) <= 100
+    assert run_trial(document, rows, STREAM).values.equals(values)
+    if minutes:
+        at = ((others["event_time"] - START) / dt.timedelta(minutes=minutes)).to_numpy()
+        # Each fifth of the time has its share, and the distances between neighbours vary as those of a random sample.
+        assert min(np.histogram(at, bins=5, range=(0, 1_000))[0]) >= 8
+        assert len(set(np.diff(np.sort(at)).round().tolist())) > 10
 
 
-def test_of_many_windows_those_of_the_newest_events_are_shown(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "_MAX_VALUES", 24)
+def test_of_many_windows_a_random_sample_of_all_of_the_time_is_shown_each_with_all_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(trial, "_MAX_VALUES", 100)
+    monkeypatch.setattr(trial, "_MAX_DRAWN_WINDOWS", 400)
     window = {"sliding": "40 minutes", "slide": "20 minutes"}
     document = {**RULE, "measures": {"n": "count(*)"}, "when": "n > 5", "window": window}
-    values = run_trial(document, events([1] * 40), STREAM).values
-    # Each event is in two windows, so twelve events, of minutes 280 to 390; [260, 300) would lack two of its four.
-    assert sorted((values["event_time"] - START) // dt.timedelta(minutes=1)) == [320, 340, 360, 380]
+    values = run_trial(document, events([1] * 2_000), STREAM).values
+    at = ((values["event_time"] - START) / dt.timedelta(minutes=10)).to_numpy()
+    assert 60 <= len(values) <= 100
+    assert min(np.histogram(at, bins=5, range=(0, 2_000))[0]) >= 5
     assert set(values["value"]) == {4}
+
+
+def test_a_sample_takes_no_field_of_the_stream_for_its_own():
+    fields = {**STREAM.to_dict()["fields"], "lookback_sample": "bigint"}
+    stream = Stream.from_dict({**STREAM.to_dict(), "fields": fields})
+    rows = events(AMOUNTS).append_column("lookback_sample", pa.array([7] * len(AMOUNTS)))
+    document = {**RULE, "window": "10 minutes", "measures": {"total": "sum(lookback_sample)"}, "when": "total >= 100"}
+    assert list(run_trial(document, rows, stream).values["value"]) == [7, 14, 14, 14]
 
 
 def test_c11_3_a_trial_takes_lists_as_they_are():

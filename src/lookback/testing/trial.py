@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from lookback.core.explaining.explanation import main_measure, to_number
+from lookback.core.explaining.measures import main_measure, to_number
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.wording import find_field_limits, find_measure_limits
 from lookback.core.values.lists import Lists
+from lookback.core.values.types import BIGINT
 from lookback.core.values.windows import EVENT, LOOKBACK, SEQUENCE, TiledWindow
 from lookback.testing.harness import replay
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # A chart cannot show more values distinctly, and each costs about 0.1 ms.
 _MAX_VALUES = 5_000
+# Windows that are drawn to take the values from.
+_MAX_DRAWN_WINDOWS = 4 * _MAX_VALUES
 _NO_VALUES = pd.DataFrame({"event_time": pd.to_datetime([], utc=True), "value": [], "flagged": []})
 _COLUMNS = ("alert_id", "event_id", "event_time", "measures")
 # Keys left out of the replay for values: they suppress or repeat alerts, or do not matter here.
@@ -35,7 +38,7 @@ class DocumentTrial:
 
     `errors` has the rows that rule_log would have. `final_alerts` has the last row of each alert that was not
     retracted. `values` has rows with event_time, value (NaN for none) and flagged, for each final alert and, for
-    comparison, about 5,000 other events or windows. `name` is the measure or field of the values, and `limits` are the
+    comparison, a random sample of at most 5,000 other events or windows. `name` is the measure or field of the values, and `limits` are the
     numbers that `when` compares it with. Event rules and sequences have neither name nor values.
     """
 
@@ -90,24 +93,30 @@ def _find_final_alerts(alerts: pd.DataFrame) -> pd.DataFrame:
 def _replay_without_condition(
     document: Mapping[str, Any], rule: CompiledRule, events: pa.Table, stream: Stream, lists: Lists
 ) -> list[dict[str, Any]]:
-    """Replays the rule without its condition on evenly spread events, or on the windows of the newest events."""
+    """Replays the rule without its condition on a random sample of the events or windows, the same for each call.
+
+    Each event gets a random number below `step` in a field of its own. Of lookback rules, the events with zero are the
+    sample; of others, the windows whose sum is a multiple of `step`.
+    """
     probe = {name: value for name, value in document.items() if name not in _IGNORED_KEYS}
-    if rule.spec.kind == LOOKBACK:
-        # The step shares no factor with 60, so that whole seconds, minutes and hours are spread evenly too.
-        step = -(-len(events) // _MAX_VALUES)
-        step += next(more for more in range(60) if math.gcd(step + more, 60) == 1)
-        probe["when"] = f"mod(unix_micros(`{stream.event_time}`), {step}) = 0" if step > 1 else "true"
-        return [vars(alert) for alert in replay([probe], events, stream, lists).alerts]
-    probe.pop("when", None)
-    window = rule.spec.window
+    window, chance = rule.spec.window, np.random.default_rng(0)
     windows_per_event = -(-window.size // window.slide) if isinstance(window, TiledWindow) else 1
-    times = pd.to_datetime(events[stream.event_time].to_pandas(), utc=True)
-    max_events = max(1, _MAX_VALUES // windows_per_event)
-    since = times.nlargest(max_events).iloc[-1] if len(times) > max_events else None
-    newest = events if since is None else events.filter(pa.array((times >= since).to_numpy()))
-    alerts = [vars(alert) for alert in replay([probe], newest, stream, lists).alerts if alert.verdict != "retracted"]
-    # Windows that began earlier lack events.
-    return [alert for alert in reversed(alerts) if since is None or alert["window_start"] >= since]
+    # Most windows have several events, so of windows more are drawn, and then cut.
+    max_values = _MAX_VALUES if rule.spec.kind == LOOKBACK else _MAX_DRAWN_WINDOWS
+    step = max(1, -(-len(events) * windows_per_event // max_values))
+    name = "lookback_sample"
+    while name in stream.fields:
+        name += "_"
+    drawn = events.append_column(name, pa.array(chance.integers(0, step, len(events)), pa.int64()))
+    if rule.spec.kind == LOOKBACK:
+        probe["when"] = f"{name} = 0"
+    else:
+        probe["measures"] = {**(probe.get("measures") or {}), f"{name}_sum": f"sum({name})"}
+        probe["when"] = f"mod({name}_sum, {step}) = 0"
+    sampled = replace(stream, fields={**stream.fields, name: BIGINT})
+    alerts = [vars(alert) for alert in replay([probe], drawn, sampled, lists).alerts if alert.verdict != "retracted"]
+    kept = np.sort(chance.permutation(len(alerts))[:_MAX_VALUES])
+    return [alerts[at] for at in kept.tolist()]
 
 
 def _make_rows(alerts: Iterable[Mapping[Any, Any]], *, flagged: bool) -> list[dict[str, Any]]:

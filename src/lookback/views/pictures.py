@@ -63,6 +63,11 @@ _POINT_STYLES: dict[bool, dict[str, Any]] = {
 # Up to this number, points are drawn larger, as they do not hide each other.
 _MAX_LARGE_POINTS, _LARGE_POINTS = 500, {"markersize": 8, "alpha": 0.7}
 _MAX_KEYS = 10
+_MAX_BARS = 60
+# The lengths of bars, in minutes, and the first Monday since the day from which matplotlib counts.
+_DAY = 24 * 60
+_BARS = (1, 5, 15, 30, 60, 2 * 60, 3 * 60, 6 * 60, 12 * 60, _DAY, 7 * _DAY, 28 * _DAY)
+_FIRST_MONDAY = 4 * _DAY
 _MAX_RULES = 6
 
 
@@ -340,12 +345,22 @@ def _format_watermark(microseconds: int | None) -> str:
 
 
 def _find_bin_edges(times: pd.DatetimeIndex) -> list[float]:
-    """Returns the edges of at most 60 bars over the times, or over one day without times."""
+    """Returns the edges of at most 60 bars over the times, in days as matplotlib counts them, or one day without times.
+
+    Bars are whole hours or days, and minutes if the times are within three hours. They begin at midnight or divide the
+    day, and weeks begin on Monday. Otherwise a bar with one midnight more than the others would look like a spike.
+    """
     if not len(times):
         return [0.0, 1.0]
-    low, high = float(DATES.date2num(times.min())), float(DATES.date2num(times.max()))
-    high = high if high > low else low + 1 / 24
-    return list(np.linspace(low, high, min(60, max(10, len(times))) + 1).tolist())
+    low, high = (DATES.date2num(time) * _DAY for time in (times.min(), times.max()))
+    steps = [*_BARS, *range(2 * _BARS[-1], int(high - low), _BARS[-1])]
+    steps = steps if high - low <= 3 * 60 else [step for step in steps if step >= 60]
+    for step in steps:
+        monday = _FIRST_MONDAY if step > _DAY else 0
+        first, end = (low - monday) // step, (high - monday) // step + 1
+        if end - first <= _MAX_BARS:
+            break
+    return [(monday + at * step) / _DAY for at in range(int(first), int(end) + 1)]
 
 
 def _draw_top_keys(axes: Axes, alerts: pd.DataFrame) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lookback.core.explaining.evidence import Explanation, MeasureEvidence
 
 _DIAMOND: dict[str, Any] = {"color": RED, "markersize": 8, "zorder": 4}
+_RAISED = "raised the alert"
 # The background of a value that crosses a line.
 _LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
@@ -45,7 +46,8 @@ def plot_key_timeline(explanation: Explanation) -> Figure:
     For a sequence, the axes show the events by the step that took them, with the time for the steps and the wait for an
     absence shaded. A hollow point is a near miss: an event that fits a step but that no step took.
 
-    For an event rule, the axes show the events of the key by whether the rule's conditions hold.
+    For an event rule, the axes show the events of the key by whether the rule's conditions hold: as values of the field
+    that the rule compares with a number, with that limit, or else in two rows.
     """
     if explanation.kind == SEQUENCE:
         return _plot_sequence(explanation)
@@ -62,8 +64,6 @@ def _plot_lookback(explanation: Explanation) -> Figure:
     for text, value in explanation.event_limits:
         draw_limit(upper, float(value), f"limit {escape_formula(text)} = {value}")
     raised = frame[frame["is_alert"]]
-    if len(raised):
-        upper.plot(raised["event_time"], raised["value"], "D", label="raised the alert", **_DIAMOND)
     running = frame.dropna(subset=["running"])
     lower.step(running["event_time"], running["running"], where="post", color=BLUE, linewidth=1.6, label=main.name)
     lower.plot(running["event_time"], running["running"], ".", color=BLUE, markersize=5)
@@ -76,17 +76,23 @@ def _plot_lookback(explanation: Explanation) -> Figure:
 
 
 def _plot_event(explanation: Explanation) -> Figure:
-    frame = explanation.timeline
-    figure, (axes,) = make_stacked_axes(1, 2.4)
-    axes.grid(visible=False)
-    for at, (fits, colour) in enumerate(((True, BLUE), (False, GREY))):
-        part = frame[frame["fits"] == fits]
-        axes.plot(part["event_time"], [at] * len(part), "o", color=colour, markersize=6)
-    own = frame[frame["is_alert"]]
-    axes.plot(own["event_time"], [0] * len(own), "D", label="raised the alert", **_DIAMOND)
-    axes.set_yticks([0, 1], ["the rule's conditions hold", "they do not"])
-    axes.set_ylim(1.6, -0.6)
-    return _finish(figure, explanation, from_zero=False)
+    frame, field = explanation.timeline, explanation.main
+    figure, (axes,) = make_stacked_axes(1, 3.2 if field else 2.4)
+    rows = frame["value"] if field else (~frame["fits"]).astype(float)
+    for fits, colour, label in ((True, BLUE, "the rule's conditions hold"), (False, GREY, "they do not")):
+        part = frame["fits"] == fits
+        axes.plot(
+            frame["event_time"][part], rows[part], "o", color=colour, markersize=6, label=label if field else None
+        )
+    axes.plot(frame["event_time"][frame["is_alert"]], rows[frame["is_alert"]], "D", label=_RAISED, **_DIAMOND)
+    if field:
+        _draw_limits(axes, explanation)
+        axes.set_ylabel(field)
+    else:
+        axes.grid(visible=False)
+        axes.set_yticks([0, 1], ["the rule's conditions hold", "they do not"])
+        axes.set_ylim(1.6, -0.6)
+    return _finish(figure, explanation, from_zero=bool(field))
 
 
 def _plot_windows(explanation: Explanation) -> Figure:
@@ -111,6 +117,10 @@ def _plot_windows(explanation: Explanation) -> Figure:
         if is_alert and main.shown is not None:
             middle = (starts[-1] + ends[-1]) / 2
             _label_value(lower, middle, float(part["value"].iloc[-1]), main.shown, above=True)
+    if main.shown is not None and not explanation.timeline["is_alert"].any():
+        # No event raised the alert, but the end of its window.
+        own = drawn[drawn["is_alert"]]
+        lower.plot(DATES.date2num(to_utc_index(own["window_end"])), own["value"], "D", label=_RAISED, **_DIAMOND)
     _draw_limits(lower, explanation)
     lower.set_ylabel(f"{main.name} of each {what}")
     return _finish(figure, explanation)
@@ -138,7 +148,7 @@ def _plot_sequence(explanation: Explanation) -> Figure:
     absent = [step for step in explanation.steps if step.absent]
     if len(own):
         rows = [[*names, ""].index(step) for step in own["step"]]
-        label = "began the wait" if absent else "raised the alert"
+        label = "began the wait" if absent else _RAISED
         axes.plot(own["event_time"], rows, "D", label=label, **_DIAMOND)
     if absent:
         axes.axvline(DATES.date2num(alert["event_time"]), color=RED, linestyle="--", linewidth=1.4, label="due")
@@ -171,15 +181,20 @@ def _draw_contributions(axes: Axes, explanation: Explanation, window: str) -> No
     """Draws what each event contributes to the measure, with the window shaded."""
     frame, main = explanation.timeline, _find_main_measure(explanation)
     _shade(axes, main.window_start, main.window_end, SKY, window)
-    outside = f"not in the {window}" if window != "look-back window" else "outside the window"
-    _draw_stems(axes, frame[~frame["in_window"]], GREY, outside)
+    _draw_stems(axes, frame[~frame["in_window"]], GREY, "not counted")
     _draw_stems(axes, frame[frame["in_window"]], BLUE, "counted")
-    axes.set_ylabel(_name_argument(main.text))
+    raised = frame[frame["is_alert"]]
+    if len(raised):
+        axes.plot(raised["event_time"], raised["value"].fillna(0), "D", label=_RAISED, **_DIAMOND)
+    is_ones = bool((frame["value"] == 1).all())
+    axes.set_ylabel("events" if is_ones else _name_argument(main.text))
 
 
 def _draw_limits(axes: Axes, explanation: Explanation) -> None:
     for limit in explanation.limits.get(explanation.main, ()):
         draw_limit(axes, limit, f"limit {limit:,.10g}")
+    for text, value in explanation.measure_limits:
+        draw_limit(axes, value, f"limit {escape_formula(text)} = {value:,.6g}")
 
 
 def _finish(figure: Figure, explanation: Explanation, *, from_zero: bool = True) -> Figure:

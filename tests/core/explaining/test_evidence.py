@@ -740,7 +740,7 @@ def test_the_events_that_an_alert_counted_are_listed_with_what_each_did():
         explained = explain_all([(document, None)], given)[-1][1]
         lines[kind] = [line.split("  ", 2)[2] for line in [*list_counted_events(explained)][1:]]
     assert lines == {
-        "lookback": ["a  total = 1", "b  total = 2", "c  total = 11", "d  total = 15, raised the alert"],
+        "lookback": ["a  n = 1", "b  n = 2", "c  n = 3", "d  n = 4, raised the alert"],
         "sequence": ["a  one", "b  one", "c  more", "d  more, raised the alert"],
         "event": ["d  raised the alert"],
         "tumbling": ["a", "b", "c", "d"],

@@ -250,8 +250,8 @@ class Explanation(KindEvidence):
             the measure `main`), running (that measure as of each event; lookback rules only), in_window (whether it
             counted) and is_alert. For a sequence also step (the name of the step that took it, or empty), fits (the
             first step that it fits by itself if no step took it, or empty) and until (whether it satisfies `until`). For an
-            event rule only event_time, event_id, fits (whether its conditions hold) and is_alert.
-        main: The name of the measure to draw.
+            event rule only event_time, event_id, value, fits (whether its conditions hold) and is_alert.
+        main: The name of the measure to draw; of an event rule the field that it compares with a number, or empty.
         missing: How many counted events have been deleted since.
         kind: The kind of rule.
         notes: Sentences about this row, such as why it was retracted.
@@ -263,6 +263,8 @@ class Explanation(KindEvidence):
             the same events in the same order, and retracted if an absence was retracted.
         event_limits: (text, value) of the limits that the condition compares with the event's own value of `main`'s
             field, such as ("3 * usual", "150.02"), with their values for this event.
+        measure_limits: (text, value) of the limits of `main` that depend on other values, such as ("3 * before", 12.5),
+            with their values for this alert.
     """
 
     alert: Mapping[str, Any]
@@ -272,6 +274,7 @@ class Explanation(KindEvidence):
     missing: int = 0
     kind: str = LOOKBACK
     event_limits: tuple[tuple[str, str], ...] = ()
+    measure_limits: tuple[tuple[str, float], ...] = ()
 
     @property
     def key(self) -> Mapping[str, str | None]:

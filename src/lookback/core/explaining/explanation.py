@@ -6,10 +6,9 @@ one with the alert's measures is taken.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
@@ -17,19 +16,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lookback.core.errors import ExpressionError
-from lookback.core.explaining.evidence import Evidence, Explanation, KindEvidence, MeasureEvidence
+from lookback.core.explaining.evidence import MAX_EVENTS, Evidence, Explanation, KindEvidence, MeasureEvidence
+from lookback.core.explaining.measures import (
+    draws_values,
+    list_event_limits,
+    list_measure_limits,
+    main_measure,
+    to_number,
+)
 from lookback.core.explaining.steps import explain_sequence, find_all_taken, is_absence
 from lookback.core.explaining.tracing import TracedRow, replay
-from lookback.core.expressions.compiling import add_memberships, compile_expression
 from lookback.core.judging.measuring import select_kept
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule
-from lookback.core.rules.wording import describe_measure, describe_rule, find_event_limits, find_measure_limits
+from lookback.core.rules.wording import describe_measure, describe_rule, find_field_limits, find_measure_limits
 from lookback.core.streams.declaration import Stream
-from lookback.core.values.columns import from_text, from_values, to_stored, to_text
+from lookback.core.values.columns import from_text, to_text
 from lookback.core.values.durations import MICROSECONDS
 from lookback.core.values.keys import Int64s
-from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.core.values.times import format_time, parse_time, to_utc
 from lookback.core.values.windows import (
     EVENT,
@@ -96,52 +99,19 @@ def explain_alert(evidence: Evidence, alert: Mapping[str, Any], rule_row: Mappin
     if alert["revision"] and alert["verdict"] != "retracted":
         revised = f"Revised: this is revision {alert['revision']}, from the events up to commit {alert['arrival']}."
         notes = (*notes, revised)
-    limits = tuple(_event_limits(evidence, alert, part.main))
+    limits = tuple(list_event_limits(evidence, alert, part.main))
     notes = (*notes, *(f"For this event the limit {text} was {value}." for text, value in limits))
     return Explanation(
         alert=alert,
         rule=rule_row,
         sentence=describe_rule(rule),
-        limits=find_measure_limits(rule),
+        limits=find_measure_limits(rule) if rule.measures else find_field_limits(rule, evidence.stream),
         **{**vars(part), "notes": notes},
         missing=max([*(m.missing for m in part.measures), *(s.missing for s in part.steps)], default=0),
         kind=rule.spec.kind,
         event_limits=limits,
+        measure_limits=tuple(list_measure_limits(evidence, alert, part.main)),
     )
-
-
-def _event_limits(evidence: Evidence, alert: Mapping[str, Any], main: str) -> Iterator[tuple[str, str]]:
-    """Yields the limits that contain the measure `main` and were compared with the event's value of the same field.
-
-    They are computed from the alert's measures and its event's fields. If the event is gone, there are none.
-    """
-    rule, stream = evidence.rule, evidence.stream
-    limits = [each for each in find_event_limits(rule) if main in each.measures]
-    if not limits:
-        return
-    measure = next(measure for measure in rule.measures if measure.name == main)
-    at = evidence.find_position(str(alert["event_id"]), parse_time(alert["event_time"]), None)
-    if at is None or not measure.argument_fields:
-        return
-    recorded = alert["measures"] or {}
-    columns = {name: column.take(slice(at, at + 1)) for name, column in evidence.events.columns.items()}
-    for each in rule.measures:
-        text = recorded.get(each.name)
-        stored = None if text is None else to_stored(each.type, from_text(each.type, text))
-        columns[each.name] = from_values(each.type, [stored])
-    schema = {name: type_ for name, type_ in stream.fields.items() if name in columns}
-    schema |= {measure.name: measure.type for measure in rule.measures}
-    for limit in limits:
-        if limit.field not in {name.lower() for name in measure.argument_fields}:
-            continue
-        with contextlib.suppress(ExpressionError):
-            expression = compile_expression(limit.text, schema, WIDEST_LIMITS)
-            lists = evidence.lists.read(int(alert["arrival"]), expression.memberships)
-            times = np.array([parse_time(alert["event_time"])], dtype=np.int64)
-            seen = add_memberships(columns, expression.memberships, times, lists)
-            value = expression.evaluate(seen, 1).item(0)
-            if value is not None:
-                yield limit.text, str(measure.format_value(value))
 
 
 def _format_recorded(measure: CompiledMeasure, text: str | None) -> str | None:
@@ -187,10 +157,14 @@ class _Recomputed:
         return cls(evidence, commit, next(equal, rows[0] if rows else None), bounds, end_included)
 
     @property
+    def caused_by(self) -> int | None:
+        """The position of the event that caused the row; None if the watermark did, or there is no row."""
+        return None if self.row is None else self.evidence.position_of(self.row.place)
+
+    @property
     def arrived(self) -> int:
         """The number of the key's events that had arrived when the row was made."""
-        row = self.row
-        position = None if row is None else self.evidence.position_of(row.place)
+        row, position = self.row, self.caused_by
         if position is None or row is None or row.alert.arrival < self.commit:
             return self.evidence.count_arrived(self.commit)
         return position + 1
@@ -226,38 +200,40 @@ class _Recomputed:
             )
         return tuple(results)
 
-    def timeline(self, measure: CompiledMeasure, since: int, own: str | None = None) -> pd.DataFrame:
-        """Returns the key's last events from `since` on that the measure can see; see Explanation.
+    def timeline(self, measure: CompiledMeasure, since: int, own: int | None) -> pd.DataFrame:
+        """Returns the alert's event and the last events of the key from `since` on that the measure can see.
 
-        `own` is the id of the alert's event, if it has one. The measure is then given as of each event; otherwise the
-        events end with the window.
+        `own` is the position of the event that raised the alert; None if no event did. A lookback measure is given as
+        of each event; the events of other windows end with the window. See Explanation.
         """
         evidence, events, feature = self.evidence, self.evidence.events, measure.feature
         seen = select_kept(feature, events) & (events.times >= since) & evidence.is_kept_after(self.commit)
         seen[self.arrived :] = False
-        if own is None:
+        is_lookback = isinstance(measure.window, Lookback)
+        if not is_lookback:
             seen &= events.times <= self.bounds[measure.name][1]
-        listed = evidence.list_events(seen)
-        ids = [events.id_text(at) for at in listed.tolist()]
-        running = {} if own is None else self._run_measure(measure, listed)
-        counts = feature.argument is None or not feature.aggregate.stores_value
+        counted = np.isin(np.arange(len(events)), self.list_counted(measure)) & (events.times >= since)
+        if own is not None:
+            counted[own] = True
+        # Of more events than a picture can show, those that count come first.
+        first, others = evidence.list_events(counted), evidence.list_events(seen & ~counted)
+        listed = np.concatenate([others[max(0, len(others) + len(first) - MAX_EVENTS) :], first])
+        listed = listed[np.argsort(events.times[listed], kind="stable")]
+        running = self._run_measure(measure, listed) if is_lookback else {}
         values = [1.0] * len(listed)
-        if not counts and feature.argument is not None:
+        if feature.argument is not None and draws_values(measure):
             values = [to_number(value) for value in events.value(feature.argument).take(listed).to_list()]
         return pd.DataFrame(
             {
                 "event_time": pd.to_datetime(events.times[listed], unit="us", utc=True),
-                "event_id": ids,
+                "event_id": [events.id_text(at) for at in listed.tolist()],
                 "value": np.array(values, dtype=np.float64),
                 "running": np.array(
-                    [
-                        self.number(measure) if each == own else running.get(at, math.nan)
-                        for each, at in zip(ids, listed.tolist(), strict=True)
-                    ],
+                    [self.number(measure) if at == own else running.get(at, math.nan) for at in listed.tolist()],
                     dtype=np.float64,
                 ),
                 "in_window": np.isin(listed, self.list_counted(measure)),
-                "is_alert": np.array([each == own for each in ids], dtype=bool),
+                "is_alert": np.array([at == own for at in listed.tolist()], dtype=bool),
             }
         )
 
@@ -288,15 +264,19 @@ def _explain_event(evidence: Evidence, alert: Mapping[str, Any], since: int) -> 
     shown = (events.times >= since) & evidence.is_kept_after(commit)
     shown[evidence.count_arrived(commit) if at is None else at + 1 :] = False
     listed = evidence.list_events(shown)
+    main = next(iter(find_field_limits(evidence.rule, evidence.stream)), "")
+    values = events.columns[main].take(listed).to_list() if main else [math.nan] * len(listed)
     timeline = pd.DataFrame(
         {
             "event_time": pd.to_datetime(events.times[listed], unit="us", utc=True),
             "event_id": [events.id_text(each) for each in listed.tolist()],
+            "value": np.array([to_number(value) for value in values], dtype=np.float64),
             "fits": evidence.is_wanted[listed],
             "is_alert": np.array([each == at for each in listed.tolist()], dtype=bool),
         }
     )
-    return KindEvidence(timeline=timeline, reproduced=bool(traced) and list(alert["evidence"]) == [event_id])
+    is_reproduced = bool(traced) and list(alert["evidence"]) == [event_id]
+    return KindEvidence(timeline=timeline, main=main, reproduced=is_reproduced)
 
 
 def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) -> KindEvidence:
@@ -323,7 +303,7 @@ def _explain_lookback(evidence: Evidence, alert: Mapping[str, Any], since: int) 
             "Events that arrived before the rule's previous alert do not count, because an alert empties its windows."
         )
     return KindEvidence(
-        timeline=recomputed.timeline(main, since, event_id),
+        timeline=recomputed.timeline(main, since, at),
         measures=recomputed.measures(alert["measures"] or {}),
         main=main.name,
         notes=tuple(notes),
@@ -414,7 +394,7 @@ def _describe_window(
     windows.append((start, end, recomputed.number(main), True))
     columns = ["window_start", "window_end", "value", "is_alert"]
     return KindEvidence(
-        timeline=recomputed.timeline(main, since),
+        timeline=recomputed.timeline(main, since, recomputed.caused_by),
         measures=recomputed.measures(alert["measures"] or {}),
         main=main.name,
         notes=tuple(notes),
@@ -468,13 +448,6 @@ def _list_ids(evidence: Evidence, positions: Sequence[int]) -> list[str]:
     return [evidence.events.id_text(at) for at in positions]
 
 
-def main_measure(rule: CompiledRule) -> CompiledMeasure:
-    """Returns the measure to draw: measures of values come before counts, then those with a limit, then the first."""
-    limits = {name for name, values in find_measure_limits(rule).items() if values}
-    limits |= {name for limit in find_event_limits(rule) for name in limit.measures}
-    return max(rule.measures, key=lambda measure: (measure.feature.argument is not None, measure.name in limits))
-
-
 def _lookback_of(measure: CompiledMeasure) -> Lookback:
     assert isinstance(measure.window, Lookback)
     return measure.window
@@ -482,8 +455,3 @@ def _lookback_of(measure: CompiledMeasure) -> Lookback:
 
 def _context(length: int, days: float | None) -> int:
     return min(length, _MAX_CONTEXT) if days is None else round(days * MICROSECONDS["day"])
-
-
-def to_number(value: Any) -> float:
-    """Returns a value as a number for a picture; NaN if it is not a number."""
-    return math.nan if value is None or isinstance(value, str) or not hasattr(value, "__float__") else float(value)

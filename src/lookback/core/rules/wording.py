@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sqlglot import exp
@@ -153,7 +154,10 @@ def find_measure_limits(rule: CompiledRule) -> Mapping[str, tuple[float, ...]]:
 
 
 def find_field_limits(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[float, ...]]:
-    """Finds the numbers that `when` compares a field of the event with, such as {"amount": (220.0,)}."""
+    """Finds the numbers that `when` compares a field of the event with, such as {"amount": (220.0,)}.
+
+    The condition of an event rule may be in `where` too.
+    """
     measures = {measure.name.lower() for measure in rule.measures}
     return _find_limits(rule, [name for name in stream.fields if name.lower() not in measures])
 
@@ -161,7 +165,8 @@ def find_field_limits(rule: CompiledRule, stream: Stream) -> Mapping[str, tuple[
 def _find_limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple[float, ...]]:
     names = {name.lower(): name for name in among}
     limits: dict[str, list[float]] = {}
-    for node in parse(rule.spec.when).find_all(*_BOUNDS) if rule.spec.when else ():
+    texts = (rule.spec.when, rule.spec.where if rule.spec.kind == EVENT else None)
+    for node in chain.from_iterable(parse(text).find_all(*_BOUNDS) for text in texts if text):
         for name, number in ((node.this, node.expression), (node.expression, node.this)):
             column, value = unwrap(name), _read_number(number)
             if isinstance(column, exp.Column) and value is not None and column.name.lower() in names:
@@ -170,33 +175,45 @@ def _find_limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple
 
 
 @dataclass(frozen=True)
-class EventLimit:
-    """An expression that `when` compares a field of the judged event with. measures: the names that `text` reads."""
+class RelativeLimit:
+    """An expression over measures that `when` compares a measure, or a field of the judged event, with.
 
-    field: str
+    name: the measure or field, in lower case. measures: the names that `text` reads.
+    """
+
+    name: str
     text: str
     measures: frozenset[str]
 
 
-def find_event_limits(rule: CompiledRule) -> list[EventLimit]:
-    """Finds the limits of a lookback rule that depend on measures, such as `3 * usual` in `amount > 3 * usual`.
+def find_measure_relations(rule: CompiledRule) -> list[RelativeLimit]:
+    """Finds the limits of measures that depend on other values, such as `3 * before` in `n > 3 * before`."""
+    names = {measure.name.lower() for measure in rule.measures}
+    return [each for each in _find_relations(rule) if each.name in names]
 
-    Two forms count: a field on one side of a comparison, or a field divided by a measure beside a number.
+
+def find_event_limits(rule: CompiledRule) -> list[RelativeLimit]:
+    """Finds the limits of a lookback rule's fields that depend on measures, such as `3 * usual` in `amount > 3 * usual`."""
+    names = {measure.name.lower() for measure in rule.measures}
+    relations = _find_relations(rule) if rule.spec.kind == LOOKBACK else ()
+    return [each for each in relations if each.name not in names and each.measures]
+
+
+def _find_relations(rule: CompiledRule) -> Iterator[RelativeLimit]:
+    """Yields the comparisons of a name with an expression that is more than a number.
+
+    Two forms count: a name on one side of a comparison, or a name divided by something beside a number.
     """
-    if rule.spec.kind != LOOKBACK or not rule.spec.when:
-        return []
     measures = {measure.name.lower(): measure.name for measure in rule.measures}
-    limits = []
-    for node in parse(rule.spec.when, WIDEST_LIMITS).find_all(*_BOUNDS):
+    for node in parse(rule.spec.when, WIDEST_LIMITS).find_all(*_BOUNDS) if rule.spec.when else ():
         for side, other in ((node.this, node.expression), (node.expression, node.this)):
             column, limit = unwrap(side), unwrap(other)
             if isinstance(column, exp.Div) and _read_number(limit) is not None:
                 limit, column = exp.Mul(this=limit, expression=column.expression), unwrap(column.this)
-            names = {each.name.lower() for each in limit.find_all(exp.Column)} & set(measures)
-            if isinstance(column, exp.Column) and column.name.lower() not in measures and names:
-                text = limit.sql(LookbackSql, comments=False)
-                limits.append(EventLimit(column.name.lower(), text, frozenset(measures[name] for name in names)))
-    return limits
+            names = {each.name.lower() for each in limit.find_all(exp.Column)}
+            if isinstance(column, exp.Column) and names:
+                read = frozenset(measures[name] for name in names & set(measures))
+                yield RelativeLimit(column.name.lower(), limit.sql(LookbackSql, comments=False), read)
 
 
 def _read_number(node: exp.Expr) -> float | None:
