@@ -16,7 +16,9 @@ _VARIABLE_PREFIX = "LOOKBACK_PARAM_"
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
-def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleNamespace:
+def parameters(
+    names: Mapping[str, object], also: Mapping[str, Value] | None = None, **choices: Sequence[str]
+) -> SimpleNamespace:
     """Returns the notebook's parameters as attributes.
 
     On Databricks each parameter gets a widget, which you or a job can set: a dropdown if its values are known, else a
@@ -25,6 +27,7 @@ def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleN
 
     Args:
         names: The notebook's `globals()`; each text, number and boolean in it is a parameter.
+        also: Further parameters with their defaults, for jobs and CI: they get no widget and are in no cell.
         **choices: Allowed values by parameter. Booleans and `stream` need none.
 
     Raises:
@@ -45,6 +48,10 @@ def parameters(names: Mapping[str, object], **choices: Sequence[str]) -> SimpleN
                 widgets.text(name, text)
             text_value = widgets.get(name)
         values[name] = default if text_value is None else _parse(name, text_value, default)
+    for name, default in (also or {}).items():
+        if name not in values:
+            given = os.environ.get(_VARIABLE_PREFIX + name.upper()) if widgets is None else _find_value(widgets, name)
+            values[name] = default if given is None else _parse(name, given, default)
     return SimpleNamespace(**values)
 
 
@@ -63,6 +70,14 @@ def _find_choices(name: str, default: Value, before: Mapping[str, Value]) -> lis
         return []
     streams = sorted(path.stem for path in (Path(str(before.get("conf", ""))) / "streams").glob("*.y*ml"))
     return streams if default else ["", *streams]
+
+
+def _find_value(widgets: Any, name: str) -> str | None:
+    """Returns the value that a job gave to a parameter without a widget; None if it gave none."""
+    try:
+        return str(widgets.get(name))
+    except Exception:  # noqa: BLE001 - Databricks raises an error of Java
+        return None
 
 
 def _find_widgets() -> Any:

@@ -32,6 +32,8 @@ from lookback.spark.batches.sink import BatchReport
 from lookback.views import pictures
 
 inject = runpy.run_path(str(Path(__file__).parents[2] / "dev/tools/pictures.py"))["inject"]
+# More do not fit on a screen beside the cells.
+MOST_PARAMETERS = 12
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
@@ -184,6 +186,41 @@ def test_a_form_takes_parameters_as_numbers_and_texts(tmp_path: Path):
     form = SimpleNamespace(**{**FORM, "parameters": "least: 2; share: 0.5; span: 3 hours", "window": ":span"})
     document = notebook.rule_form(workspace(tmp_path), form)
     assert document["parameters"] == {"least": 2, "share": 0.5, "span": "3 hours"}
+
+
+def test_what_is_given_replaces_that_part_of_the_written_rule(tmp_path: Path):
+    form = SimpleNamespace(**dict.fromkeys(FORM, ""))
+    written = "rule_id: mine\ngroup_by: [k]\nwindow: 1 hour\nmeasures: {n: count(*)}\nwhen: n > 1\n"
+    document = notebook.rule_form(workspace(tmp_path), form, written)
+    assert document == {
+        "rule_id": "mine", "stream": "tx", "group_by": ["k"], "window": "1 hour", "measures": {"n": "count(*)"}, "when": "n > 1",
+    }  # fmt: skip
+    form.when, form.measures = "m > 2", "m: sum(amount)"
+    changed = notebook.rule_form(workspace(tmp_path), form, written)
+    assert changed == {**document, "when": "m > 2", "measures": {"m": "sum(amount)"}}
+
+
+def test_a_rule_is_a_file_or_one_that_is_published(tmp_path: Path):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "mine.yml").write_text("rule_id: mine\n")
+    rows = [SimpleNamespace(rule_id="other", document={"rule_id": "other"})]
+    place = workspace(tmp_path, SimpleNamespace(rows=lambda: rows))
+    assert notebook.open_rule(place, "mine.yml") == {"rule_id": "mine"}
+    assert notebook.open_rule(place, "other") == {"rule_id": "other"}
+    with pytest.raises(
+        SetupError, match="rule 'none' is neither a file in conf/rules nor a published rule; set rule to"
+    ):
+        notebook.open_rule(place, "none")
+
+
+def test_a_parameter_for_jobs_alone_has_no_widget_and_keeps_its_default_unless_given(databricks: Any):
+    widgets = databricks()
+    assert vars(notebook.parameters({"root": "here"}, also={"desk": True, "when": ""})) == {
+        "root": "here", "desk": True, "when": "",
+    }  # fmt: skip
+    assert widgets.made == ["root"]
+    databricks(desk="false")
+    assert notebook.parameters({"root": "here"}, also={"desk": True}).desk is False
 
 
 def test_a_rule_file_is_found_beside_the_streams(tmp_path: Path):
@@ -532,6 +569,7 @@ def test_a_notebook_is_thin_and_documents_its_parameters(path: Path):
     (tagged,) = [c for c in document["cells"] if "parameters" in c["metadata"].get("tags", [])]
     names = re.findall(r"^(\w+) = ", "".join(tagged["source"]), re.MULTILINE)
     text = "".join("".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "markdown")
+    assert 0 < len(names) <= MOST_PARAMETERS
     for name in names:
         assert f"| `{name}` |" in text
     # A text or number that another cell keeps in a name of its own would be a parameter when the notebook is run again.
@@ -539,6 +577,12 @@ def test_a_notebook_is_thin_and_documents_its_parameters(path: Path):
     assigned = [each for each in body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
     assert [ast.unparse(each.targets[0]) for each in assigned] == names
     assert len({cell["id"] for cell in document["cells"]}) == len(document["cells"])
+
+
+def list_declared(document: Any) -> list[str]:
+    """The names in the cell of parameters."""
+    (tagged,) = [cell for cell in document.cells if "parameters" in cell.metadata.get("tags", [])]
+    return re.findall(r"^(\w+) = ", tagged.source, re.MULTILINE)
 
 
 def parameters_of(document: Any) -> dict[str, Any]:
@@ -577,7 +621,8 @@ def test_every_parameter_reaches_the_notebook(path: Path, way: str, databricks: 
     assert given == expected
     assert {name: type(value) for name, value in given.items()} == {name: type(each) for name, each in defaults.items()}
     if way == "widgets":
-        assert widgets.made == list(expected)
+        # Those for jobs alone have no widget.
+        assert widgets.made == list_declared(document)
 
 
 def test_what_is_injected_stands_after_the_tagged_cell_and_alone_there():

@@ -11,8 +11,8 @@ from typing import Any
 _NAMES = {
     "lookback.notebook.alerts": "explain_alert explain_event import_labels measure_rules open_desk review_alert show_alerts "
     "show_explanation show_overlap show_precision show_queue show_reports snooze_alerts",
-    "lookback.notebook.rules": "backtest_rule check_gate check_rule edit_list list_rules open_author_desk publish_rule "
-    "rule_form try_rule",
+    "lookback.notebook.rules": "RULE_FIELDS backtest_rule check_gate check_rule edit_list list_rules open_author_desk open_rule "
+    "publish_rule rule_form try_rule",
     "lookback.notebook.streams": "evaluate_stream ingest_files open_stream_desk open_workspace show_events show_health "
     "show_log show_rejected",
     "lookback.parameters": "parameters",

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from lookback import verbs
-from lookback.config import load_rule_document
+from lookback.config import load_rule_document, parse_rule_text
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import read_rule
@@ -30,39 +30,65 @@ if TYPE_CHECKING:
     from lookback.desk.authoring import Authoring
 
 
-def rule_form(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
-    """Builds the rule document that the parameters describe, or reads it from `rule_file`, and shows it.
+# The parts of a rule that a job or CI may give as parameters of their own.
+RULE_FIELDS = dict.fromkeys(
+    (
+        *("rule_id", "description", "severity", "group_by", "where", "window", "measures", "when", "parameters"),
+        "message",
+    ),
+    "",
+)
 
-    `form` has either rule_file, or rule_id, description, severity, group_by (names separated by commas), where, window,
-    measures (`name: aggregate`, separated by semicolons or lines), when, parameters (`name: value`, separated in the
-    same way) and message. These fields make a lookback rule, whose window ends at each event. For any other kind use a
-    rule_file; it is looked up here, then in conf/rules.
+
+def rule_form(workspace: Workspace, form: SimpleNamespace, written: str = "") -> dict[str, Any]:
+    """Reads the rule that is `written` as YAML, or `form.rule_file` if that is set, and shows it.
+
+    A rule_file is looked up here, then in conf/rules. A field of `RULE_FIELDS` that `form` has replaces that part of the
+    written rule: group_by has names separated by commas; measures (`name: aggregate`) and parameters (`name: value`) are
+    separated by semicolons or lines. The rule is about the notebook's stream.
     """
-    document = (
-        load_rule_document(_find_rule_file(workspace, form)) if form.rule_file else _make_document(workspace, form)
-    )
+    document = _read_rule_file(workspace, form.rule_file) or _make_document(workspace, form, written)
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
     return document
 
 
-def _find_rule_file(workspace: Workspace, form: SimpleNamespace) -> Path:
-    here, there = Path(form.rule_file), workspace.conf / "rules" / form.rule_file
+def open_rule(workspace: Workspace, rule: str) -> dict[str, Any]:
+    """Reads a rule file, looked up here, then in conf/rules, or else the published rule with this id, and shows it.
+
+    Raises SetupError if there is neither.
+    """
+    document = _read_rule_file(workspace, rule) if rule.endswith((".yml", ".yaml", ".json")) else None
+    if document is None:
+        published = {row.rule_id: row.document for row in workspace.rules.rows() if row.document}
+        if rule not in published:
+            raise SetupError(
+                f"rule {rule!r} is neither a file in conf/rules nor a published rule; set rule to one of them"
+            )
+        document = dict(published[rule])
+    show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
+    return document
+
+
+def _read_rule_file(workspace: Workspace, name: str) -> dict[str, Any] | None:
+    return load_rule_document(_find_rule_file(workspace, name)) if name else None
+
+
+def _find_rule_file(workspace: Workspace, name: str) -> Path:
+    here, there = Path(name), workspace.conf / "rules" / name
     return there if there.is_file() and not here.is_file() else here
 
 
-def _make_document(workspace: Workspace, form: SimpleNamespace) -> dict[str, Any]:
-    texts = {name: getattr(form, name) for name in ("description", "where", "message") if getattr(form, name)}
-    document = {"rule_id": form.rule_id, "stream": workspace.stream.name, "severity": form.severity, **texts}
-    group_by = [name.strip() for name in form.group_by.split(",") if name.strip()]
-    document |= {
-        "group_by": group_by,
-        "window": form.window,
-        "measures": _parse_pairs(form.measures),
-        "when": form.when,
-    }
-    if form.parameters:
-        document["parameters"] = {name: read_parameter(value) for name, value in _parse_pairs(form.parameters).items()}
-    return document
+def _make_document(workspace: Workspace, form: SimpleNamespace, written: str) -> dict[str, Any]:
+    document = parse_rule_text(written, "the rule").document if written.strip() else {}
+    given = {name: text for name in RULE_FIELDS if (text := getattr(form, name, ""))}
+    made: dict[str, Any] = dict(given)
+    if "group_by" in given:
+        made["group_by"] = [name.strip() for name in given["group_by"].split(",") if name.strip()]
+    if "measures" in given:
+        made["measures"] = _parse_pairs(given["measures"])
+    if "parameters" in given:
+        made["parameters"] = {name: read_parameter(value) for name, value in _parse_pairs(given["parameters"]).items()}
+    return {**document, "stream": workspace.stream.name, **made}
 
 
 def _parse_pairs(listed: str) -> dict[str, str]:
@@ -71,16 +97,18 @@ def _parse_pairs(listed: str) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in parts}
 
 
-def open_author_desk(workspace: Workspace, form: SimpleNamespace, wanted: bool = True) -> Authoring | None:
+def open_author_desk(
+    workspace: Workspace, form: SimpleNamespace, document: Mapping[str, Any], wanted: bool = True
+) -> Authoring | None:
     """Shows a desk for writing a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
 
-    It starts with the rule of `form`, as `rule_form` does. There is no desk unless it is wanted, see `show_desk`.
+    It starts with the document, or with the text of `form.rule_file` if that is set. There is no desk unless it is wanted, see `show_desk`.
     """
 
     def read() -> RuleText:
         if form.rule_file:
-            return RuleText.read(_find_rule_file(workspace, form))
-        return RuleText.of(_make_document(workspace, form))
+            return RuleText.read(_find_rule_file(workspace, form.rule_file))
+        return RuleText.of(document)
 
     place = workspace.rules, workspace.stream, workspace.settings
     return show_desk("authoring", lambda desk: desk.Authoring(*place, read()), wanted)
