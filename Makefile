@@ -9,6 +9,7 @@ PREFETCHED = $(VENV)/.prefetched
 PEERS = $(VENV)/.peers
 AUDITOR = $(VENV)/audit
 SITE = $(VENV)/site
+LAB = $(VENV)/lab
 FUZZER = $(VENV)/.fuzzer
 BROWSER = $(VENV)/.browser
 BROKER = $(VENV)/.broker
@@ -17,7 +18,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs packages links check fix clean java chromium
+.PHONY: help setup demo lab test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs packages links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -30,6 +31,13 @@ setup: java $(INSTALLED) $(PREFETCHED) ## make .venv with the locked versions an
 
 demo: setup ## the whole pipeline on real transactions, at most 3 minutes
 	@$(BIN)/lookback demo
+
+lab: setup $(LAB) ## opens JupyterLab, at NOTEBOOK (such as 04) of notebooks if you name one
+	@file=`ls notebooks/$(NOTEBOOK)*.ipynb 2>/dev/null | sed -n 1p`; \
+	if [ -z "$$file" ]; then \
+		echo "no notebook begins with $(NOTEBOOK); there are:" >&2; ls notebooks/*.ipynb >&2; exit 1; \
+	fi; \
+	$(LAB)/bin/jupyter lab $(if $(NOTEBOOK),"$$file",notebooks)
 
 test: setup ## the tests, with real Spark, Delta and RocksDB
 	@$(BIN)/python -m pytest $(TWO_PROCESSES)
@@ -184,6 +192,15 @@ $(SITE): $(LOCKED) Makefile
 	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
 		mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.17.5 || { \
 		rm -rf $@; echo "make docs needs the packages named above: run it again with a network." >&2; exit 1; }
+
+# JupyterLab by itself, also so that nothing of what is locked changes. Its notebooks run in $(VENV), and its widgets fit
+# the locked ipywidgets.
+$(LAB): $(INSTALLED) Makefile
+	@echo "installing JupyterLab into $(LAB) (once) ..."
+	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+		jupyterlab==4.6.6 `sed -n '/^jupyterlab-widgets==/p' requirements.lock` && \
+		$(BIN)/python -m ipykernel install --prefix $@ --name python3 >/dev/null || { \
+		rm -rf $@; echo "make lab needs the packages named above: run it again with a network." >&2; exit 1; }
 
 # Before anything is installed; which versions will do, lookback.spark.platform.jars knows better.
 java:

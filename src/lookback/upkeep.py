@@ -91,7 +91,7 @@ def prove(
     differ. Returns the rows shown, with the columns stream, rule_id (None for late events), alike, only_recorded,
     only_replayed, unprovable and unjudged. Raises SetupError at the end if a row differs.
     """
-    from lookback.spark.replay.proof import proof_folder
+    from lookback.spark.replay.proof import describe_match, proof_folder
     from lookback.spark.replay.proof import prove as run
     from lookback.spark.stream.rebuild import has_outputs
 
@@ -105,10 +105,12 @@ def prove(
         with run(place.tables, each, place.streams, saved=folder, accept=accept) as proofs:
             rows += [{"stream": name, **asdict(row)} for row in proofs.rows]
             first, last = proofs.commits
-            show(text(f"{name}: commits {first} to {last}." if first <= last else f"{name}: nothing new."))
+            holds = all(row.holds for row in proofs.rows)
+            outcome = describe_match(proofs.rows) if holds else "the tables differ from a replay"
+            show(text(f"{name}: commits {first} to {last}: {outcome}." if first <= last else f"{name}: nothing new."))
             if proofs.gone:
                 show(text(f"{name}: {proofs.gone}."))
-            if not all(row.holds for row in proofs.rows):
+            if not holds:
                 differing.append(name)
                 show(proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_DIFFERENCES).toPandas())
     names = ["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"]

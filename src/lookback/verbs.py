@@ -164,7 +164,7 @@ def forget(place: Workspace, where: str, *, dry_run: bool, checkpoint: str | Non
     forget_condition(place.stream, where)
     tables = place.tables
     folder = checkpoint or (checkpoint_folder(tables, place.stream) if tables.reaches_files else None)
-    return run(tables, place.stream, where, dry_run=dry_run, checkpoint=folder)
+    return run(tables, place.stream, where, dry_run=dry_run, checkpoint=folder, streams=list(place.streams.values()))
 
 
 def make_senders(conf: Path) -> dict[Receiver, Send]:
@@ -253,6 +253,17 @@ def describe_checked(rule: CompiledRule) -> str:
     """Says that a rule can be published, and describes it in words."""
     tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
     return f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
+
+
+def describe_new_version(rules: RulesTable, rule_id: str, version: int, what: str = "") -> list[str]:
+    """Says what became of a rule's new version, and what is left to do for a draft. `what` says what it changes."""
+    status = next(row.status for row in rules.read_versions(rule_id) if row.version == version)
+    if status != "draft":
+        return [f"published {rule_id} version {version}{what or f' ({status})'}"]
+    lines = [f"wrote {rule_id} version {version}{what} as a draft: it is not in force yet"]
+    if rules.has_gate:
+        lines.append(f"the settings have a gate: lookback rules activate {rule_id}")
+    return lines
 
 
 def list_queue_notes(tables: Tables, days: float) -> list[str]:
@@ -360,6 +371,13 @@ def run_what_if(
     )
 
 
-def describe_against(compared: RunComparison) -> str:
-    """Says how the alerts of a rule differ from those of the version that it is compared with."""
-    return f"Against {compared.rule_id} version {compared.version}: {compared.sentence}."
+def describe_against(compared: RunComparison, values: Mapping[str, Any]) -> str:
+    """Says how the alerts of a rule differ from those of the version that it is compared with.
+
+    `values` are those of the parameters that vary; they tell the lines of a what-if apart.
+    """
+    named = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return (
+        f"Against {compared.rule_id} version {compared.version}{f', with {named}' if named else ''}: "
+        f"{compared.sentence}."
+    )

@@ -174,6 +174,20 @@ def test_c3_8_a_new_feature_starts_empty_and_says_so() -> None:
     assert found["new", "c"] == (2, True)
 
 
+def test_c3_8_a_window_is_complete_from_the_first_event_of_the_stream_on() -> None:
+    """It says that no event is missing, and not that the stream is as old as the window."""
+    harness = run(rule(window="365 days"), [event("a", 1), event("b", 2)])
+    assert [(a.event_id, a.measures["n"], a.window_complete) for a in harness.alerts] == [
+        ("a", 1, True),
+        ("b", 2, True),
+    ]
+    # effective_from leaves out the windows that begin before the stream does.
+    harness = run(
+        rule(window="3 seconds", effective_from="1970-01-01T00:00:04Z"), [event(str(at), at) for at in (1, 3, 4)]
+    )
+    assert [(a.event_id, a.measures["n"]) for a in harness.alerts] == [("4", 3)]
+
+
 def test_c3_8_a_window_that_is_widened_fills_up_anew() -> None:
     harness = run(rule(allowed_lateness="0 seconds"), [event("a", 0), event("b", 20)])
     # W = 10, floor = 10 - 5 = 5: the event at 0 is gone for good.

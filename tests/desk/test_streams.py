@@ -31,6 +31,7 @@ class Rules:
 
     def __init__(self, *rows: Any) -> None:
         self.rows_ = list(rows)
+        self.has_gate, self.status = False, "active"
         self.asked = list[Any]()
         self.tables = SimpleNamespace(place=f"place {id(self)}")
 
@@ -48,7 +49,12 @@ class Rules:
 
     def set_parameters(self, rule_id: str, changes: Any, *, author: str, comment: str) -> int:
         self.asked.append((rule_id, changes, author, comment))
+        self.written = row(rule_id, 3, self.status)
         return 3
+
+    def read_versions(self, rule_id: str) -> list[Any]:
+        assert self.written.rule_id == rule_id
+        return [self.written]
 
 
 @pytest.fixture
@@ -89,7 +95,14 @@ def test_pause_resume_and_set_act_on_the_chosen_rule(counts: dict[str, int]):
     find(desk, "value").value = "4"
     find(desk, "author").value, find(desk, "comment").value = "ann", "too many"
     find(desk, "set").click()
-    assert desk.status == "a is published as version 3 with limit = 4."
+    assert desk.status == "published a version 3 with limit = 4."
+    rules.has_gate, rules.status = True, "draft"
+    find(desk, "set").click()
+    assert desk.status == (
+        "wrote a version 3 with limit = 4 as a draft: it is not in force yet; the settings have a gate: lookback rules "
+        "activate a."
+    )
+    rules.asked.pop()
     find(desk, "rules").value = "b"
     find(desk, "set").click()
     assert "b has no parameters" in desk.status

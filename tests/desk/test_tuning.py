@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from lookback.desk.rule.tuning import Tuning
+from lookback.spark.replay.comparison import AlertCount, RunComparison
+from lookback.verbs import describe_against
 
 
 def variant(alerts: int, precision: float | None = None, **parameters: Any) -> Any:
@@ -43,3 +45,13 @@ def test_a_choice_in_words():
         tuning.describe({"a": 2}) == "With a 2: 43,240 alerts, 21,620 a day, of 1 key; no labels to measure precision."
     )
     assert tuning.describe({"a": 3}) == "a 3 was not tried; run the backtest with these values."
+
+
+def test_lines_of_a_what_if_name_their_values() -> None:
+    kept = AlertCount(3, positives=2)
+    compared = RunComparison("a", 4, AlertCount(1), AlertCount(), kept, 0, 0)
+    sentence = "3 alerts become 4; of 2 with a positive label 2 stay."
+    assert describe_against(compared, {}) == f"Against a version 4: {sentence}"
+    assert describe_against(compared, {"limit": 5, "span": "1 hour"}) == (
+        f"Against a version 4, with limit = 5, span = 1 hour: {sentence}"
+    )

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback import notebook
+from lookback.cli import main
 from lookback.config import Settings
 from lookback.core.errors import RuleError, SetupError
 from lookback.core.rules.gate import Gate, is_proven
@@ -92,10 +93,37 @@ def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it
     assert "set the parameter gate to true" in capsys.readouterr().out
     assert ready.version("rules") == before
     assert notebook.publish_rule(workspace, document, author="ann") == 1
-    assert "is published as version 1, draft." in capsys.readouterr().out
+    assert "version 1 is a draft: it is not in force yet." in capsys.readouterr().out
     with pytest.raises(SetupError, match="version 1 of tried in the table has another document"):
         notebook.check_gate(workspace, {**document, "when": "n >= 3"}, activate=True, author="bob")
     assert notebook.check_gate(workspace, document, activate=True, author="ann") is None
     assert "Version 1 of tried is not active: not all conditions are met." in capsys.readouterr().out
     assert notebook.check_gate(workspace, document, activate=True, author="bob", comment="seen") == 2
     assert [(row.version, row.status, row.approved_by) for row in workspace.rules.rows()] == [(2, "active", "bob")]
+
+
+def test_c10_8_the_commands_call_a_draft_a_draft_and_show_every_remedy_to_its_end(
+    ready: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / f"{STREAM.name}.yml").write_text(json.dumps(STREAM.to_dict()))
+    (tmp_path / "settings.yml").write_text("gate: {backtest_days: 1, min_precision: 0.5, approval: true}")
+    (tmp_path / "tried.yml").write_text(
+        json.dumps(rule("tried", when="n >= :least", parameters={"least": 2}, message=""))
+    )
+
+    def run(*words: str, code: int = 0) -> list[str]:
+        assert main(["--root", str(ready.root), "--conf", str(tmp_path), *words]) == code
+        return capsys.readouterr().out.splitlines()
+
+    append(ready, make_events(50, seed=3))
+    wrote = "wrote tried version {} as a draft: it is not in force yet"
+    remedy = "the settings have a gate: lookback rules activate tried"
+    assert run("rules", "push", str(tmp_path / "tried.yml"))[-2:] == [wrote.format("1"), remedy]
+    assert run("rules", "set", "tried", "least=3") == [wrote.format("2 with least = 3"), remedy]
+    assert run("rules", "pause", "tried") == ["published tried version 3 (paused)"]
+    said = run("rules", "activate", "tried", "--author", "ann", code=1)
+    assert (
+        "not met: a precision of at least 0.5 in a backtest of 1 days: make the rule stricter; if there is no figure, "
+        "label events with `lookback labels import`"
+    ) in said

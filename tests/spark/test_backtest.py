@@ -535,7 +535,7 @@ def test_c10_3_two_versions_are_compared_by_key_and_event(ready: Tables, *, has_
         assert [found.gained.alerts, found.lost.alerts, found.kept.alerts] == [0, len(lost), len(kept)]
         assert (found.kept.positives, found.lost.positives, found.kept.negatives) == (1, 1, 1)
         assert found.keys_lost == len({key for key, _ in before} - {key for key, _ in after})
-        assert found.sentence == f"{len(before)} alerts become {len(after)}; of 2 confirmed ones 1 stay"
+        assert found.sentence == f"{len(before)} alerts become {len(after)}; of 2 with a positive label 1 stay"
         (figures,) = result.figures
         assert (figures.flagged, figures.labelled, figures.positives) == (len(after), 1 + 1, 1)
         assert (figures.precision, figures.recall) == (1 / (1 + 1), 1 / 3)

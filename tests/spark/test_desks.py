@@ -108,7 +108,7 @@ def test_the_gate_is_shown_and_the_draft_made_active(ready: Tables, tmp_path: Pa
     assert "ask somebody other than ann to activate it" in shown
     assert (
         press(desk, "publish")
-        == "often is published as version 1, draft; the settings have a gate: Activate makes it active."
+        == "often version 1 is a draft: it is not in force yet; the settings have a gate: Activate makes it active."
     )
     assert press(desk, "activate") == "Version 1 is not active: not all conditions are met."
     find(desk, "author").value = "bob"
@@ -206,7 +206,7 @@ def test_the_stream_is_steered_from_the_list_of_its_rules(ready: Tables, spark: 
     assert "must be a number, such as 3" in desk.status
     find(desk, "value").value = "5"
     find(desk, "set").click()
-    assert desk.status == "often is published as version 2 with limit = 5."
+    assert desk.status == "published often version 2 with limit = 5."
     find(desk, "pause").click()
     assert desk.status == "often is published as version 3, paused."
     paused = rules.rows()[0]

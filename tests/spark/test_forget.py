@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lookback.cli import main
 from lookback.core.errors import ExpressionError, SetupError
 from lookback.core.streams.alerts import REMOVED
+from lookback.core.streams.declaration import Stream
 from lookback.spark.operations import forget as forgetting
 from lookback.spark.operations.dependents import Dependents
 from lookback.spark.operations.forget import ForgetReport, forget
@@ -121,6 +122,30 @@ def names(tables: Tables) -> list[tuple[Any, ...]]:
 BEFORE = [
     ("by-customer", "e3"), ("by-customer", "e5"), ("by-shop", "e3"), ("by-shop", "e5"), ("pair", "e2"),
 ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_other_streams_that_mention_the_value_are_named_with_the_command(lived: Tables) -> None:
+    refunds, visits = (Stream.from_dict({**STREAM.to_dict(), "stream": name}) for name in ("refunds", "visits"))
+    texts = {**visits.to_dict(), "fields": {**STREAM.to_dict()["fields"], "customer": "string"}}
+    visits = Stream.from_dict(texts)
+    for stream in (refunds, visits):
+        lived.create(stream)
+    lived.append(lived.read(STREAM.name), "refunds")
+    publish(lived, [rule("refunded", stream="refunds")], status="draft")
+    now = dt.datetime.now(dt.timezone.utc)
+    lived.append_rows([("refunded", {"customer": "17"}, now, now, "known", "ann")], "snoozes")
+    before = lived.version("refunds"), lived.version(STREAM.name), lived.version("snoozes")
+    streams = [STREAM, refunds, visits]
+    report = forget(lived, STREAM, CUSTOMER, dry_run=True, streams=streams)
+    assert [(each.stream, each.events, each.snoozes) for each in report.mentions] == [("refunds", 3, 1), ("", 0, 1)]
+    assert report.list_lines()[-3:] == [
+        "Other streams are not part of this request, and still mention the values:",
+        "  refunds: 3 events and 1 snooze; run lookback forget refunds --where 'customer = 17'",
+        "  the table snoozes: 1 row of rules that are in no declared stream; delete them there",
+    ]
+    assert before == (lived.version("refunds"), lived.version(STREAM.name), lived.version("snoozes"))
+    assert forget(lived, STREAM, "customer = 99", dry_run=True, streams=streams).mentions == ()
 
 
 @pytest.mark.long

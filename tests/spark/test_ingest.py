@@ -574,3 +574,16 @@ def test_what_the_page_says_of_numbers_and_times_is_so(tables: Tables, tmp_path:
     assert [row["at"].astimezone(dt.timezone.utc).isoformat() for row in found] == [
         "2026-01-31T10:00:00+00:00", "2026-01-31T21:05:00+00:00", "2026-01-31T10:00:00+00:00", "2026-01-31T09:00:00+00:00",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["new.jsonl", "[a] {b}, 100% é.jsonl"])
+def test_a_new_file_is_taken_by_its_own_path(tables: Tables, tmp_path: Path, name: str) -> None:
+    file, reports = json_lines(tmp_path / "in" / name, events(0, 1)), list[IngestReport]()
+    json_lines(tmp_path / "in" / "other.jsonl", events(2, first=2))
+    for _ in range(2):
+        query = ingest_continuously(
+            tables, stream(), file, checkpoint=tmp_path / "checkpoint", every=None, progress=reports.append
+        )
+        query.awaitTermination()
+    assert ids(tables) == ["e0000", "e0001"]
+    assert [report.ingested for report in reports] == [2]

@@ -119,7 +119,9 @@ def test_a_checkpoint_that_cannot_be_gone_on_with_is_a_problem_and_the_command_s
     said = capsys.readouterr().out
     assert "compacted" in said
     # Whether the stream is healthy, some of its events being late, is another question than whether it can go on.
-    assert "ok: payins needs a look (1 warning): judged through commit 1, nothing waits" in said
+    assert "note: payins needs a look (1 warning): judged through commit 1, nothing waits" in said
+    assert "The checkpoint is in order; lookback status says what to do." in said
+    assert "ok: payins" not in said
 
     (checkpoint.parent / f"{checkpoint.name}.20260301T100000Z").mkdir()
     assert health_of(tables).level == "note"

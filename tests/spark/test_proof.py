@@ -18,7 +18,7 @@ from lookback.core.streams.declarations import Declarations
 from lookback.spark.record.evaluations import Term
 from lookback.spark.record.record import Record
 from lookback.spark.replay import history, tasks
-from lookback.spark.replay.proof import Proof, prove
+from lookback.spark.replay.proof import Proof, describe_match, prove
 from lookback.spark.replay.saved import SavedState
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -339,3 +339,15 @@ def test_c10_6_where_the_first_rules_are_gone_their_rows_of_now_are_taken_and_th
     ready.spark.sql(f"UPDATE {alerts} SET message = 'nothing' WHERE rule_id in ('minutes', 'paused') AND arrival = 5")
     changed = proofs_of(ready)
     assert {rule_id for rule_id, row in changed.items() if not row.holds} == {"minutes"}
+
+
+@pytest.mark.parametrize(
+    ("unprovable", "sentence"),
+    [
+        ((0, 0), "all rows match a replay"),
+        ((1, 0), "all rows that can be proved match a replay; 1 row is unprovable"),
+        ((140, 7), "all rows that can be proved match a replay; 147 rows are unprovable"),
+    ],
+)
+def test_rows_that_cannot_be_proved_are_never_said_to_match(unprovable: tuple[int, ...], sentence: str) -> None:
+    assert describe_match([Proof("r", 100, 0, 0, each) for each in unprovable]) == sentence

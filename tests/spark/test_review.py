@@ -690,7 +690,12 @@ def test_a_decision_has_the_revision_that_was_seen_and_says_where_it_is_no_longe
     record_review(tables, name, "unclear", "ann")
     again = record_review(tables, name, "confirmed", "kim")
     assert not again.is_new
-    assert "was already recorded as confirmed" in str(again)
+    (first,) = tables.read("reviews").where("disposition = 'confirmed'").collect()
+    at = first["reviewed_at"].astimezone(dt.timezone.utc)
+    assert str(again).startswith(
+        f"Alert {name} was already recorded as confirmed by kim at {at:%Y-%m-%d %H:%M:%S} UTC, so nothing was written, by "
+        "its revision 1: total 5000000"
+    )
     recorded = tables.read("reviews").orderBy("reviewed_at").select("disposition", "revision", "reviewer").collect()
     assert [tuple(row) for row in recorded] == [
         ("false_positive", 0, "kim"),

@@ -21,7 +21,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.following.warmups import Request
-from lookback.spark.newwindows import describe_history
+from lookback.spark.newwindows import describe_history, describe_young_stream
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay import histories
 from lookback.spark.replay.histories import leave_out_settled, make_history
@@ -206,12 +206,17 @@ def test_push_says_what_history_there_is(tables: Tables) -> None:
     tables.create(STREAM)
     append(tables, part(1, 12))
     rules = RulesTable(tables, STREAMS)
-    found = re.fullmatch(
-        r"the running stream reads the (\d+) events since (\S+Z) from the table, in about 5 s, and until then the version "
-        r"before it stays in force",
-        describe_history(rules, LONG),
+    assert describe_history(rules, LONG) == (
+        f"the stream has not been evaluated yet: the first lookback evaluate {STREAM.name} judges all its events in the "
+        "order of their arrival, and the windows fill from the first one on"
     )
+    logged = {"stream": STREAM.name, "rule_id": "other", "version": 1, "action": "activated", "message": ""}
+    tables.append_rows([{**logged, "arrival": None, "logged_at": dt.datetime.now(dt.timezone.utc)}], "rule_log")
+    words = r"the running stream reads the (\d+) events since (\S+Z) from the table, in about 5 s, and until then "
+    found = re.fullmatch(rf"{words}the rule raises no alert", describe_history(rules, LONG))
     assert found
+    rules.push(LONG)
+    assert re.fullmatch(rf"{words}version 1 stays in force", describe_history(rules, LONG))
     newest = max(row["at"] for row in EVENTS)
     counted = [row["at"] for row in EVENTS if row["at"] >= newest - compile_rule(LONG, STREAM).needs.popitem()[1]]
     assert (int(found[1]), found[2]) == (len(counted), to_text(to_utc(min(counted))))
@@ -222,6 +227,25 @@ def test_push_says_what_history_there_is(tables: Tables) -> None:
         assert f"the {len(EVENTS):,} events since {to_text(to_utc(min(row['at'] for row in EVENTS)))}" in (
             describe_history(rules, document)
         )
+
+
+def test_c3_8_push_warns_where_a_window_is_longer_than_the_stream(tables: Tables) -> None:
+    rules, waits = RulesTable(tables, STREAMS), {**LONG, "when": "n >= 1 and window_complete"}
+    assert describe_young_stream(rules, waits) == ""  # there is no event yet
+    tables.create(STREAM)
+    append(tables, part(1, 12))
+    first, last = (pick(row["at"] for row in part(1, 12)) for pick in (min, max))
+    # Windows of LONG fit between the first and the last event, and two days do not.
+    assert last - first >= 30 * 60_000_000
+    assert describe_young_stream(rules, waits) == ""
+    years = {**waits, "window": "2 days"}
+    full = to_text(to_utc(first + 2 * _DAY))
+    assert describe_young_stream(rules, years) == (
+        f"the first event of {STREAM.name} is of {to_text(to_utc(first))}, and window_complete is true from it on, "
+        f"although the windows of 2 days begin earlier; to wait until they do not, set effective_from: {full}"
+    )
+    assert describe_young_stream(rules, {**years, "effective_from": full}) == ""
+    assert describe_young_stream(rules, {**years, "when": "n >= 1"}) == ""
 
 
 _HOUR, _DAY = 3_600_000_000, 86_400_000_000

@@ -157,7 +157,7 @@ def _find_stream(candidates: Sequence[Candidate]) -> str:
 
 
 def _prove(options: CommandOptions) -> int:
-    from lookback.spark.replay.proof import proof_folder, prove
+    from lookback.spark.replay.proof import describe_match, proof_folder, prove
 
     if options.accept and not options.nightly:
         raise SetupError("--accept is for --nightly: add --nightly")
@@ -181,7 +181,7 @@ def _prove(options: CommandOptions) -> int:
             text = "only {side}: {verdict} {alert_id} of {rule_id}, commit {arrival}: {message}"
             lines = [*(text.format(**row.asDict()) for row in found), *filter(None, [proofs.gone])]
             (first, last), outcome = proofs.commits, "the tables differ from a replay"
-            lines.append(f"commits {first} to {last}: {outcome if differs else 'all rows match a replay'}")
+            lines.append(f"commits {first} to {last}: {outcome if differs else describe_match(proofs.rows)}")
         names = ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged")
         options.show_rows(rows, names, *lines)
     return FOUND_PROBLEMS if differs else 0

@@ -183,7 +183,7 @@ def _print_findings_json(checked: verbs.CheckedFile) -> None:
 
 
 def _push_rules(options: CommandOptions) -> int:
-    from lookback.spark.newwindows import describe_history, find_cold_measures
+    from lookback.spark.newwindows import describe_history, describe_young_stream, find_cold_measures
 
     # The check needs no Spark, so it runs before anything is published.
     if _check_rules(options):
@@ -196,11 +196,10 @@ def _push_rules(options: CommandOptions) -> int:
             verb, text = "starts" if len(cold) == 1 else "start", describe_history(rules, document)
             empty = f"{join_words(cold)} {verb} empty, since no rule keeps the rows yet"
             warn(f"warning: {document['rule_id']}: {empty}; {text}")
+        if young := describe_young_stream(rules, document):
+            warn(f"warning: {document['rule_id']}: {young}")
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
-        status = rules.choose_status(options.status)
-        print(f"published {document['rule_id']} version {version} ({status})")
-        if status != options.status:
-            print(f"the settings have a gate: lookback rules activate {document['rule_id']}")
+        print_lines(*verbs.describe_new_version(rules, document["rule_id"], version))
     return 0
 
 
@@ -220,14 +219,16 @@ def _activate(options: CommandOptions) -> int:
     done = (
         f"{what} {found.outcome}" if found.version is None else f"published {what} as version {found.version} (active)"
     )
-    options.show_rows(rows, ("condition", "figure", "met", "remedy"), done)
+    # A table cuts long texts, and a remedy must be read to its end.
+    remedies = [f"not met: {each.condition}: {each.remedy}" for each in found.conditions if not each.met]
+    options.show_rows(rows, ("condition", "figure", "met"), *remedies, done)
     return FOUND_PROBLEMS if found.version is None else 0
 
 
 def _set_status(options: CommandOptions) -> None:
     rules = options.open_workspace().rules
     version = rules.set_status(options.rule_id, options.status, author=options.author, comment=options.comment)
-    print(f"published {options.rule_id} version {version} ({options.status})")
+    print_lines(*verbs.describe_new_version(rules, options.rule_id, version))
 
 
 def _read_pair(text: str) -> tuple[str, str]:
@@ -241,7 +242,7 @@ def _set_parameters(options: CommandOptions) -> None:
     rules, values = options.open_workspace().rules, dict(options.values)
     version = rules.set_parameters(options.rule_id, values, author=options.author, comment=options.comment)
     pairs = ", ".join(f"{name} = {value}" for name, value in options.values)
-    print(f"published {options.rule_id} version {version} with {pairs}")
+    print_lines(*verbs.describe_new_version(rules, options.rule_id, version, f" with {pairs}"))
 
 
 def _compare_versions(options: CommandOptions) -> None:

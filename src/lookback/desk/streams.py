@@ -16,6 +16,7 @@ from lookback.desk import parts
 from lookback.desk.running import Ticker
 from lookback.desk.steering import SteeredRule, list_steered
 from lookback.spark.operations.status import count_alerts_by_role
+from lookback.verbs import describe_new_version
 from lookback.views import pictures
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ class StreamDesk:
         if name is None:
             raise SetupError(f"{chosen.rule_id} has no parameters; write one under `parameters` in its document")
         version = self._rules.set_parameters(chosen.rule_id, {name: value}, **self._name_author())
-        self._finish(f"{chosen.rule_id} is published as version {version} with {name} = {value}.")
+        said = describe_new_version(self._rules, chosen.rule_id, version, f" with {name} = {value}")
+        self._finish(f"{'; '.join(said)}.")
 
     def _name_author(self) -> dict[str, Any]:
         return {"author": self._author.value.strip(), "comment": self._comment.value.strip()}

@@ -201,7 +201,8 @@ def backtest_rule(
             today = (document.get("parameters") or {}).get(name)
             show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
             show(whatif.plot_precision_by_value(result.figures, name, today=today))
-        show(*(text(verbs.describe_against(each)) for each in result.comparisons))
+        for figures, compared in zip(result.figures, result.comparisons, strict=False):
+            show(text(verbs.describe_against(compared, {name: figures.parameters[name] for name in varied})))
     say(f"{document['rule_id']} over {result.events:,} events; nothing was published.")
     return frame
 
@@ -263,7 +264,11 @@ def publish_rule(
         say("Not published: set the parameter publish to true.")
         return None
     version = workspace.rules.push(document, status=status, author=author, comment=comment)
-    say(f"{document['rule_id']} is published as version {version}, {workspace.rules.choose_status(status)}.")
+    rule_id = document["rule_id"]
+    if (chosen := workspace.rules.choose_status(status)) == "draft":
+        say(f"{rule_id} version {version} is a draft: it is not in force yet.")
+    else:
+        say(f"{rule_id} is published as version {version}, {chosen}.")
     return version
 
 

@@ -1,4 +1,4 @@
-"""Says which windows of a new version would start empty, and how and how fast they are filled."""
+"""Says which windows of a new version would start empty or are older than the stream, and how fast they are filled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.warming import find_reach, find_reason_cold
 from lookback.core.errors import RuleError
-from lookback.core.rules.compiled import CompiledRule
+from lookback.core.rules.compiled import WINDOW_COMPLETE, CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import Rule
 from lookback.core.rules.versions import WITH_STATE
 from lookback.core.values.columns import to_text
-from lookback.core.values.durations import MICROSECONDS
+from lookback.core.values.durations import MICROSECONDS, format_duration
 from lookback.core.values.times import to_utc
 from lookback.core.values.windows import Lookback, Session, Window
 
@@ -56,8 +56,13 @@ def find_cold_measures(rules: RulesTable, document: Mapping[str, Any] | Rule) ->
 
 
 def describe_history(rules: RulesTable, document: Mapping[str, Any] | Rule) -> str:
-    """Says how windows without kept rows are filled: from the table and how long that takes, or not at all."""
+    """Says how windows without kept rows are filled: from the table and how long that takes, or as events come."""
     compiled = rules.check(document)
+    if not _has_begun(rules, compiled.spec.stream):
+        return (
+            f"the stream has not been evaluated yet: the first lookback evaluate {compiled.spec.stream} judges all its "
+            "events in the order of their arrival, and the windows fill from the first one on"
+        )
     if (reason := find_reason_cold(compiled)) is not None:
         return f"{reason}, so window_complete is false until the longest window has filled"
     tables, time_ = rules.tables.holding(*rules.streams.values()), rules.streams[compiled.spec.stream].event_time
@@ -69,7 +74,45 @@ def describe_history(rules: RulesTable, document: Mapping[str, Any] | Rule) -> s
     seconds = round(_MIN_SECONDS + count / (_EVENTS_PER_SECOND if reach is not None else _ORDERED_PER_SECOND))
     return (
         f"the running stream reads the {count:,} events since {to_text(to_utc(first))} from the table, "
-        f"in about {seconds:,} s, and until then the version before it stays in force"
+        f"in about {seconds:,} s, and until then {_describe_until_filled(rules, compiled.spec.rule_id)}"
+    )
+
+
+def _describe_until_filled(rules: RulesTable, rule_id: str) -> str:
+    """Says what judges the events while a version of the rule warms up."""
+    before = next((row for row in rules.rows() if row.rule_id == rule_id and row.status == "active"), None)
+    return "the rule raises no alert" if before is None else f"version {before.version} stays in force"
+
+
+def _has_begun(rules: RulesTable, name: str) -> bool:
+    """Returns whether an evaluation has obeyed a rule of the stream."""
+    tables = rules.tables
+    return tables.exists("rule_log") and not tables.read("rule_log").where(F.col("stream") == name).isEmpty()
+
+
+def describe_young_stream(rules: RulesTable, document: Mapping[str, Any] | Rule) -> str:
+    """Says that `window_complete` does not keep a rule from judging windows that begin before the stream does.
+
+    Empty if the rule's condition does not name `window_complete`, or if the stream has events for the whole window.
+    """
+    compiled = rules.check(document)
+    tables, name = rules.tables.holding(*rules.streams.values()), compiled.spec.stream
+    if compiled.when is None or WINDOW_COMPLETE not in compiled.when.fields:
+        return ""
+    if not tables.exists(name) or tables.is_unwritten(name):
+        return ""
+    time_, reach = (
+        F.unix_micros(rules.streams[name].event_time),
+        max(_find_reach(each.window) for each in compiled.measures),
+    )
+    ((first, last),) = tables.read(name).agg(F.min(time_), F.max(time_)).collect()
+    begins, full = compiled.spec.effective_from, None if first is None else first + reach
+    if full is None or last >= full or (begins is not None and begins >= full):
+        return ""
+    return (
+        f"the first event of {name} is of {to_text(to_utc(first))}, and window_complete is true from it on, although the "
+        f"windows of {format_duration(reach)} begin earlier; to wait until they do not, set effective_from: "
+        f"{to_text(to_utc(full))}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -192,8 +192,8 @@ def count_older(tables: Tables, begins: dt.datetime | None = None) -> OlderAlert
 class Decision:
     """A decision on one revision of an alert.
 
-    `last` is the number of the alert's last revision. `is_new` is false if it repeats the reviewer's last decision, so
-    that no row was written.
+    `last` is the number of the alert's last revision. `before` is the reviewer's last decision if this one repeats it,
+    so that no row was written.
     """
 
     alert_id: str
@@ -201,11 +201,21 @@ class Decision:
     revision: int
     message: str
     last: int
-    is_new: bool
+    before: Review | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a row was written."""
+        return self.before is None
 
     def __str__(self) -> str:
         """The decision in a sentence, and what to do if the reviewer has not seen a later revision."""
-        record = f"is recorded as {self.disposition}" if self.is_new else f"was already recorded as {self.disposition}"
+        record = f"is recorded as {self.disposition}"
+        if self.before is not None:
+            at = f"{self.before.reviewed_at:%Y-%m-%d %H:%M:%S} UTC"
+            record = (
+                f"was already recorded as {self.disposition} by {self.before.reviewer} at {at}, so nothing was written"
+            )
         text = f"Alert {self.alert_id} {record}, by its revision {self.revision}: {self.message or 'no message'}."
         if self.revision == self.last:
             return text
@@ -241,16 +251,14 @@ def record_review(
     reviewer = _choose_reviewer(tables, reviewer)
     rows = read_alert_rows(tables, alert_id)
     seen = find_revision(rows, alert_id, revision)
-    text = (
-        "SELECT disposition, revision, note FROM reviews WHERE alert_id = :alert_id AND reviewer = :reviewer "
-        "ORDER BY reviewed_at DESC LIMIT 1"
-    )
-    before = tables.run(text, alert_id=alert_id, reviewer=reviewer).collect()
-    is_new = [tuple(row) for row in before] != [(disposition, seen["revision"], note)]
-    if is_new:
-        now = dt.datetime.now(dt.timezone.utc)
-        _append_reviews(tables, [Review(alert_id, disposition, seen["revision"], reviewer, note, now)])
-    return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], is_new)
+    known = read_reviews_of(tables, [alert_id]).get(alert_id, [])
+    before = next((each for each in reversed(known) if each.reviewer == reviewer), None)
+    now = dt.datetime.now(dt.timezone.utc)
+    review = Review(alert_id, disposition, seen["revision"], reviewer, note, now)
+    if before is None or replace(before, reviewed_at=now) != review:
+        before = None
+        _append_reviews(tables, [review])
+    return Decision(alert_id, disposition, seen["revision"], seen["message"] or "", rows[-1]["revision"], before)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,8 @@ _ROWS = {
     "measures": {
         "name": ("Name", "The name of the measure in conditions and the message", "180px"),
         "aggregate": ("is", "One aggregate, such as sum(amount) or count(*) filter (where amount > 1000)", "300px"),
-        "window": ("over", "Its own lookback window, such as 30 days; empty: the rule's", "150px"),
-        "delay": ("up to before", "How long before the event it ends, such as 1 day; empty: at the event", "190px"),
+        "window": ("Window", "Its own lookback window, such as 30 days; empty: the rule's", "150px"),
+        "delay": ("Delay", "How long before the event it ends, such as 1 day; empty: at the event", "190px"),
     },
     "parameters": {
         "name": ("Name", "The name of the parameter", "220px"),

@@ -105,7 +105,10 @@ class PublishingPanel:
 
         def show(version: int) -> None:
             chosen = self._rules.choose_status(status)
-            then = "" if chosen == status else "; the settings have a gate: Activate makes it active"
-            self._work.status.show(f"{document['rule_id']} is published as version {version}, {chosen}{then}.", "done")
+            said = f"{document['rule_id']} is published as version {version}, {chosen}."
+            if chosen == "draft":
+                then = "" if chosen == status else "; the settings have a gate: Activate makes it active"
+                said = f"{document['rule_id']} version {version} is a draft: it is not in force yet{then}."
+            self._work.status.show(said, "done")
 
         self._work.start("Publish", work, show, is_lasting=True)

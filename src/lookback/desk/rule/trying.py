@@ -106,7 +106,10 @@ class TryingPanel:
 
         def show(result: Backtest) -> None:
             self._sliders.show(Tuning(result.figures, document.get("parameters") or {}), self._budget.value or None)
-            beside = [f" {describe_against(each)}" for each in result.comparisons[:1]]
+            beside = [
+                f" {describe_against(compared, {name: each.parameters[name] for name in varied})}"
+                for each, compared in list(zip(result.figures, result.comparisons, strict=False))[:1]
+            ]
             self._work.status.show(f"{result.events:,} events judged; nothing was published.{''.join(beside)}", "done")
 
         self._work.start("Backtest", work, show)

@@ -131,7 +131,14 @@ class Source:
         reader = reader.schema(_FILE_SCHEMA).options(**self.make_watch_options(on_databricks()))
         # Streaming readers take any path as a pattern.
         path = self.path if self.is_pattern else escape_pattern(self.path)
+        if not self.is_pattern and self._is_file(spark):
+            path = write_file_pattern(self.path)
         return reader.load(path).select("_metadata.file_path")
+
+    def _is_file(self, spark: SparkSession) -> bool:
+        """Returns whether the path is a file, or a folder that holds one file of the same name."""
+        names = [PurePosixPath(unquote(name)).name for name in self.list_files(spark)]
+        return names == [PurePosixPath(self.path).name]
 
     def make_watch_options(self, auto_loader: bool) -> dict[str, str]:
         """Returns the options of the reader that finds files, without those for reading them.
@@ -229,6 +236,19 @@ def _select_key(name: str) -> Column:
 def escape_pattern(path: str) -> str:
     """Returns the pattern that matches exactly this path."""
     return re.sub(r"([{}\[\]*?\\])", r"\\\1", path)
+
+
+def write_file_pattern(path: str) -> str:
+    """Returns a pattern with a wildcard that matches exactly the file at this path.
+
+    A file stream takes a path without wildcards as the base of partitions, which Spark refuses if it is a file.
+    """
+    folder, _, name = path.rpartition("/")
+    plain = re.search(r"[A-Za-z0-9]", name)
+    if plain is None:
+        return escape_pattern(path)
+    before, after = escape_pattern(name[: plain.start()]), escape_pattern(name[plain.end() :])
+    return f"{escape_pattern(folder)}/{before}[{plain[0]}]{after}"
 
 
 def _find_format(files: Iterable[str], path: str) -> str | None:

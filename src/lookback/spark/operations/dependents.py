@@ -108,7 +108,7 @@ class Dependents:
         # An alert is about its entities as it is about its key.
         parts = F.array_union(F.map_entries("key"), F.coalesce(F.map_entries("entities"), F.array()))
         about = alerts.withColumn("key", F.map_from_entries(parts))
-        found = by_event.select("alert_id").union(self._select_by_key(about, F.col("alert_id")))
+        found = by_event.select("alert_id").union(self.select_by_key(about, F.col("alert_id")))
         if self.stream.is_of_alerts:
             events = self.tables.read_events(self.stream.name).where(self.holds)
             found = found.union(events.select("alert_id"))
@@ -120,7 +120,7 @@ class Dependents:
         snoozes = self.tables.read("snoozes")
         own = snoozes.join(rules.select("rule_id").distinct(), "rule_id", "left_semi")
         own = own.unionByName(snoozes.where("rule_id IS NULL"))
-        return self._select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
+        return self.select_by_key(own, F.struct("rule_id", "key")).select("__known_by.*").localCheckpoint()
 
     def _find_listed(self) -> DataFrame:
         """Finds list values that satisfy the condition or that only the events had, if a rule looks them up."""
@@ -145,7 +145,7 @@ class Dependents:
                     names.setdefault(next(iter(each.text.named)), set()).add(each.list_name)
         return names
 
-    def _select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
+    def select_by_key(self, rows: DataFrame, known_by: Column) -> DataFrame:
         """Selects `known_by` of the rows whose key satisfies the condition or has a value that only the events had.
 
         A key satisfies the condition only if it has every field that the condition reads.
@@ -171,7 +171,7 @@ class Dependents:
         # The message has the key as JSON: {"customer": "17", "shop": null}.
         text = F.regexp_extract("message", r"^the session of (\{.*\}) that began ", 1)
         keyed = log.where("action = 'session_closed'").withColumn("key", F.from_json(text, "map<string,string>"))
-        by_key = self._select_by_key(keyed, F.col("message")).withColumnRenamed("__known_by", "message")
+        by_key = self.select_by_key(keyed, F.col("message")).withColumnRenamed("__known_by", "message")
         stream = F.lit(self.stream.name).alias("stream")
         closed = by_key.select(stream, F.lit("session_closed").alias("action"), "message")
         return by_event.select(stream, "action", "message").union(closed).distinct().localCheckpoint()

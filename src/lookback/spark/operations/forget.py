@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -45,6 +45,7 @@ from lookback.core.values.times import to_utc
 from lookback.core.values.types import BOOLEAN
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.dependents import KNOWN_BY, Dependents, list_key_parts, read_rules
+from lookback.spark.operations.mentions import Mention, find_mentions
 from lookback.spark.operations.redaction import (
     OwnValue,
     Redactions,
@@ -101,6 +102,7 @@ class ForgetReport:
             same request, repeated later, deletes them. None if the checkpoint is elsewhere or out of reach.
         purges: The SQL left to run.
         redacted: By table, the number of remaining rows from which values that only these events had are removed.
+        mentions: What other streams still have of the condition's values. The request deletes none of it.
     """
 
     stream: str
@@ -112,6 +114,7 @@ class ForgetReport:
     waiting: bool | None
     purges: tuple[Purge, ...] = ()
     redacted: Mapping[str, int] = field(default_factory=dict)
+    mentions: tuple[Mention, ...] = ()
 
     @property
     def total(self) -> int:
@@ -135,6 +138,9 @@ class ForgetReport:
                 f"{self.unreadable:,} rejected rows of the stream cannot be read and were not searched; see them in "
                 f"rejected_events where stream = '{self.stream}'"
             )
+        if self.mentions:
+            lines.append("Other streams are not part of this request, and still mention the values:")
+            lines += [f"  {each}" for each in self.mentions]
         if self.waiting is not False and not self.dry_run:
             judged = "has not judged" if self.waiting else "may not have judged"
             lines.append(
@@ -159,7 +165,13 @@ class ForgetReport:
 
 
 def forget(
-    tables: Tables, stream: Stream, where: str, *, dry_run: bool = False, checkpoint: str | Place | None = None
+    tables: Tables,
+    stream: Stream,
+    where: str,
+    *,
+    dry_run: bool = False,
+    checkpoint: str | Place | None = None,
+    streams: Sequence[Stream] = (),
 ) -> ForgetReport:
     """Deletes all rows about the events that satisfy a condition; the module's docstring lists them by table.
 
@@ -172,13 +184,14 @@ def forget(
         where: A condition over the stream's declared fields, in the language of rules.
         dry_run: True only counts the rows.
         checkpoint: The evaluation's folder, to see its progress; None if it is out of reach.
+        streams: All declared streams, of which the report names those that still mention the values.
 
     Raises:
         ExpressionError: If the condition is invalid.
         SetupError: If a table is missing, the condition fails on a value, or other writers kept conflicting for five
             minutes.
     """
-    condition, tables = forget_condition(stream, where), tables.holding(stream)
+    condition, place, tables = forget_condition(stream, where), tables, tables.holding(stream)
     for name in (stream.name, *KNOWN_BY):
         if not tables.exists(name):
             raise SetupError(f"table {tables.identifier(name)} does not exist; `lookback init` creates missing tables")
@@ -186,6 +199,7 @@ def forget(
     try:
         rows, commit = request.count(), request.deleted_in
         redactions = request.find_redactions()
+        mentions = request.find_mentions(place, streams, condition) if streams else ()
         if dry_run:
             redacted = redactions.count()
         else:
@@ -202,7 +216,7 @@ def forget(
     )
     purges = () if dry_run else tuple(request.find_purges({**rows, **redacted}))
     return ForgetReport(
-        stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges, redacted
+        stream.name, condition.sql, dry_run, rows, request.unreadable, commit, waiting, purges, redacted, mentions
     )
 
 
@@ -281,6 +295,10 @@ class _Request:
         """Finds the values that remaining rows must not contain."""
         values = [OwnValue(*row) for row in self._dependents.own.collect()]
         return Redactions(self._tables, select_texts(values, self._values, self._fields))
+
+    def find_mentions(self, place: Tables, streams: Sequence[Stream], condition: Expression) -> tuple[Mention, ...]:
+        """Finds what other streams have of the condition's values."""
+        return tuple(find_mentions(place, streams, condition, self._holds, self._dependents))
 
     def delete(self) -> tuple[dict[str, int], int | None]:
         """Deletes the counted rows. Returns their number by table, and the commit that deleted events, if any."""

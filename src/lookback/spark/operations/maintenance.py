@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import SetupError
-from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health
+from lookback.core.operations.health import NOTE, PROBLEM, WARNING, check_health, describe_health, is_healthy
 from lookback.places import Place, remove_tree
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.operations.forget import MAX_COMMITS, REMOVING
@@ -227,7 +227,8 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
         figures = with_account(tables, stream, read_stream_figures(tables, stream, checkpoint))
     except SetupError as error:
         return report(PROBLEM, str(error))
-    words = describe_health(figures, check_health(figures))
+    findings = check_health(figures)
+    words = describe_health(figures, findings)
     kept = _read_file_retention(tables, stream.name)
     if figures.waiting and figures.lag > _MAX_WAITING_SHARE * kept.total_seconds():
         return report(
@@ -236,6 +237,8 @@ def check_checkpoint(tables: Tables, stream: Stream, folder: str) -> CheckpointH
         )
     if aside := _list_moved_aside(checkpoint):
         return report(NOTE, f"{words} Moved aside by --rebuild and useless once it has caught up: {', '.join(aside)}.")
+    if not is_healthy(findings):
+        return report(NOTE, f"{words} The checkpoint is in order; lookback status says what to do.")
     return report("ok", words)
 
 

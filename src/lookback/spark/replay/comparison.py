@@ -62,8 +62,9 @@ class RunComparison:
         """The comparison in words."""
         before, after = self.lost.alerts + self.kept.alerts, self.gained.alerts + self.kept.alerts
         text = f"{count_noun(before, 'alert')} become{'s' if before == 1 else ''} {after:,}"
-        if confirmed := self.lost.positives + self.kept.positives:
-            text += f"; of {confirmed:,} confirmed {'one' if confirmed == 1 else 'ones'} {self.kept.positives:,} stay"
+        # A label is positive, also where nobody has confirmed the alert.
+        if positives := self.lost.positives + self.kept.positives:
+            text += f"; of {positives:,} with a positive label {self.kept.positives:,} stay"
         if self.gained.positives:
             text += f", and {self.gained.positives:,} are new"
         return text

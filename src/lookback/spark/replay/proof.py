@@ -25,6 +25,7 @@ from lookback.core.streams.alerts import ACTION_STRENGTHS
 from lookback.core.streams.blocks import ALERTS_SCHEMA, LATE_SCHEMA
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
+from lookback.core.values.texts import count_noun
 from lookback.spark.following.listfeed import ReplayedLists
 from lookback.spark.platform.faults import explain_unreadable
 from lookback.spark.platform.session import open_own_session
@@ -77,6 +78,15 @@ class Proof:
     def holds(self) -> bool:
         """True if no row differs and no event is missing."""
         return not (self.only_recorded or self.only_replayed or self.unjudged)
+
+
+def describe_match(rows: Iterable[Proof]) -> str:
+    """Says that the rows of a proof that holds match a replay, and how many could not be compared."""
+    unprovable = sum(each.unprovable for each in rows)
+    if not unprovable:
+        return "all rows match a replay"
+    verb = "is" if unprovable == 1 else "are"
+    return f"all rows that can be proved match a replay; {count_noun(unprovable, 'row')} {verb} unprovable"
 
 
 @dataclass
