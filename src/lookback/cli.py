@@ -13,7 +13,7 @@ from lookback.commands.options import FOUND_PROBLEMS, WRONG_USE, CommandOptions,
 from lookback.config import Settings
 from lookback.core.errors import LookbackError, RuleError, SetupError, StreamError
 from lookback.spark.platform.faults import explain_full_disk
-from lookback.views.terminal import OutputClosed, safe_output
+from lookback.views.terminal import OutputClosed, print_json, safe_output
 
 # As of a program that SIGPIPE ends: 128 + 13.
 _OUTPUT_CLOSED = 141
@@ -80,9 +80,30 @@ def _make_parser() -> argparse.ArgumentParser:
     commands = Commands(parser, places)
     for subject in (upkeep, rules, streams, alerts, lists, backtests, imports):
         subject.add_commands(commands)
+    commands.add("mcp", _mcp, "serve an assistant over stdio, by the Model Context Protocol")
+    new = commands.add("new", _new, "make a repository of your own: conf, rules, CI and a Databricks bundle")
+    option(new, "folder", "a new or empty folder", "DIR", type=Path)
     demo = commands.add("demo", _demo, "the main job on real transactions, in a folder of its own")
     option(demo, "--events", "Parquet file of transactions (default: the sample in conf/samples)")
     return parser
+
+
+def _new(options: CommandOptions) -> None:
+    from lookback.project import make_project
+
+    files = make_project(options.folder)
+    if options.wants_json:
+        print_json({"file": name} for name in files)
+        return
+    print(f"wrote {len(files)} files into {options.folder}; its README.md says what to do first")
+
+
+def _mcp(options: CommandOptions) -> None:
+    from lookback.agents import serve
+
+    names = ("root", "catalog", "schema", "warehouse", "conf")
+    places = [f"--{name}={getattr(options, name)}" for name in names if hasattr(options, name)]
+    serve(lambda arguments: _run([*places, *arguments]), options.open_workspace().conf)
 
 
 def _demo(options: CommandOptions) -> None:

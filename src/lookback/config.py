@@ -58,6 +58,7 @@ class Settings:
         schema: Schema of the tables in the catalog.
         retention: Age at which `maintain` deletes rows, by table; other tables keep all rows.
         gate: Conditions that a rule version must meet before it becomes active; None for no conditions.
+        agents_publish: Whether an assistant may publish rules, as drafts or in shadow, by `lookback mcp`.
     """
 
     root: str
@@ -73,6 +74,7 @@ class Settings:
     schema: str = ""
     retention: Mapping[str, dt.timedelta] = field(default_factory=dict)
     gate: Gate | None = None
+    agents_publish: bool = False
 
     @classmethod
     def local(
@@ -103,7 +105,8 @@ class Settings:
         folder = Path(conf or os.environ.get("LOOKBACK_CONF") or DEFAULT_CONF)
         file = folder / "settings.yml"
         of_profile: dict[str, Any] = {"every": "", "admission": {}, "spark": {}}
-        texts = {"profile": "", "metrics": "", "shards": "", "accept_unknown_checkpoint": "false"}
+        texts = {"profile": "", "metrics": "", "shards": ""}
+        texts |= dict.fromkeys(("accept_unknown_checkpoint", "agents_publish"), "false")
         own = _run_settings(file, {**of_profile, **texts, "retention": {}, "gate": {}})
         name = profile or os.environ.get("LOOKBACK_PROFILE") or own["profile"]
         chosen = _run_settings(_profile_file(folder / "profiles", name), of_profile) if name else of_profile
@@ -124,6 +127,7 @@ class Settings:
             schema=schema or "",
             retention=_read_retention(own["retention"], file),
             gate=_read_gate(own["gate"], file),
+            agents_publish=_read_boolean(own["agents_publish"], "agents_publish", file),
         )
 
     def streams(self) -> dict[str, Stream]:

@@ -327,6 +327,16 @@ def try_rule(
     return run_trial(document, recent, stream, lists), find_data_remarks(rule, stream, recent, lists)
 
 
+def draft_rule_tests(tables: Tables, document: Mapping[str, Any], stream: Stream, events: int) -> list[dict[str, Any]]:
+    """Drafts tests of a rule from the newest `events` events of its stream. Raises RuleError and SetupError."""
+    from lookback.spark.tables.history import read_recent_events
+    from lookback.testing.drafts import draft_tests
+
+    if not tables.exists(stream.name):
+        raise SetupError(f"{stream.name!r} has no events to draft tests from; ingest some first")
+    return draft_tests(document, read_recent_events(tables, stream, events), stream)
+
+
 def read_what_if(document: Mapping[str, Any], vary: str, since: str) -> tuple[dict[str, Any], Range]:
     """Reads the values and the range of a what-if about a rule.
 

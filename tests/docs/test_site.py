@@ -75,3 +75,27 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
         where for each in tmp_path.rglob("*.html") for where in re.findall(loaded, each.read_text("utf-8"))
     } == set()
     assert (tmp_path / "search/search_index.json").stat().st_size > 100_000
+
+
+def test_llms_txt_names_every_page_of_the_site() -> None:
+    """For programs that read the site: its pages by kind, in the order of the navigation."""
+
+    def lines(nav: Any, title: str = "") -> Iterator[str]:
+        if isinstance(nav, str):
+            # The overview of a part has no title of its own.
+            named = title or next(line[2:] for line in (DOCS / nav).read_text("utf-8").splitlines() if line)
+            yield f"- [{named}]({nav.removesuffix('.md')}.html)"
+        elif isinstance(nav, dict):
+            for name, each in nav.items():
+                yield from lines(each, name)
+        else:
+            for each in nav:
+                yield from lines(each)
+
+    parts = []
+    for part in SITE["nav"]:
+        ((title, nav),) = part.items()
+        parts.append("\n".join([f"## {title}\n", *lines(nav, title if isinstance(nav, str) else "")]) + "\n")
+    begin = f"# {SITE['site_name']}\n\n> {SITE['site_description']}\n"
+    expected = "\n".join([begin, *parts])
+    assert (DOCS / "llms.txt").read_text(encoding="utf-8") == expected

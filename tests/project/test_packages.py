@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lookback.project import SHARED
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = runpy.run_path(str(ROOT / "dev/tools/packages.py"))
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -49,8 +51,13 @@ def test_packages_have_every_file_of_the_source_and_nothing_else(packages: tuple
         for path in (ROOT / "src").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    copied = {
+        f"lookback/template/shared/{path.relative_to(ROOT).as_posix()}"
+        for name in SHARED
+        for path in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).iterdir())
+    }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == source
+    assert names == source | copied
     with tarfile.open(sdist) as archive:
         there = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"src/{name}" for name in source} | {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"} <= there

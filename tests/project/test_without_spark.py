@@ -46,16 +46,22 @@ COMMANDS = {
     "advance": ["transactions", "2026-01-01"],
     "backtest": [RULE], "features": [RULE, "--out", "x"], "prove": ["transactions"], "rules push": [RULE], "rules list": [], "rules show": ["r"], "rules pause": ["r"], "rules resume": ["r"], "rules retire": ["r"],
     "rules set": ["r", "n=1"], "rules compare": ["r"], "rules activate": ["r"], "rules diff": ["r", "1", "2"], "rules clear-state": ["transactions"], "rules retire-all": ["transactions"], "rules export": [],
-    "rules coverage": [],
+    "rules coverage": [], "rules draft-tests": [RULE],
 }  # fmt: skip
-WITHOUT = {"rules check": [RULE], "rules schema": [], "stream new": [str(ROOT / "conf/samples/transactions.parquet")]}
+WITHOUT = {
+    "rules check": [RULE],
+    "rules schema": [],
+    "stream list": [],
+    "new": ["project"],
+    "stream new": [str(ROOT / "conf/samples/transactions.parquet")],
+}
 TO_TRANSACTIONS = ["--stream", "transactions"]
 WITHOUT |= {
     f"import {name}": [str(ROOT / "tests/data" / name), *TO_TRANSACTIONS] for name in ("panther", "flink", "aws")
 }
 WITHOUT["import aws"] += ["--map", str(ROOT / "tests/data/aws/map.yml")]
-# It talks to a workspace and has an extra of its own.
-ELSEWHERE = ("remote",)
+# They have extras of their own.
+ELSEWHERE = ("remote", "mcp")
 if sys.version_info >= (3, 11):
     WITHOUT["import elastic"] = [str(ROOT / "tests/data/elastic"), *TO_TRANSACTIONS]
     WITHOUT["import sigma"] = [str(ROOT / "tests/data/sigma"), *TO_TRANSACTIONS]
@@ -93,7 +99,7 @@ def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Pa
     environment = {**os.environ, "DESK_URL": "https://desk.example.com"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=json.dumps(commands), capture_output=True, text=True, check=False,
-        env=environment, timeout=120,
+        env=environment, cwd=tmp_path, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = dict(zip(asked, json.loads(done.stdout), strict=True))

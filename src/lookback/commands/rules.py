@@ -65,6 +65,9 @@ def _add_subcommands(commands: Commands) -> None:
     option(check, "--max-alerts-per-day", text, "N", type=float)
     option(check, "--since", "with --backtest: the event time from which alerts count", "TIME")
     option(check, "--until", "with --backtest: the event time before which alerts count", "TIME")
+    text = "draft tests of a rule from the newest events of its stream: the fewest that alert, and a near miss"
+    drafted = commands.add("draft-tests", _draft_tests, text, "file")
+    option(drafted, "--events", "how many of the newest events to read (50000)", "N", type=int, default=50_000)
     listed = commands.add("list", _list_rules, "list the last version of every rule")
     option(listed, "--tag", "only rules with this tag, such as attack.t1110; capitals make no difference")
     text = "show which MITRE ATT&CK techniques and tactics have rules, by the tags of the rules"
@@ -199,8 +202,25 @@ def _push_rules(options: CommandOptions) -> int:
         if young := describe_young_stream(rules, document):
             warn(f"warning: {document['rule_id']}: {young}")
         version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
-        print_lines(*verbs.describe_new_version(rules, document["rule_id"], version))
+        if options.wants_json:
+            status = rules.choose_status(options.status)
+            print_json([{"rule_id": document["rule_id"], "version": version, "status": status}])
+        else:
+            print_lines(*verbs.describe_new_version(rules, document["rule_id"], version))
     return 0
+
+
+def _draft_tests(options: CommandOptions) -> None:
+    from lookback.testing.rule_tests import check_rule
+
+    document = load_rule_document(options.file)
+    place = options.open_workspace()
+    stream = place.streams[check_rule(document, place.streams).spec.stream]
+    tests = verbs.draft_rule_tests(place.tables, document, stream, options.events)
+    if options.wants_json:
+        print_json(tests)
+        return
+    print_document(yaml.safe_dump({"tests": tests}, sort_keys=False, allow_unicode=True))
 
 
 def _activate(options: CommandOptions) -> int:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 def add_commands(commands: Commands) -> None:
     """Adds these commands."""
     text = "draft the declaration of a stream from a file of its events, for you to edit"
-    new = commands.add_group("stream", "declare a stream").add("new", _draft_stream, text)
+    streams = commands.add_group("stream", "declare and list streams")
+    streams.add("list", _list_streams, "list the declared streams with their fields")
+    new = streams.add("new", _draft_stream, text)
     option(new, "file", "a CSV, JSON lines or Parquet file, or a folder of them")
     option(new, "--name", "the stream's name (default: the file's)", default="")
     add_format(new, "needed if the suffix does not show it", default="")
@@ -139,6 +141,22 @@ def _list_rejected(options: CommandOptions) -> None:
         rows = [row.asDict() for row in rejected.read().limit(options.limit).collect()]
         print_table(rows, ("ingested_at", "reason", "source", "raw"))
         print(f"correct the stream's declaration or `raw`, then: lookback ingest {stream.name} --retry-rejected")
+
+
+def _list_streams(options: CommandOptions) -> None:
+    rows = [
+        {
+            "stream": stream.name,
+            "event_id": stream.event_id,
+            "event_time": stream.event_time,
+            "fields": stream.table_columns,
+            "comments": dict(stream.comments),
+        }
+        for stream in options.open_workspace().streams.values()
+    ]
+    if not options.wants_json:
+        rows = [{**row, "fields": ", ".join(stream_fields)} for row in rows if (stream_fields := row["fields"])]
+    options.show_rows(rows, ("stream", "event_id", "event_time", "fields"))
 
 
 def _draft_stream(options: CommandOptions) -> int:
