@@ -52,7 +52,7 @@ WITHOUT = {
     "rules check": [RULE],
     "rules schema": [],
     "stream list": [],
-    "new": ["project"],
+    "new": [],
     "stream new": [str(ROOT / "conf/samples/transactions.parquet")],
 }
 TO_TRANSACTIONS = ["--stream", "transactions"]
@@ -94,12 +94,12 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Path, tmp_path: Path) -> None:
     place = ["--root", str(tmp_path / "lakehouse"), "--conf", str(conf)]
-    asked = {**COMMANDS, **WITHOUT}
+    asked = {**COMMANDS, **WITHOUT, "new": [str(tmp_path / "project")]}
     commands = [[*name.split(), *words, *place] for name, words in asked.items()]
     environment = {**os.environ, "DESK_URL": "https://desk.example.com"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=json.dumps(commands), capture_output=True, text=True, check=False,
-        env=environment, cwd=tmp_path, timeout=120,
+        env=environment, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = dict(zip(asked, json.loads(done.stdout), strict=True))
