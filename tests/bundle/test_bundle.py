@@ -589,7 +589,7 @@ def test_the_runtimes_of_the_targets_are_known() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, by the bundle's own command on a copy of what it is made of."""
     place = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src", "databricks.yml", "conf", "notebooks"):
         (place / name).symlink_to(ROOT / name)
     # As installed for work on Lookback, so no network: this spelling of pip's means no isolation.
     variables = {

@@ -257,19 +257,25 @@ FORM = SimpleNamespace(
 )  # fmt: skip
 
 
+def open_from_notebook(conf: Path, form: SimpleNamespace, wanted: bool = True) -> Any:
+    """The desk, as notebook 2 opens it."""
+    workspace = make_workspace(conf)
+    return notebook.open_author_desk(workspace, form, notebook.rule_form(workspace, form), wanted)
+
+
 def test_the_notebook_begins_with_its_parameters_or_with_a_file_whose_comments_stay(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     shown = list[Any]()
     monkeypatch.setattr(showing, "has_person", lambda: True)
     monkeypatch.setattr(showing, "show", shown.append)
-    desk = notebook.open_author_desk(make_workspace(conf), FORM)
+    desk = open_from_notebook(conf, FORM)
     assert desk is not None
     assert shown == [desk.widget]
     assert desk.checked.is_fine
     assert desk.text.document["measures"] == {"total": "sum(amount)", "n": "count(*)"}
     file = SimpleNamespace(**{**vars(FORM), "rule_file": "spend-against-usual.yml"})
-    desk = notebook.open_author_desk(make_workspace(conf), file)
+    desk = open_from_notebook(conf, file)
     assert desk is not None
     assert "# the month that ended a day ago" in desk.text.text
     assert desk.save() == conf / "rules/spend-against-usual.yml"
@@ -278,16 +284,16 @@ def test_the_notebook_begins_with_its_parameters_or_with_a_file_whose_comments_s
 def test_without_a_person_or_widgets_the_notebook_says_so_and_goes_on(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    assert notebook.open_author_desk(make_workspace(conf), FORM) is None
+    assert open_from_notebook(conf, FORM) is None
     assert notebook.open_stream_desk(make_workspace(conf)) is None
     assert capsys.readouterr().out.count("No desk: the notebook runs non-interactively") == 2
     monkeypatch.setattr(showing, "has_person", lambda: True)
-    assert notebook.open_author_desk(make_workspace(conf), FORM, wanted=False) is None
+    assert open_from_notebook(conf, FORM, wanted=False) is None
     capsys.readouterr()
     for name in ("authoring", "streams"):
         monkeypatch.delitem(sys.modules, f"lookback.desk.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert notebook.open_author_desk(make_workspace(conf), FORM) is None
+    assert open_from_notebook(conf, FORM) is None
     assert notebook.open_stream_desk(make_workspace(conf)) is None
     assert capsys.readouterr().out.count("The desk needs the package ipywidgets, which is not installed") == 2
 
