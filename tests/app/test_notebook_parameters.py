@@ -223,6 +223,17 @@ def test_a_parameter_for_jobs_alone_has_no_widget_and_keeps_its_default_unless_g
     assert notebook.parameters({"root": "here"}, also={"desk": True}).desk is False
 
 
+@pytest.mark.parametrize("name", ["02_author_rules", "04_review_alerts"])
+def test_the_parameters_of_a_notebook_with_a_desk_are_folded(name: str):
+    cells = nbformat.read(NOTEBOOKS[0].parent / f"{name}.ipynb", as_version=4).cells
+    at = next(n for n, cell in enumerate(cells) if cell.source == "## Parameters")
+    assert cells[at].metadata["jp-MarkdownHeadingCollapsed"]
+    folded = next(n for n, cell in enumerate(cells) if n > at and cell.source.startswith("## "))
+    code = [cell for cell in cells[at:folded] if cell.cell_type == "code"]
+    assert len(code) == 2
+    assert all(cell.metadata["jupyter"]["source_hidden"] for cell in code)
+
+
 def test_a_rule_file_is_found_beside_the_streams(tmp_path: Path):
     (tmp_path / "rules").mkdir()
     (tmp_path / "rules" / "mine.yml").write_text("rule_id: mine\n")

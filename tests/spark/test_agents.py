@@ -26,6 +26,8 @@ LARGE = {
 }  # fmt: skip
 
 
+# A server with a Spark of its own: a minute and more.
+@pytest.mark.long
 def test_a_rule_is_written_tried_and_published_as_a_draft(ready: Tables, capsys: pytest.CaptureFixture[str]) -> None:
     conf = Path(str(ready.root), "conf")
     (conf / "streams").mkdir(parents=True)
