@@ -97,6 +97,9 @@ def test_an_age_includes_its_end(age: str, shown: list[int]):
 def test_the_first_order_is_that_of_the_open_queue():
     alerts = [alert(4, severity="low"), alert(3, severity="medium"), alert(2), alert(1), alert(5, severity="critical")]
     assert ids(queue_of(*alerts).shown) == [5, 1, 2, 3, 4]
+    # Of equal severity the score decides, then the time.
+    scored = [alert(1), alert(2, score=40), alert(3, score=7), alert(4, score=99, severity="medium")]
+    assert ids(queue_of(*scored).shown) == [2, 3, 1, 4]
     # Equal in all else: the rule's id decides, then the alert's.
     same = [
         alert(9, event_time=NOW, rule_id="b"),
@@ -116,6 +119,16 @@ def test_other_orders():
     assert ids(queue_of(*alerts, order="oldest first").shown) == [3, 2, 1]
     assert ids(queue_of(*alerts, order="rule").shown) == [1, 3, 2]
     assert ids(queue_of(*alerts, order="entity").shown) == [2, 3, 1]
+
+
+def test_alerts_of_one_entity_have_its_key_in_the_same_stream_and_pass_the_filter():
+    of_one = {"key": {"customer": "c1"}}
+    alerts = (
+        alert(1), alert(2, rule_id="burst", **of_one), alert(3), alert(4, stream="logins", **of_one),
+        alert(5, severity="low", **of_one), alert(6, is_snoozed=True, **of_one),
+    )  # fmt: skip
+    queue = queue_of(*alerts)
+    assert [int(each, 16) for each in queue.list_like(alerts[0])] == [1, 2, 5]
 
 
 def test_pages_hold_fifty_and_there_is_always_one():

@@ -326,6 +326,18 @@ def test_all_that_the_filter_shows_are_chosen_on_every_page():
     assert person.title == "No open alert matches the filter."
 
 
+def test_all_alerts_of_the_open_ones_entity_are_chosen():
+    person = Person(alert(1), alert(2), alert(3, rule_id="burst", key={"customer": "c1"}))
+    person.press("choose-like")
+    assert person.status == "2 alerts chosen: a decision applies to all of them."
+    person.fill("note", "one thief")
+    person.press("decide-confirmed")
+    assert [number for number, *_ in person.decided] == [1, 3]
+    person.press("decide-benign")
+    person.press("choose-like")
+    assert person.status == "Problem: No alert is open: choose one in the queue."
+
+
 def test_filters_and_orders_choose_what_is_listed():
     person = Person(alert(1), alert(2, rule_id="burst"), alert(3, severity="critical"), alert(4, is_snoozed=True))
     assert "customer c3" in person.title
@@ -419,7 +431,7 @@ def test_every_control_has_a_title_and_a_sentence_and_tab_reaches_it_in_the_orde
     assert names == [
         "lookback-filter-rule", "lookback-filter-severity", "lookback-filter-tag", "lookback-filter-entity", "lookback-filter-age",
         "lookback-filter-snoozed", "lookback-order", "lookback-read", "lookback-queue-list", "lookback-previous-page",
-        "lookback-next-page", "lookback-choose-all", "lookback-note", "lookback-decide-confirmed",
+        "lookback-next-page", "lookback-choose-like", "lookback-choose-all", "lookback-note", "lookback-decide-confirmed",
         "lookback-decide-false-positive", "lookback-decide-benign", "lookback-decide-unclear", "lookback-skip", "lookback-undo",
         "lookback-snooze-until", "lookback-snooze-reason", "lookback-snooze", "lookback-events",
     ]  # fmt: skip

@@ -46,6 +46,7 @@ class QueueView:
         turn: Callable[[int], None],
         read: Callable[[], None],
         choose_all: Callable[[], None],
+        choose_like: Callable[[], None],
     ) -> None:
         self._show, self._choose, self._filling = show, choose, parts.Filling()
         self._shown: Sequence[QueuedAlert] = ()
@@ -58,6 +59,8 @@ class QueueView:
         after = button("Next page", partial(turn, 1), "Show the page after", "lookback-next-page")
         hint = "Choose all alerts that the filter shows, on every page, for one decision"
         choosing = button("Choose all shown", choose_all, hint, "lookback-choose-all")
+        hint = "Choose all alerts that the filter shows of this alert's key, on every page, for one decision"
+        grouping = button("Choose this entity's", choose_like, hint, "lookback-choose-like")
         self._head = parts.make_text("", "lookback-head", "lookback-list-head")
         hint = "Arrows open another one; with Shift or Ctrl several are chosen"
         kind, names = ipywidgets.SelectMultiple, ("lookback-queue-list", "lookback-named")
@@ -65,7 +68,7 @@ class QueueView:
         self._filling.observe(self._list, self._choose_listed, "index")
         self._page = parts.make_text("", "lookback-page")
         filters = parts.make_row(*self._filters.values(), reading, name="lookback-filters")
-        pages = parts.make_row(before, self._page, after, choosing)
+        pages = parts.make_row(before, self._page, after, grouping, choosing)
         self.widget = parts.make_column(filters, self._head, self._list, pages, name="lookback-queue")
 
     def offer(self, rules: Sequence[str], tags: Sequence[str]) -> None:

@@ -46,6 +46,7 @@ class QueuedAlert:
     measures: Mapping[str, str | None] = field(default_factory=dict)
     message: str = ""
     tags: Sequence[str] = ()
+    score: int = 0
     is_snoozed: bool = False
 
     @property
@@ -94,7 +95,13 @@ def _newest(alert: QueuedAlert) -> float:
 
 # The sort keys by title. The first is the order of `open_queue`; the id breaks ties.
 ORDERS: Mapping[str, Callable[[QueuedAlert], tuple[Any, ...]]] = {
-    "severity, then newest": lambda alert: (_rank(alert), _newest(alert), alert.rule_id, alert.alert_id),
+    "severity, score, newest": lambda alert: (
+        _rank(alert),
+        -alert.score,
+        _newest(alert),
+        alert.rule_id,
+        alert.alert_id,
+    ),
     "newest first": lambda alert: (_newest(alert), alert.alert_id),
     "oldest first": lambda alert: (-_newest(alert), alert.alert_id),
     "rule": lambda alert: (alert.rule_id, _rank(alert), _newest(alert), alert.alert_id),
@@ -155,6 +162,10 @@ class ReviewQueue:
     def on_page(self) -> Sequence[QueuedAlert]:
         """The alerts on the current page."""
         return self.shown[self.page * PAGE_SIZE : (self.page + 1) * PAGE_SIZE]
+
+    def list_like(self, alert: QueuedAlert) -> list[str]:
+        """Lists the shown alerts with the key of an alert, of any rule of its stream: about one entity."""
+        return [each.alert_id for each in self.shown if (each.stream, each.key) == (alert.stream, alert.key)]
 
     def turn_to(self, alert_id: str) -> int | None:
         """Turns to the page of an alert. Returns its position there; None if it is not shown."""

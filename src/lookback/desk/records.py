@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_QUEUED = 20_000
 _MAX_EVENTS = 50
 _COLUMNS: tuple[str, ...] = ("alert_id", "revision", "severity", "event_time", "decided_at", "rule_id", "rule_version")
-_COLUMNS += ("stream", "key", "measures", "message", "tags")
+_COLUMNS += ("stream", "key", "measures", "message", "tags", "score")
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,11 @@ class AlertRecords:
 def make_queued(row: Mapping[str, Any], snoozes: Sequence[Snooze] = ()) -> QueuedAlert:
     """Makes an alert of the queue from a row of `alerts` and the active snoozes."""
     maps: dict[str, Any] = {name: dict(row[name] or []) for name in ("key", "measures")}
-    values: dict[str, Any] = {
-        name: row[name] for name in _COLUMNS if name not in ("key", "measures", "message", "tags")
-    }
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS if name not in maps}
     values |= {name: row[name].astimezone(dt.timezone.utc) for name in ("event_time", "decided_at")}
     is_snoozed = any(each.covers({**values, **maps}) for each in snoozes)
-    values |= {"message": row["message"] or "", "tags": tuple(row["tags"] or ()), "is_snoozed": is_snoozed}
+    values |= {"message": row["message"] or "", "tags": tuple(row["tags"] or ()), "score": row["score"] or 0}
+    values["is_snoozed"] = is_snoozed
     return QueuedAlert(**values, **maps)
 
 

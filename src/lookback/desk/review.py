@@ -39,7 +39,7 @@ class ReviewDesk:
         self._seen_reviews: dict[str, tuple[Review, ...]] = {}
         self._chosen: tuple[str, ...] = ()
         self._ahead = Ahead(records, in_background=in_background)
-        self._list = QueueView(self.show, self.choose, self.turn, self.read, self.choose_all)
+        self._list = QueueView(self.show, self.choose, self.turn, self.read, self.choose_all, self.choose_like)
         self._alert = AlertView(self.decide, self.skip, self.undo, self.snooze)
         heading = parts.make_heading("Review desk")
         self.widget = parts.make_desk(heading, self.status.widget, self._list.widget, self._alert.widget)
@@ -86,10 +86,20 @@ class ReviewDesk:
     def choose_all(self) -> None:
         """Chooses all alerts that the filter shows, on all pages."""
         with self._working():
-            self._chosen = tuple(each.alert_id for each in self.queue.shown)
-            self._list.refresh(self.queue, self._chosen)
-            self._alert.name_chosen(len(self._chosen))
-            self.status.show(f"{count_noun(len(self._chosen), 'alert')} chosen: a decision applies to all of them.")
+            self._choose_many([each.alert_id for each in self.queue.shown])
+
+    def choose_like(self) -> None:
+        """Chooses all alerts that the filter shows of the open alert's entity, on all pages."""
+        with self._working():
+            if self._current is None:
+                raise ReviewError("No alert is open: choose one in the queue.")
+            self._choose_many(self.queue.list_like(self._current))
+
+    def _choose_many(self, alert_ids: Sequence[str]) -> None:
+        self._chosen = tuple(alert_ids)
+        self._list.refresh(self.queue, self._chosen)
+        self._alert.name_chosen(len(self._chosen))
+        self.status.show(f"{count_noun(len(self._chosen), 'alert')} chosen: a decision applies to all of them.")
 
     def skip(self) -> None:
         """Opens the next alert without a decision."""

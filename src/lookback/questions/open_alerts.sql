@@ -13,7 +13,7 @@ active AS (
 )
 SELECT
   a.severity, a.event_time, a.rule_id, a.rule_version, a.stream, a.key, a.message, a.measures, a.alert_id, a.revision,
-  a.event_id, a.window_start, a.window_end, a.window_complete, a.arrival, a.decided_at, a.entities, a.queue, a.tags,
+  a.event_id, a.window_start, a.window_end, a.window_complete, a.arrival, a.decided_at, a.entities, a.score, a.queue, a.tags,
   -- A snooze covers the alerts of its rule whose key has all values of its key.
   filter(
     s.snoozes,
