@@ -187,7 +187,7 @@ def backtest_rule(
         RuleError: If the rule is invalid.
     """
     if not run:
-        say("Skipped: set the parameter backtest to true to run the rule over all events.")
+        say("Skipped: run=True runs the rule over all events.")
         return None
     try:
         varied, within = verbs.read_what_if(document, vary, since)
@@ -300,7 +300,7 @@ def check_gate(
     """
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
     if not (run or activate):
-        say("Not checked: set the parameter gate to true.")
+        say("Not checked: run=True checks the rule.")
         return None
     if gate is None:
         say(verbs.NO_GATE)
