@@ -84,6 +84,7 @@ def test_on_databricks_auto_loader_finds_the_files_and_reads_none_of_them(monkey
 def test_elsewhere_a_plain_file_stream_does_and_knows_nothing_of_auto_loader(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
     reader = Recorder()
+    monkeypatch.setattr(Source, "list_files", lambda *_: ["in/a.csv"])
     given = {"maxFilesPerTrigger": "100", "cloudFiles.useManagedFileEvents": "true"}
     Source("in", "csv", given).watch(SimpleNamespace(readStream=reader))  # type: ignore[arg-type]
 

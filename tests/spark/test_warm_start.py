@@ -230,13 +230,14 @@ def test_push_says_what_history_there_is(tables: Tables) -> None:
 
 
 def test_c3_8_push_warns_where_a_window_is_longer_than_the_stream(tables: Tables) -> None:
-    rules, waits = RulesTable(tables, STREAMS), {**LONG, "when": "n >= 1 and window_complete"}
+    rules = RulesTable(tables, STREAMS)
+    waits = {**LONG, "window": "5 minutes", "when": "n >= 1 and window_complete"}
     assert describe_young_stream(rules, waits) == ""  # there is no event yet
     tables.create(STREAM)
     append(tables, part(1, 12))
     first, last = (pick(row["at"] for row in part(1, 12)) for pick in (min, max))
-    # Windows of LONG fit between the first and the last event, and two days do not.
-    assert last - first >= 30 * 60_000_000
+    # Five minutes fit between the first and the last event, and two days do not.
+    assert last - first >= 5 * 60_000_000
     assert describe_young_stream(rules, waits) == ""
     years = {**waits, "window": "2 days"}
     full = to_text(to_utc(first + 2 * _DAY))

@@ -131,7 +131,8 @@ class Source:
         reader = reader.schema(_FILE_SCHEMA).options(**self.make_watch_options(on_databricks()))
         # Streaming readers take any path as a pattern.
         path = self.path if self.is_pattern else escape_pattern(self.path)
-        if not self.is_pattern and self._is_file(spark):
+        # Auto Loader watches folders, which may hold millions of files.
+        if not self.is_pattern and not on_databricks() and self._is_file(spark):
             path = write_file_pattern(self.path)
         return reader.load(path).select("_metadata.file_path")
 
