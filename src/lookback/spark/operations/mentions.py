@@ -91,8 +91,10 @@ def _count_events(tables: Tables, stream: Stream, holds: Column) -> int | None:
 
 def _count_snoozes(tables: Tables, dependents: Dependents) -> dict[str, int]:
     """Counts the snoozes that mention a value of the request and that it does not delete, by stream of their rule."""
-    snoozes, known_by = tables.read("snoozes"), F.struct("rule_id", "key")
-    mentioning = dependents.select_by_key(snoozes.where("rule_id IS NOT NULL"), known_by).select("__known_by.rule_id")
+    snoozes = tables.read("snoozes").where("rule_id IS NOT NULL")
+    # A key may satisfy the condition and also have a value that only the events had. Spark cannot compare maps.
+    known_by = F.struct("rule_id", F.to_json(F.struct(*snoozes.columns)).alias("row"))
+    mentioning = dependents.select_by_key(snoozes, known_by).distinct().select("__known_by.rule_id")
     stream = F.coalesce(F.get_json_object("document", "$.stream"), F.lit(""))
     rules = tables.read("rules").select("rule_id", stream.alias("stream")).distinct()
     own = rules.where(F.col("stream") == F.lit(dependents.stream.name)).select("rule_id")
