@@ -105,12 +105,11 @@ def prove(
         with run(place.tables, each, place.streams, saved=folder, accept=accept) as proofs:
             rows += [{"stream": name, **asdict(row)} for row in proofs.rows]
             first, last = proofs.commits
-            holds = all(row.holds for row in proofs.rows)
-            outcome = describe_match(proofs.rows) if holds else "the tables differ from a replay"
+            outcome = describe_match(proofs.rows)
             show(text(f"{name}: commits {first} to {last}: {outcome}." if first <= last else f"{name}: nothing new."))
             if proofs.gone:
                 show(text(f"{name}: {proofs.gone}."))
-            if not holds:
+            if not all(row.holds for row in proofs.rows):
                 differing.append(name)
                 show(proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_DIFFERENCES).toPandas())
     names = ["stream", "rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged"]

@@ -5,7 +5,7 @@ An operation that `lookback.spark` offers as one call has no second name here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -266,6 +266,13 @@ def describe_new_version(rules: RulesTable, rule_id: str, version: int, what: st
     return lines
 
 
+def describe_published(rule_id: str, version: int, status: str, then: str = "") -> str:
+    """Says at a desk or in a notebook what became of a rule's new version; `then` what is left to do for a draft."""
+    if status == "draft":
+        return f"{rule_id} version {version} is a draft: it is not in force yet{then}."
+    return f"{rule_id} is published as version {version}, {status}."
+
+
 def list_queue_notes(tables: Tables, days: float) -> list[str]:
     """Says how many alerts the open queue of the last `days` leaves out, as they are snoozed or older."""
     from lookback.spark.review import note_on_older, note_on_snoozed
@@ -379,6 +386,12 @@ def run_what_if(
         streams=rules.streams,
         progress=progress,
     )
+
+
+def describe_comparisons(result: Backtest, varied: Iterable[str]) -> list[str]:
+    """Says of each variant of a backtest how it differs from the version that it is compared with, if with any."""
+    variants = zip(result.figures, result.comparisons, strict=False)
+    return [describe_against(compared, {name: each.parameters[name] for name in varied}) for each, compared in variants]
 
 
 def describe_against(compared: RunComparison, values: Mapping[str, Any]) -> str:

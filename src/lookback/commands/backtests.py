@@ -180,8 +180,8 @@ def _prove(options: CommandOptions) -> int:
             found = proofs.differences.orderBy("arrival", "rule_id").limit(_MAX_SHOWN).collect()
             text = "only {side}: {verdict} {alert_id} of {rule_id}, commit {arrival}: {message}"
             lines = [*(text.format(**row.asDict()) for row in found), *filter(None, [proofs.gone])]
-            (first, last), outcome = proofs.commits, "the tables differ from a replay"
-            lines.append(f"commits {first} to {last}: {outcome if differs else describe_match(proofs.rows)}")
+            first, last = proofs.commits
+            lines.append(f"commits {first} to {last}: {describe_match(proofs.rows)}")
         names = ("rule_id", "alike", "only_recorded", "only_replayed", "unprovable", "unjudged")
         options.show_rows(rows, names, *lines)
     return FOUND_PROBLEMS if differs else 0

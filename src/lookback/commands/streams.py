@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -144,7 +144,7 @@ def _list_rejected(options: CommandOptions) -> None:
 
 
 def _list_streams(options: CommandOptions) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "stream": stream.name,
             "event_id": stream.event_id,
@@ -155,7 +155,7 @@ def _list_streams(options: CommandOptions) -> None:
         for stream in options.open_workspace().streams.values()
     ]
     if not options.wants_json:
-        rows = [{**row, "fields": ", ".join(stream_fields)} for row in rows if (stream_fields := row["fields"])]
+        rows = [{**row, "fields": ", ".join(row["fields"])} for row in rows]
     options.show_rows(rows, ("stream", "event_id", "event_time", "fields"))
 
 

@@ -48,8 +48,7 @@ def rule_form(workspace: Workspace, form: SimpleNamespace, written: str = "") ->
     separated by semicolons or lines. The rule is about the notebook's stream.
     """
     document = _read_rule_file(workspace, form.rule_file) or _make_document(workspace, form, written)
-    show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
-    return document
+    return _show_document(document)
 
 
 def open_rule(workspace: Workspace, rule: str) -> dict[str, Any]:
@@ -65,6 +64,10 @@ def open_rule(workspace: Workspace, rule: str) -> dict[str, Any]:
                 f"rule {rule!r} is neither a file in conf/rules nor a published rule; set rule to one of them"
             )
         document = dict(published[rule])
+    return _show_document(document)
+
+
+def _show_document(document: dict[str, Any]) -> dict[str, Any]:
     show(code(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)))
     return document
 
@@ -102,7 +105,8 @@ def open_author_desk(
 ) -> Authoring | None:
     """Shows a desk for writing a rule: form, YAML, checks, trials, what-if, the gate, saving, publishing.
 
-    It starts with the document, or with the text of `form.rule_file` if that is set. There is no desk unless it is wanted, see `show_desk`.
+    It starts with the document, or with the text of `form.rule_file` if that is set. There is no desk unless it is
+    wanted, see `show_desk`.
     """
 
     def read() -> RuleText:
@@ -201,8 +205,7 @@ def backtest_rule(
             today = (document.get("parameters") or {}).get(name)
             show(whatif.plot_alerts_by_value(result.figures, name, today=today, budget=budget or None))
             show(whatif.plot_precision_by_value(result.figures, name, today=today))
-        for figures, compared in zip(result.figures, result.comparisons, strict=False):
-            show(text(verbs.describe_against(compared, {name: figures.parameters[name] for name in varied})))
+        show(*map(text, verbs.describe_comparisons(result, varied)))
     say(f"{document['rule_id']} over {result.events:,} events; nothing was published.")
     return frame
 
@@ -264,11 +267,7 @@ def publish_rule(
         say("Not published: set the parameter publish to true.")
         return None
     version = workspace.rules.push(document, status=status, author=author, comment=comment)
-    rule_id = document["rule_id"]
-    if (chosen := workspace.rules.choose_status(status)) == "draft":
-        say(f"{rule_id} version {version} is a draft: it is not in force yet.")
-    else:
-        say(f"{rule_id} is published as version {version}, {chosen}.")
+    say(verbs.describe_published(document["rule_id"], version, workspace.rules.choose_status(status)))
     return version
 
 

@@ -101,10 +101,8 @@ def describe_young_stream(rules: RulesTable, document: Mapping[str, Any] | Rule)
         return ""
     if not tables.exists(name) or tables.is_unwritten(name):
         return ""
-    time_, reach = (
-        F.unix_micros(rules.streams[name].event_time),
-        max(_find_reach(each.window) for each in compiled.measures),
-    )
+    time_ = F.unix_micros(rules.streams[name].event_time)
+    reach = max(span.reach for span in _find_spans(compiled))
     ((first, last),) = tables.read(name).agg(F.min(time_), F.max(time_)).collect()
     begins, full = compiled.spec.effective_from, None if first is None else first + reach
     if full is None or last >= full or (begins is not None and begins >= full):

@@ -38,8 +38,8 @@ class DocumentTrial:
 
     `errors` has the rows that rule_log would have. `final_alerts` has the last row of each alert that was not
     retracted. `values` has rows with event_time, value (NaN for none) and flagged, for each final alert and, for
-    comparison, a random sample of at most 5,000 other events or windows. `name` is the measure or field of the values, and `limits` are the
-    numbers that `when` compares it with. Event rules and sequences have neither name nor values.
+    comparison, a random sample of at most 5,000 other events or windows. `name` is the measure or field of the values,
+    and `limits` are the numbers that `when` compares it with. Event rules and sequences have neither name nor values.
     """
 
     events: pd.DataFrame = field(repr=False)

@@ -29,7 +29,7 @@ def main_measure(rule: CompiledRule) -> CompiledMeasure:
 
 
 def draws_values(measure: CompiledMeasure) -> bool:
-    """Whether a picture draws the argument of each event; otherwise each event is one, as for counts and for texts."""
+    """Returns whether a picture draws the argument of each event; for counts and texts it draws 1 for each event."""
     argument, aggregate = measure.feature.argument, measure.feature.aggregate
     return argument is not None and not isinstance(aggregate, Count) and argument.type.is_numeric
 

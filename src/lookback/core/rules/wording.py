@@ -176,9 +176,12 @@ def _find_limits(rule: CompiledRule, among: Iterable[str]) -> Mapping[str, tuple
 
 @dataclass(frozen=True)
 class RelativeLimit:
-    """An expression over measures that `when` compares a measure, or a field of the judged event, with.
+    """An expression that `when` compares a measure, or a field of the judged event, with.
 
-    name: the measure or field, in lower case. measures: the names that `text` reads.
+    Attributes:
+        name: The measure or field, in lower case.
+        text: The expression.
+        measures: The measures that it reads.
     """
 
     name: str

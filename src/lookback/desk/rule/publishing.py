@@ -13,7 +13,7 @@ from lookback.core.rules.gate import Condition, Gate, hash_document
 from lookback.core.values.texts import count_noun
 from lookback.desk import parts
 from lookback.spark.activation import Approval, activate, check_document, find_candidate
-from lookback.verbs import NO_GATE
+from lookback.verbs import NO_GATE, describe_published
 
 if TYPE_CHECKING:
     from lookback.desk.work import Work
@@ -105,10 +105,7 @@ class PublishingPanel:
 
         def show(version: int) -> None:
             chosen = self._rules.choose_status(status)
-            said = f"{document['rule_id']} is published as version {version}, {chosen}."
-            if chosen == "draft":
-                then = "" if chosen == status else "; the settings have a gate: Activate makes it active"
-                said = f"{document['rule_id']} version {version} is a draft: it is not in force yet{then}."
-            self._work.status.show(said, "done")
+            then = "" if chosen == status else "; the settings have a gate: Activate makes it active"
+            self._work.status.show(describe_published(document["rule_id"], version, chosen, then), "done")
 
         self._work.start("Publish", work, show, is_lasting=True)

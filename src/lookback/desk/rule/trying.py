@@ -14,7 +14,7 @@ from lookback.core.values.texts import count_noun
 from lookback.desk import parts
 from lookback.desk.rule.sliders import Sliders, TakeValues
 from lookback.desk.rule.tuning import Tuning
-from lookback.verbs import describe_against, read_what_if, run_what_if, try_rule
+from lookback.verbs import describe_comparisons, read_what_if, run_what_if, try_rule
 from lookback.views import pictures
 
 if TYPE_CHECKING:
@@ -106,10 +106,7 @@ class TryingPanel:
 
         def show(result: Backtest) -> None:
             self._sliders.show(Tuning(result.figures, document.get("parameters") or {}), self._budget.value or None)
-            beside = [
-                f" {describe_against(compared, {name: each.parameters[name] for name in varied})}"
-                for each, compared in list(zip(result.figures, result.comparisons, strict=False))[:1]
-            ]
+            beside = [f" {each}" for each in describe_comparisons(result, varied)[:1]]
             self._work.status.show(f"{result.events:,} events judged; nothing was published.{''.join(beside)}", "done")
 
         self._work.start("Backtest", work, show)

@@ -81,7 +81,10 @@ class Proof:
 
 
 def describe_match(rows: Iterable[Proof]) -> str:
-    """Says that the rows of a proof that holds match a replay, and how many could not be compared."""
+    """Says whether the rows of a proof match a replay, and if they do, how many could not be compared."""
+    rows = list(rows)
+    if not all(each.holds for each in rows):
+        return "the tables differ from a replay"
     unprovable = sum(each.unprovable for each in rows)
     if not unprovable:
         return "all rows match a replay"
