@@ -68,10 +68,9 @@ def find_mentions(
     own, snoozes = dependents.stream, _count_snoozes(tables, dependents)
     found = []
     for stream in streams:
-        types = [(stream.fields.get(name), own.fields[name]) for name in condition.fields]
         if stream.name == own.name or stream.is_of_alerts:
             continue
-        is_like = all(mine == theirs for mine, theirs in types)
+        is_like = all(stream.fields.get(name) == own.fields[name] for name in condition.fields)
         events = _count_events(tables, stream, holds) if is_like else 0
         found.append(Mention(stream.name, condition.sql, events, snoozes.pop(stream.name, 0)))
     left = sum(number for name, number in snoozes.items() if name != own.name)
