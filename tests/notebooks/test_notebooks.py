@@ -141,11 +141,12 @@ def test_4a_rules_are_measured_by_labels(place: Path, run: Run):
         assert f"a picture: {picture}" in said
 
 
-def test_4b_an_event_without_an_alert_is_explained_and_a_rule_snoozed(place: Path, run: Run):
+def test_4b_an_event_without_an_alert_is_explained_and_a_key_snoozed(place: Path, run: Run):
     first = str(pq.read_table(place / "events.parquet", columns=["transaction_id"])["transaction_id"][0].as_py())
+    alert_id = pq.read_table(place / "lakehouse/alerts", columns=["alert_id"])["alert_id"][0].as_py()
     said = run(
-        "04b_explain_or_snooze.ipynb", rule_id="customer-day", event_id=first, snooze_until="8 hours",
-        snooze_reason="known", reviewer="kim",
+        "04b_explain_or_snooze.ipynb", rule_id="customer-day", event_id=first, alert_id=alert_id,
+        snooze_until="8 hours", snooze_reason="known", reviewer="kim",
     )  # fmt: skip
     assert "the condition does not hold: " in said
     assert re.search(r"customer-day.*kim", said)
