@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, ViewportSize
 
 Theme = Literal["JupyterLab Light", "JupyterLab Dark"]
 LIGHT: Theme = "JupyterLab Light"
@@ -20,8 +20,8 @@ _OPEN_MS = 120_000
 _RUN_MS = 300_000
 # A press asks the kernel, which may read tables, on a machine that may be busy.
 ANSWER_MS = 60_000
-# The height of all that JupyterLab has above and below a notebook, and a little more.
-_FRAME_PIXELS = 300
+# A laptop's screen.
+_WINDOW: ViewportSize = {"width": 1280, "height": 900}
 # Controls that a page of JupyterLab and a notebook have at most before one that is looked for.
 _MAX_TABS = 120
 _READY = """() => {
@@ -87,7 +87,7 @@ class NotebookPage:
     @classmethod
     def open(cls, browser: Browser, url: str, theme: Theme = LIGHT) -> NotebookPage:
         """Opens a notebook in a fresh profile of the browser, and waits until its kernel is idle."""
-        context = browser.new_context(viewport={"width": 1280, "height": 1000})
+        context = browser.new_context(viewport=_WINDOW)
         page = context.new_page()
         page.set_default_timeout(ANSWER_MS)
         page.goto(url, timeout=_OPEN_MS)
@@ -145,18 +145,19 @@ class NotebookPage:
         """Returns the accessible name of the control that has the focus."""
         return str(self.page.evaluate(_FOCUSED))
 
+    def scroll_to(self, locator: Locator) -> None:
+        """Scrolls the notebook until a part of it begins at the top of the window."""
+        locator.evaluate("(element) => element.scrollIntoView({block: 'start'})")
+
     def save_picture(self, locator: Locator, path: Path) -> None:
-        """Saves what a part of the page looks like as a small PNG."""
+        """Saves as a small PNG what the window shows of a part of the page, from its start on."""
         from PIL import Image
 
-        box, before = locator.bounding_box(), self.page.viewport_size
+        self.scroll_to(locator)
+        box = locator.bounding_box()
         assert box is not None
-        assert before is not None
-        # A part that is higher than the window would be cut off by the notebook, which scrolls in the page.
-        self.page.set_viewport_size({**before, "height": round(box["height"]) + _FRAME_PIXELS})
-        locator.scroll_into_view_if_needed()
-        locator.screenshot(path=path)
-        self.page.set_viewport_size(before)
+        box["height"] = min(box["height"], _WINDOW["height"] - box["y"])
+        self.page.screenshot(path=path, clip=box)
         with Image.open(path) as whole:
             small = whole.convert("RGB").quantize(96, dither=Image.Dither.NONE)
         small.save(path, optimize=True)

@@ -58,6 +58,24 @@ def test_rule_is_checked_while_it_is_typed(desk: DeskPage) -> None:
     assert read_yaml(desk)["when"] == "total >= :limit and n >= 2"
 
 
+def test_check_is_in_view_beside_what_is_typed(desk: DeskPage) -> None:
+    form, check = desk.root.locator(".lookback-form").bounding_box(), desk.root.locator(".lookback-words").first
+    expect(check).not_to_be_empty()
+    box = check.bounding_box()
+    assert form is not None
+    assert box is not None
+    assert form["x"] + form["width"] <= box["x"]
+    assert form["y"] < box["y"] < form["y"] + form["height"]
+
+
+def test_rare_fields_are_shown_when_asked_for(desk: DeskPage) -> None:
+    expect(desk.field("Score")).to_be_hidden()
+    desk.button("More fields").click()
+    expect(desk.field("Score")).to_be_visible()
+    desk.button("More fields").click()
+    expect(desk.field("Score")).to_be_hidden()
+
+
 def test_form_follows_the_yaml_and_is_off_while_that_cannot_be_read(desk: DeskPage) -> None:
     area, severity = desk.field("YAML"), desk.field("Severity")
     text = area.input_value()

@@ -76,6 +76,35 @@ def test_queue_of_10_000_alerts_is_shown_in_pages(desk: ReviewDesk) -> None:
     expect(desk.options).to_have_count(50)
 
 
+def test_queue_alert_and_buttons_are_in_view_at_once(desk: ReviewDesk) -> None:
+    desk.begin("every-payment")
+    expect(desk.picture).to_be_visible()
+    desk.notebook.scroll_to(desk.root)
+    # 900 pixels are the height of a laptop's screen.
+    for part in (desk.options.first, desk.title, desk.button("Confirmed"), desk.button("Undo"), desk.words):
+        expect(part).to_be_in_viewport(ratio=1)
+    expect(desk.picture).to_be_in_viewport(ratio=0.8)
+    queue, alert = (desk.root.locator(f".lookback-{name}").bounding_box() for name in ("queue", "alert"))
+    assert queue is not None
+    assert alert is not None
+    assert queue["x"] + queue["width"] <= alert["x"]
+    assert queue["y"] == alert["y"]
+
+
+def test_empty_filters_say_any(desk: ReviewDesk) -> None:
+    desk.begin("any")
+    for title in ("Rule", "Severity", "Tag"):
+        expect(desk.field(title).locator("option:checked")).to_have_text("any")
+
+
+def test_events_are_a_table_with_all_fields(desk: ReviewDesk) -> None:
+    desk.begin("large-sum")
+    table = desk.root.get_by_role("region", name="The events behind the alert").get_by_role("table")
+    titles = ["why", "event_id", "event_time", "payer_id", "beneficiary_id", "payment_type", "amount", "arrival"]
+    expect(table.get_by_role("columnheader")).to_have_text(titles)
+    expect(table.get_by_role("row").nth(1)).to_contain_text("counted for ")
+
+
 def test_alert_is_opened_by_a_click(desk: ReviewDesk) -> None:
     desk.begin("every-payment")
     before = desk.title.inner_text()
@@ -159,7 +188,7 @@ def test_markup_in_values_is_text(desk: ReviewDesk) -> None:
     expect(desk.title).to_contain_text(SCRIPT)
     expect(desk.words).not_to_contain_text("Being explained")
     expect(desk.options.first).to_contain_text("<script>")
-    fields = desk.root.locator(".lookback-fields")
+    fields = desk.root.locator(".lookback-events")
     for text in (SCRIPT, IMAGE, BOLD):
         expect(fields).to_contain_text(text)
     made = desk.page.evaluate("() => [window.hacked, document.querySelectorAll('.hacked, img[src=x]').length]")

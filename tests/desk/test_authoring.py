@@ -103,6 +103,37 @@ def test_problems_stand_below_their_fields_while_one_types(conf: Path):
     assert desk.text.text == (conf / "rules/spend-against-usual.yml").read_text()
 
 
+def test_fields_that_few_rules_need_are_folded_until_one_has_a_problem(conf: Path):
+    desk = open_desk(conf, "spend-against-usual")
+    more, rare = find(desk, "more"), find(desk, "rare")
+    assert rare.layout.display == "none"
+    assert {"field-score", "field-late", "field-runbook"} <= {
+        each._dom_classes[0].removeprefix("lookback-") for each in walk(rare) if each._dom_classes
+    }
+    more.value = True
+    assert rare.layout.display == ""
+    more.value = False
+    assert rare.layout.display == "none"
+    field(desk, "score").value = "many"
+    assert note(desk, "score")
+    assert rare.layout.display == ""
+
+
+def test_each_field_of_the_form_explains_itself(conf: Path):
+    desk = open_desk(conf, "spend-against-usual")
+    controls = [each for each in walk(desk.widget) if isinstance(each, (ipywidgets.Text, ipywidgets.Textarea))]
+    form = [each for each in controls if each in walk(find(desk, "form"))]
+    assert len(form) > 15
+    assert all(each.tooltip and each.placeholder == each.tooltip for each in form)
+
+
+def test_the_check_is_in_the_half_next_to_the_form(conf: Path):
+    desk = open_desk(conf, "spend-against-usual")
+    shown = walk(find(desk, "yaml"))
+    assert find(desk, "words") in shown
+    assert find(desk, "findings") in shown
+
+
 def test_the_yaml_and_the_form_follow_each_other(conf: Path):
     desk = open_desk(conf, "sensor-silent")
     yaml = find(desk, "yaml").children[0].children[0]

@@ -121,6 +121,22 @@ def test_other_orders():
     assert ids(queue_of(*alerts, order="entity").shown) == [2, 3, 1]
 
 
+def test_the_largest_come_first_by_the_first_measure_that_is_a_number():
+    def sized(number: int, *texts: str | None, **values: object) -> QueuedAlert:
+        return alert(number, measures={f"m{at}": text for at, text in enumerate(texts)}, **values)
+
+    alerts = [
+        sized(1, "9.50"),
+        sized(2, "100"),
+        sized(3, "Berlin", "20"),
+        sized(4),
+        sized(5, None, "NaN", "Infinity"),
+        sized(6, "1", score=5),
+        sized(7, "0", severity="critical"),
+    ]
+    assert ids(queue_of(*alerts, order="severity, score, largest").shown) == [7, 6, 2, 3, 1, 4, 5]
+
+
 def test_alerts_of_one_entity_have_its_key_in_the_same_stream_and_pass_the_filter():
     of_one = {"key": {"customer": "c1"}}
     alerts = (

@@ -37,18 +37,13 @@ class AlertView:
         undo: Callable[[], None],
         snooze: Callable[[str, str, bool], None],
     ) -> None:
-        self._events: Sequence[ListedEvent] = ()
         self._severity = ""
         self._title = parts.make_text("", "lookback-head", "lookback-alert-title")
         texts = (parts.make_text("", f"lookback-{name}") for name in ("told", "words", "counts", "like-words"))
         self._reviews, self._words, self._counts, self._like_words = texts
         self._picture_place = parts.make_column(name="lookback-picture")
-        self._fields = parts.TextTable(["field", "value"], name="lookback-fields")
-        hint = "Arrows choose one and show its fields next to it"
-        kind, names = ipywidgets.Select, ("lookback-events", "lookback-named")
-        self._event_list = parts.make_list(kind, "The events behind the alert", hint, 8, *names)
-        self._event_list.observe(self._show_fields, "index")
-        self._like = parts.TextTable(_LIKE_COLUMNS, name="lookback-like")
+        self._events = parts.add_classes(ipywidgets.HTML(), "lookback-events")
+        self._like = parts.add_classes(ipywidgets.HTML(), "lookback-like")
         hint = "What you found; it is recorded with the decision"
         self._note = parts.make_field(ipywidgets.Textarea, "Note", hint, "lookback-note", rows=2, layout=parts.WIDE)
         self._buttons = {
@@ -59,12 +54,15 @@ class AlertView:
         undoing = parts.make_button("Undo", undo, "Withdraw the last decision of this session", "lookback-undo")
         buttons = parts.make_row(*self._buttons.values(), skipping, undoing)
         decision = parts.make_column(self._note, buttons, name="lookback-decision")
-        events, like = parts.make_heading("Events behind it"), parts.make_heading("Related alerts")
+        # The buttons come first, so that they stay in view however much there is to say about the alert.
         self.widget = parts.make_column(
-            *(parts.make_heading("The alert"), self._title, self._reviews, self._words, decision, _make_snooze(snooze)),
-            *(self._picture_place, events, self._event_list, self._fields.widget),
-            *(like, self._counts, self._like_words, self._like.widget),
+            *(self._title, self._reviews, decision, self._words, self._picture_place),
             name="lookback-alert",
+        )
+        self.below = parts.make_column(
+            *(parts.make_heading("Events behind it"), self._events),
+            *(parts.make_heading("Related alerts"), self._counts, self._like_words, self._like),
+            *(parts.make_heading("Snooze"), _make_snooze(snooze)),
         )
         self.name_chosen(1)
 
@@ -100,9 +98,7 @@ class AlertView:
         self._words.value = parts.clean_text("\n".join(opened.lines))
         words = f"Time line of {opened.picture_words}; the events are listed below"
         self._picture_place.children = [parts.make_picture(opened.picture, words)]
-        self._events = opened.events
-        self._event_list.options = [(parts.clean_text(each.title, 200), at) for at, each in enumerate(opened.events)]
-        self._event_list.index = 0 if opened.events else None
+        self._show_events(opened.events)
 
     def show_no_explanation(self, sentence: str) -> None:
         """Shows why the alert cannot be explained."""
@@ -114,12 +110,12 @@ class AlertView:
         self._counts.value = parts.clean_text(f"Alerts of the same rule, decided before: {described}.")
         shown = like[:_MAX_LISTED_LIKE]
         self._like_words.value = sentences.describe_like(len(like), len(shown))
-        self._like.show(list(map(_list_like, shown)))
+        parts.show_rows(self._like, _LIKE_COLUMNS, list(map(_list_like, shown)), "Related alerts")
 
-    def _show_fields(self, _: Any) -> None:
-        at = self._event_list.index
-        fields = self._events[at].fields if at is not None and at < len(self._events) else {}
-        self._fields.show([(name, "null" if text is None else text) for name, text in fields.items()])
+    def _show_events(self, events: Sequence[ListedEvent]) -> None:
+        columns = ["why", *dict.fromkeys(name for each in events for name in each.fields)]
+        rows = [(each.reason, *(_show_value(each, name) for name in columns[1:])) for each in events]
+        parts.show_rows(self._events, columns, rows, "The events behind the alert")
 
     def _clear(self, severity: str, title: str) -> None:
         """Shows another title, and clears the explanation, so that nothing of another alert shows next to this one."""
@@ -129,11 +125,15 @@ class AlertView:
         self._severity = severity if severity in SEVERITIES else ""
         if self._severity:
             self._title.add_class(f"lookback-{self._severity}")
-        self._picture_place.children, self._event_list.options, self._events = [], [], ()
-        self._fields.show([])
-        self._like.show([])
-        self._counts.value = self._like_words.value = ""
+        self._picture_place.children = []
+        self._events.value = self._like.value = self._counts.value = self._like_words.value = ""
         self.name_chosen(1)
+
+
+def _show_value(event: ListedEvent, name: str) -> str:
+    """Returns the text of a field; empty for one that the event does not have, as steps may show other fields."""
+    text = event.fields.get(name, "")
+    return "null" if text is None else text
 
 
 def _make_snooze(snooze: Callable[[str, str, bool], None]) -> Any:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from lookback.spark.rules import RulesTable
 
 _NEW = "a new rule"
-_HALF = {"width": "48%", "min_width": "360px"}
 _MAX_UNDO = 200
 _FIRST_TEXT = """\
 rule_id: my-rule
@@ -74,7 +73,7 @@ class Authoring:
         self._trying = TryingPanel(rules, self._work, self._require_fine, self._take_values)
         self._publishing = PublishingPanel(rules, settings.gate, self._work, self._require_fine)
         self._form = RuleForm(rules.streams, self._change)
-        area = make_area("YAML", "The rule as its file; write parts without a form field here", 44)
+        area = make_area("YAML", "The rule as its file; write parts without a form field here", 32)
         self._yaml = FormPlace("yaml", area, self._read_yaml)
         self._words = parts.make_text("", "lookback-words")
         columns = ("line", "place", "what to do")
@@ -99,14 +98,15 @@ class Authoring:
         hint = "Open the chosen file, or start a new rule"
         opened = self._work.make_button("Open", self._open, hint, "lookback-open")
         undo = parts.make_button("Undo", self._undo, "Undo the last change of the rule", "lookback-undo")
-        form = parts.add_classes(ipywidgets.VBox([self._form.widget], layout=_HALF), "lookback-form")
-        text = parts.add_classes(ipywidgets.VBox([self._yaml.widget], layout=_HALF), "lookback-yaml")
+        form = parts.make_column(self._form.widget, name="lookback-form")
+        check = parts.make_heading("Check"), self._words, self._findings.widget
+        text = parts.make_column(self._yaml.widget, *check, name="lookback-yaml")
         files = parts.make_row(self._files, opened, undo, name="lookback-open-row")
-        halves = ipywidgets.HBox([form, text], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
         status = parts.make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row")
-        check = [parts.make_heading("Check"), self._words, self._findings.widget]
         trying = [parts.make_heading("Try and publish"), status, self._trying.controls, self._make_file_row()]
-        desk = parts.make_desk(files, halves, *check, *trying, self._publishing.widget, self._trying.results)
+        desk = parts.make_desk(
+            files, parts.make_halves(form, text), *trying, self._publishing.widget, self._trying.results
+        )
         self.widget = parts.add_classes(desk, "lookback-authoring")
 
     # The text

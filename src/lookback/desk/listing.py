@@ -13,9 +13,10 @@ from lookback.core.values.texts import count_noun, cut_end
 from lookback.desk import parts
 from lookback.desk.queue import AGES, ORDERS, SNOOZED, QueuedAlert, QueueFilter, ReviewQueue
 
-_ANY = ("any", None)
+# ipywidgets shows nothing for None, so the value of "any" is an empty text.
+_ANY = ("any", "")
 _SEVERITIES = [(name, name) for name in reversed(SEVERITIES)]
-_LIST_ROWS = 14
+_LIST_ROWS = 24
 # The controls by the field of QueueFilter that they set: title, hint, name and options; no options for a text.
 _FILTERS: dict[str, tuple[str, str, str, Sequence[Any]]] = {
     "rule_id": ("Rule", "Show only the alerts of this rule", "filter-rule", [_ANY]),
@@ -26,9 +27,10 @@ _FILTERS: dict[str, tuple[str, str, str, Sequence[Any]]] = {
     "snoozed": ("Snoozed", "Whether snoozed alerts are shown", "filter-snoozed", SNOOZED),
     "order": ("Order", "The order of the queue", "order", list(ORDERS)),
 }
-_TITLES = ("severity", "event time (UTC, +00:00)", "rule", "entity", "message")
-# The maximum width of the last three columns, in characters.
-_WIDTHS = (24, 28, 90)
+_TITLES = ("severity", "event time (UTC)", "rule", "entity", "message")
+_TIME = "%Y-%m-%d %H:%M"
+# The maximum width of the last three columns, in characters. In half a desk there is room for all but the message.
+_WIDTHS = (20, 24, 90)
 # A browser collapses ordinary spaces in a list.
 _SPACE = "\N{NO-BREAK SPACE}"
 
@@ -67,9 +69,9 @@ class QueueView:
         self._list = parts.make_list(kind, "The alerts that wait", hint, _LIST_ROWS, *names)
         self._filling.observe(self._list, self._choose_listed, "index")
         self._page = parts.make_text("", "lookback-page")
-        filters = parts.make_row(*self._filters.values(), reading, name="lookback-filters")
+        self.filters = parts.make_row(*self._filters.values(), reading, name="lookback-filters")
         pages = parts.make_row(before, self._page, after, grouping, choosing)
-        self.widget = parts.make_column(filters, self._head, self._list, pages, name="lookback-queue")
+        self.widget = parts.make_column(self._head, self._list, pages, name="lookback-queue")
 
     def offer(self, rules: Sequence[str], tags: Sequence[str]) -> None:
         """Offers the rules and the tags of open alerts, and keeps the chosen ones."""
@@ -103,7 +105,7 @@ class QueueView:
 def _make_filter(title: str, hint: str, name: str, options: Sequence[Any]) -> Any:
     kind, how = ipywidgets.Dropdown, {"options": options}
     if not options:
-        kind, how = ipywidgets.Text, {"placeholder": "part of a key"}
+        kind, how = ipywidgets.Text, {"placeholder": "any; or a part of a key"}
     return parts.make_field(kind, title, hint, f"lookback-{name}", **how)
 
 
@@ -111,7 +113,7 @@ def _list_cells(alert: QueuedAlert) -> tuple[str, ...]:
     """Lists the cells of an alert's line in the queue."""
     texts = zip((alert.rule_id, alert.entity or "all events", alert.message), _WIDTHS, strict=True)
     cells = (cut_end(parts.clean_text(text).replace("\n", " "), width) for text, width in texts)
-    return alert.severity + (" zz" if alert.is_snoozed else ""), f"{alert.event_time:{parts.TIME}}", *cells
+    return alert.severity + (" zz" if alert.is_snoozed else ""), f"{alert.event_time:{_TIME}}", *cells
 
 
 def _align(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -40,10 +40,16 @@ _STYLE = """
   outline: 2px solid currentColor !important; outline-offset: 1px; }
 .lookback-desk .lookback-text { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.4; height: auto; }
 .lookback-desk .lookback-head { font-weight: 600; }
-.lookback-desk .lookback-list select, .lookback-desk .lookback-list-head { font-family: monospace; line-height: 1.5; }
+.lookback-desk .lookback-list select, .lookback-desk .lookback-list-head {
+  font-family: monospace; font-size: 12px; line-height: 1.5; }
 .lookback-desk .lookback-list-head { white-space: pre; overflow: hidden; padding-left: 4px; }
 .lookback-desk .lookback-named > label { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .lookback-desk .lookback-table { align-items: start; justify-content: start; }
+.lookback-desk .lookback-rows { overflow: auto; max-height: 320px; }
+.lookback-desk .lookback-rows table { border-collapse: collapse; line-height: 1.4; }
+.lookback-desk .lookback-rows th, .lookback-desk .lookback-rows td {
+  text-align: left; vertical-align: top; padding: 2px 16px 2px 0; max-width: 320px; overflow-wrap: break-word; }
+.lookback-desk .lookback-rows td { white-space: pre-wrap; }
 .lookback-desk img { max-width: 100%; }
 """
 _EDGE = ".lookback-desk .lookback-{} {{ border-left: 4px solid {}; padding-left: 8px; }}"
@@ -124,6 +130,13 @@ def make_row(*parts: Any, name: str = "") -> Any:
     return add_classes(row, *filter(None, [name]))
 
 
+def make_halves(left: Any, right: Any) -> Any:
+    """Puts two columns side by side, half the desk each; the right one goes below the left if there is no room."""
+    for column in (left, right):
+        column.layout.flex, column.layout.min_width = "1 1 480px", "0"
+    return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap", "align_items": "flex-start"})
+
+
 def make_column(*parts: Any, name: str = "") -> Any:
     """Stacks parts."""
     return add_classes(ipywidgets.VBox(list(parts)), *filter(None, [name]))
@@ -149,6 +162,19 @@ def show_picture(picture: Any, png: bytes, words: str) -> None:
 def show_figure(picture: Any, figure: Figure) -> None:
     """Renders a figure into a picture from `make_picture`."""
     show_picture(picture, draw_png(figure), read_title(figure))
+
+
+def show_rows(place: Any, columns: Sequence[str], rows: Sequence[Sequence[object]], words: str) -> None:
+    """Shows rows of values in an `ipywidgets.HTML` as a table, which scrolls if it is large; nothing without rows.
+
+    All values are escaped, so that they are shown as text. `words` name the table for screen readers.
+    """
+    titles = "".join(f'<th scope="col">{html.escape(clean_text(title, 100))}</th>' for title in columns)
+    lines = ("".join(f"<td>{html.escape(clean_text(value))}</td>" for value in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    # A box that scrolls must take the focus, so that the arrow keys can scroll it.
+    box = f'<div class="lookback-rows {" ".join(_NO_FORMULA)}" tabindex="0" role="region" aria-label="{html.escape(words)}">'
+    place.value = f"{box}<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>" if rows else ""
 
 
 class Status:

@@ -6,6 +6,7 @@ It is pure: it uses no widgets, no Spark and no clock. Times are aware; `now` is
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,18 +55,23 @@ class QueuedAlert:
         """The key in words, such as `customer_id 596`; empty for a rule over all events together."""
         return ", ".join(f"{name} {'null' if text is None else text}" for name, text in self.key.items())
 
+    @property
+    def size(self) -> float:
+        """The first measure that is a number; without one, less than all others. Only sizes of one rule compare."""
+        return next(filter(math.isfinite, map(_read_number, self.measures.values())), -math.inf)
+
 
 @dataclass(frozen=True)
 class QueueFilter:
     """Selects the alerts that a queue shows.
 
-    None selects any rule, severity or tag. `entity` is a part of the key in words, ignoring case; `age` is one of AGES,
-    `snoozed` one of SNOOZED.
+    An empty text selects any rule, severity, tag or entity. `entity` is a part of the key in words, ignoring case; `age` is one
+    of AGES, `snoozed` one of SNOOZED.
     """
 
-    rule_id: str | None = None
-    severity: str | None = None
-    tag: str | None = None
+    rule_id: str = ""
+    severity: str = ""
+    tag: str = ""
     entity: str = ""
     age: str = next(iter(AGES))
     snoozed: str = WITHOUT_SNOOZED
@@ -75,14 +81,21 @@ class QueueFilter:
         at_least, at_most = AGES[self.age]
         age = now - alert.decided_at
         return (
-            self.rule_id in (None, alert.rule_id)
-            and self.severity in (None, alert.severity)
-            and (self.tag is None or self.tag in (tag.lower() for tag in alert.tags))
+            self.rule_id in ("", alert.rule_id)
+            and self.severity in ("", alert.severity)
+            and (not self.tag or self.tag in (tag.lower() for tag in alert.tags))
             and self.entity.strip().casefold() in alert.entity.casefold()
             and (at_least is None or age > at_least)
             and (at_most is None or age <= at_most)
             and (self.snoozed == WITH_SNOOZED or alert.is_snoozed == (self.snoozed == ONLY_SNOOZED))
         )
+
+
+def _read_number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
 
 
 def _rank(alert: QueuedAlert) -> int:
@@ -100,6 +113,13 @@ ORDERS: Mapping[str, Callable[[QueuedAlert], tuple[Any, ...]]] = {
         -alert.score,
         _newest(alert),
         alert.rule_id,
+        alert.alert_id,
+    ),
+    "severity, score, largest": lambda alert: (
+        _rank(alert),
+        -alert.score,
+        alert.rule_id,
+        -alert.size,
         alert.alert_id,
     ),
     "newest first": lambda alert: (_newest(alert), alert.alert_id),

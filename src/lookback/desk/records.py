@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from lookback.core.streams.alerts import DISPOSITIONS
 from lookback.core.values.columns import to_text
-from lookback.core.values.times import format_time, parse_time
 from lookback.desk.queue import QueuedAlert, SessionStep
 from lookback.spark.explaining.explanations import Explainer
 from lookback.spark.review import (
@@ -60,9 +59,9 @@ class QueueReading:
 
 @dataclass(frozen=True)
 class ListedEvent:
-    """An event behind an alert: its title (time, id and why it counts), and its fields as exact texts by name."""
+    """An event behind an alert: why it counts, such as `counted for total`, and its fields as exact texts by name."""
 
-    title: str
+    reason: str
     fields: Mapping[str, str | None]
 
 
@@ -180,9 +179,7 @@ def list_events(explanation: Explanation, stream: Stream) -> Iterator[ListedEven
     parts += [(each.events, f"step {each.name}") for each in explanation.steps]
     for events, reason in parts:
         for fields in reversed(_list_fields(events.tail(_MAX_EVENTS), stream)):
-            time = fields[stream.event_time]
-            when = "" if time is None else format_time(parse_time(time)).removesuffix(" UTC")
-            yield ListedEvent(f"{when}  {fields[stream.event_id]}  {reason}", fields)
+            yield ListedEvent(reason, fields)
 
 
 def _list_fields(events: pd.DataFrame, stream: Stream) -> list[dict[str, str | None]]:

@@ -41,8 +41,9 @@ class ReviewDesk:
         self._ahead = Ahead(records, in_background=in_background)
         self._list = QueueView(self.show, self.choose, self.turn, self.read, self.choose_all, self.choose_like)
         self._alert = AlertView(self.decide, self.skip, self.undo, self.snooze)
+        halves = parts.make_halves(self._list.widget, self._alert.widget)
         heading = parts.make_heading("Review desk")
-        self.widget = parts.make_desk(heading, self.status.widget, self._list.widget, self._alert.widget)
+        self.widget = parts.make_desk(heading, self.status.widget, self._list.filters, halves, self._alert.below)
         self.read()
 
     # Actions on the queue.

@@ -130,7 +130,14 @@ class RuleForm:
         )
         self._argument = _make_dropdown("of", "The field to aggregate", "lookback-new-argument")
         self._aggregate.observe(lambda _: self._show_arguments(), names="value")
+        hint = "Show or hide the fields that few rules need"
+        self._opens_rare = parts.make_field(
+            ipywidgets.ToggleButton, "More fields", hint, "lookback-more", icon="caret-down"
+        )
+        self._rare = parts.make_column(name="lookback-rare")
+        self._opens_rare.observe(lambda _: _display(self._rare, self._opens_rare.value), names="value")
         self.widget = self._lay_out()
+        _display(self._rare, is_shown=False)
 
     def _lay_out(self) -> Any:
         of = {name: place.widget for name, place in self._places.items()}
@@ -147,11 +154,12 @@ class RuleForm:
         window = [heading("Window"), row(of["kind"], windows), self._sequence_note]
         measures = [heading("Measures"), self._rows["measures"].widget, self._new_measure, of["when"]]
         parameters = [heading("Parameters"), self._rows["parameters"].widget, row(add_parameter)]
-        alert = [heading("Alert"), of["message"], row(of["suppress"], of["late"], of["allowed_lateness"])]
-        last = [row(of["effective_from"], of["effective_until"]), row(*(of[name] for name in _FLAGS))]
-        first += [row(of["entities"], of["score"]), of["where"]]
-        alert += [of["tags"], of["references"], of["runbook"]]
-        return parts.make_column(*first, *window, *measures, *parameters, *alert, *last)
+        alert = [heading("Alert"), of["message"], row(of["suppress"], self._opens_rare)]
+        rows = [["entities", "score"], ["tags"], ["references"], ["runbook"], ["late", "allowed_lateness"]]
+        rows += [["effective_from", "effective_until"], list(_FLAGS)]
+        self._rare_places = [self._places[name] for names in rows for name in names]
+        self._rare.children = [row(*(of[name] for name in names)) if names[1:] else of[names[0]] for names in rows]
+        return parts.make_column(*first, of["where"], *window, *measures, *parameters, *alert, self._rare)
 
     def _add(
         self,
@@ -288,6 +296,8 @@ class RuleForm:
             by_place.setdefault(id(near), []).append(each.message)
         for place in self._list_all():
             place.tell(by_place.get(id(place), []))
+        if any(id(place) in by_place for place in self._rare_places):
+            self._opens_rare.value = True
 
     def disable(self) -> None:
         """Disables all fields while the YAML is invalid."""
@@ -393,13 +403,15 @@ def _display(widget: Any, is_shown: bool) -> None:
 
 
 def make_area(title: str, hint: str, lines: int) -> Any:
-    """Makes a multi-line text field."""
-    return parts.make_field(ipywidgets.Textarea, title, hint, rows=lines, layout=parts.WIDE, continuous_update=True)
+    """Makes a multi-line text field, which shows its hint while it is empty."""
+    how = {"rows": lines, "layout": parts.WIDE, "placeholder": hint}
+    return parts.make_field(ipywidgets.Textarea, title, hint, continuous_update=True, **how)
 
 
 def _make_text_field(title: str, hint: str, *classes: str, layout: Any) -> Any:
-    """Makes a short text field that is checked as you type."""
-    return parts.make_field(ipywidgets.Text, title, hint, *classes, layout=layout, continuous_update=True)
+    """Makes a short text field that is checked as you type, and shows its hint while it is empty."""
+    how = {"layout": layout, "placeholder": hint}
+    return parts.make_field(ipywidgets.Text, title, hint, *classes, continuous_update=True, **how)
 
 
 def _make_dropdown(title: str, hint: str, name: str = "", options: Sequence[str] = ()) -> Any:
