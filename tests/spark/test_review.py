@@ -254,6 +254,10 @@ def test_an_explanation_says_rule_key_window_measures_and_limits(tables: Tables)
     assert list(total.events.columns) == ["id", "at", "customer", "amount", "arrival"]
     assert explained.rule["version"] == 1
     assert list(explained.timeline["running"]) == [200.0, 350.0]
+    # No event is missing from the window, and there was none in most of it.
+    assert explained.alert["window_complete"]
+    first = f"{START:%Y-%m-%d %H:%M:%S} UTC"
+    assert explained.notes == (f"Table spends has no event before {first}, so the window is empty up to then.",)
 
 
 @pytest.mark.long
@@ -338,7 +342,7 @@ def test_a_row_of_every_kind_of_rule_is_explained_by_the_events_behind_it(tables
         took = {int(number) for frame in frames for number in frame["id"]}
         assert (found.alert["verdict"], found.alert["arrival"], took, found.missing) == expected, named
         assert (found.alert["revision"], found.consistent) == (revision, True), (named, found.measures, found.steps)
-    assert found.notes == ("Retracted: 8 came after all, with commit 4.",)
+    assert found.notes[0] == "Retracted: 8 came after all, with commit 4."
     with pytest.raises(ReviewError, match=r"has no revision 7; there are \[0, 1\]"):
         explain(tables, STREAMS, rows["quiet", 2, 0]["alert_id"], revision=7)
 
@@ -500,7 +504,7 @@ def test_c10_9_where_the_first_rules_are_gone_their_rows_of_now_explain_alerts_a
 
     found = {each: explain(tables, STREAMS, alerts_of(tables, each)[1]["alert_id"]) for each in ("kept", "changed")}
     assert [each.consistent for each in found.values()] == [True, False]
-    (said,) = found["kept"].notes
+    said = found["kept"].notes[-1]
     assert said.endswith(
         f"begins at commit {begins}: earlier versions are read from the table's current rows; rows of 'changed' and "
         "'deleted' are missing, so state that they kept first may begin too late."

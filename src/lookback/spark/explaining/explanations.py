@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
@@ -22,7 +23,7 @@ from lookback.core.streams.eventrows import read_events
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
-from lookback.core.values.times import to_utc
+from lookback.core.values.times import format_time, to_utc
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, SESSION, TiledWindow
 from lookback.spark.explaining.evidence import read_evidence, select_changes, select_key
 from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed, read_or_refuse
@@ -79,6 +80,8 @@ class Explainer:
         self._streams = streams
         # By stream, the evaluations with an explained alert.
         self._known: dict[str, list[_KnownHistory]] = {}
+        # By stream, the time of the first event in its table.
+        self._first: dict[str, int | None] = {}
 
     def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
         """Reads the row of an alert's revision.
@@ -102,7 +105,20 @@ class Explainer:
         stream = _find_stream(self._streams, alert["stream"])
         history = self._find_history(stream, alert["decided_at"])
         explained = _explain_by_version(self.tables, stream, history, alert, days)
-        return replace(explained, notes=(*explained.notes, *_list_lost(history, alert["rule_id"])))
+        notes = (*explained.notes, *self._describe_first(stream, alert), *_list_lost(history, alert["rule_id"]))
+        return replace(explained, notes=notes)
+
+    def _describe_first(self, stream: Stream, alert: Mapping[str, Any]) -> Iterator[str]:
+        """Says that an alert's window begins before the first event of its stream, if it does.
+
+        `window_complete` can be true for such a window: it says that no event is missing, not that there were any.
+        """
+        if stream.name not in self._first:
+            time = F.min(F.unix_micros(quote_name(stream.event_time)))
+            self._first[stream.name] = self.tables.read(stream.name).agg(time).collect()[0][0]
+        first = self._first[stream.name]
+        if first is not None and alert["window_start"] < to_utc(first):
+            yield f"Table {stream.name} has no event before {format_time(first)}, so the window is empty up to then."
 
     def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:
         """Finds the rules of the evaluation that wrote a row. Reads them if they are not cached or may have changed."""
