@@ -453,6 +453,44 @@ def test_a_file_that_grew_after_it_was_taken_is_told(tables: Tables, tmp_path: P
     assert shlex.quote(str(file)) in warning
 
 
+@pytest.mark.long
+def test_the_first_run_of_new_files_leaves_out_what_ingest_took(tables: Tables, tmp_path: Path):
+    folder, said, reports = tmp_path / "in", list[str](), list[Any]()
+    changed = [json_lines(folder / f"{number}.jsonl", events(number, first=number)) for number in (0, 1)][1]
+    assert take(tables, stream(), folder).ingested == 2
+    json_lines(changed, events(1, 2, first=1))
+    os.utime(changed, (time.time() + 5, time.time() + 5))
+    json_lines(folder / "c.jsonl", events(3, first=3))
+
+    def take_new(checkpoint: str) -> None:
+        reports.clear()
+        said.clear()
+        ingest_continuously(
+            tables,
+            stream(),
+            folder,
+            checkpoint=tmp_path / checkpoint,
+            every=None,
+            progress=reports.append,
+            warn=said.append,
+        ).awaitTermination()
+
+    take_new("checkpoint")
+    assert [(each.offered, each.ingested) for each in reports] == [(3, 2)]
+    (sentence,) = said
+    assert sentence.startswith("1 file of this path was ingested before and has not changed since, so it is not read")
+    # All are known now, and nothing is read.
+    take(tables, stream(), folder)
+    take_new("another")
+    assert reports == []
+    assert said[0].startswith("3 files of this path were ingested before and have not changed since")
+    # What rejected a row may be read again by other options.
+    (folder / "d.jsonl").write_text("{}", encoding="utf-8")
+    take(tables, stream(), folder)
+    take_new("third")
+    assert [(each.offered, each.rejected) for each in reports] == [(1, 1)]
+
+
 def _await(query: Any, condition: Any) -> None:
     deadline = time.monotonic() + 30
     while not condition():

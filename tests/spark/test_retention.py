@@ -98,7 +98,7 @@ def test_rows_that_are_older_go_and_what_rebuilds_and_notifiers_read_stays(table
     log = [("activated", old, 3), ("failed", old, 5), ("failed", young, 9), ("session_closed", old, 6)]
     logged = [("payments", "r", 1, action, "", 0, arrival, at, None, None, None) for action, at, arrival in log]
     write(tables, "rule_log", RULE_LOG, logged)
-    write(tables, "ingests", INGESTS, [("payments", n, n, 0, 0, 1, at, at) for n, at in ((1, old), (2, young))])
+    write(tables, "ingests", INGESTS, [("payments", n, n, 0, 0, 1, at, at, None) for n, at in ((1, old), (2, young))])
     labels = [("payments", "e1", True, None, old, None, None), ("payments", "e2", True, None, young, None, None)]
     write(tables, "labels", LABELS, labels)
     write(tables, "snoozes", SNOOZES, [("r", None, old, at, f"until {at:%Y}", "kim") for at in (old, young)])
@@ -186,7 +186,7 @@ def test_where_others_keep_writing_old_rows_are_left_and_it_is_told(
 
         return SimpleNamespace(delete=delete)
 
-    write(tables, "ingests", INGESTS, [("payments", 1, 1, 0, 0, 1, ago(400), ago(400))])
+    write(tables, "ingests", INGESTS, [("payments", 1, 1, 0, 0, 1, ago(400), ago(400), None)])
     monkeypatch.setattr(type(tables), "delta", refused)
     monkeypatch.setattr(retention, "_PATIENCE_SECONDS", 0.5)
     found = delete_old(tables, "ingests", YEAR)

@@ -1,4 +1,4 @@
-"""Reads which files a continuous ingest has taken, from its checkpoint, and finds those that changed since."""
+"""Reads which files were ingested, from checkpoints and the table `ingests`, and finds those that changed since."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from lookback.spark.ingest.sources import Source, escape_pattern, normalize_slas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from lookback.core.streams.declaration import Stream
+    from lookback.spark.tables.lakehouse import Tables
 
 # The column of Spark's text reader.
 _LINE = "value"
@@ -45,14 +48,33 @@ def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> 
         entries = spark.read.text(f"{escape_pattern(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
         entry = F.from_json(_LINE, "path string, timestamp long").alias("entry")
         taken = {normalize_slashes(row[0]): row[1] for row in entries.select(entry).select("entry.*").collect()}
-        files = spark.read.format("binaryFile").options(**source.filters).load(source.path)
-        changed = F.unix_millis("_metadata.file_modification_time").alias("changed")
-        rows = files.select("_metadata.file_path", changed).collect() if taken else []
     except AnalysisException:
         return []
-    names = [(normalize_slashes(row[0]), row[1]) for row in rows]
-    changed_names = [unquote(name) for name, time in names if time > taken.get(name, time)]
+    times = read_change_times(spark, source) if taken else {}
+    changed_names = [unquote(name) for name, time in times.items() if time > taken.get(name, time)]
     return sorted(re.sub("^file:/+", "/", name) for name in changed_names)
+
+
+def find_taken_files(tables: Tables, stream: Stream, source: Source) -> set[str]:
+    """Finds the files of a source that a round of `ingest` without a checkpoint took, and that have not changed since."""
+    if not tables.exists("ingests"):
+        return set()
+    taken: dict[str, set[str]] = {}
+    for row in tables.read("ingests").where((F.col("stream") == stream.name) & F.col("files").isNotNull()).collect():
+        for name, time in row["files"].items():
+            taken.setdefault(name, set()).add(time)
+    times = read_change_times(tables.spark, source) if taken else {}
+    return {name for name, time in times.items() if str(time) in taken.get(name, ())}
+
+
+def read_change_times(spark: SparkSession, source: Source) -> dict[str, int]:
+    """Reads when each file of a source last changed, in milliseconds since 1970, by its name; empty if it cannot."""
+    try:
+        files = spark.read.format("binaryFile").options(**source.filters).load(source.path)
+        rows = files.select("_metadata.file_path", F.unix_millis("_metadata.file_modification_time")).collect()
+    except AnalysisException:
+        return {}
+    return {normalize_slashes(row[0]): row[1] for row in rows}
 
 
 def _read_log_offset(spark: SparkSession, folder: str, batch_id: int) -> int:

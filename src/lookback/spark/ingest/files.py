@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import count_noun
 from lookback.spark.ingest.fields import reads_kafka
-from lookback.spark.ingest.filelog import find_changed_files, read_planned_files
+from lookback.spark.ingest.filelog import find_changed_files, find_taken_files, read_planned_files
 from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import name_options_key
 from lookback.spark.ingest.round import IngestRound
@@ -19,7 +19,7 @@ from lookback.spark.platform.session import is_connect, use_files_of
 from lookback.spark.tables.locks import lock_ingest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -117,7 +117,8 @@ def ingest_continuously(
         format: See `ingest`.
         options: See `ingest`.
         progress: Called with the report of each batch.
-        warn: Called with a sentence about files that changed after an earlier run had ingested them.
+        warn: Called with a sentence about files that changed after an earlier run had ingested them, and about files
+            that `ingest` took before and that are left out here.
 
     Raises:
         SetupError: As `ingest` does.
@@ -132,11 +133,17 @@ def ingest_continuously(
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock_ingest(tables, stream))
         tables.require(stream)
-        ingest_round = IngestRound(tables, stream, None)
+        ingest_round, taken = IngestRound(tables, stream, None), find_taken_files(tables, stream, source)
 
         def take(rows: DataFrame, batch_id: int) -> None:
             names = {normalize_slashes(row[0]) for row in rows.collect()}
             names |= {normalize_slashes(name) for name in read_planned_files(tables.spark, str(folder), batch_id)}
+            if known := names & taken:
+                if warn is not None:
+                    warn(_describe_known(known))
+                names -= known
+                if not names:
+                    return
             report = ingest_round.take(Files(tables.spark, source, stream, sorted(filter(source.covers, names))))
             if progress is not None:
                 progress(report)
@@ -149,6 +156,14 @@ def ingest_continuously(
         lock = opened.pop_all()
     threading.Thread(target=_release_after, args=(query, lock), daemon=True).start()
     return query
+
+
+def _describe_known(names: Collection[str]) -> str:
+    was, have, they = ("was", "has", "it is") if len(names) == 1 else ("were", "have", "they are")
+    return (
+        f"{count_noun(len(names), 'file')} of this path {was} ingested before and {have} not changed since, so {they} not "
+        "read again; to read all files again, ingest without --new and --every"
+    )
 
 
 def require_ingest(tables: Tables, stream: Stream) -> None:

@@ -16,6 +16,7 @@ from lookback.spark.ingest.batch import CheckedBatch, add_positions, cache_batch
 from lookback.spark.ingest.commits import EventWriter, Written, read_clock
 from lookback.spark.ingest.duplicates import DOUBTFUL, Duplicates
 from lookback.spark.ingest.fields import RAW, REASON
+from lookback.spark.ingest.filelog import read_change_times
 from lookback.spark.ingest.kafka import name_source
 from lookback.spark.ingest.lookups import Lookups
 from lookback.spark.ingest.rejected import RejectedRows, Rejection, count_rejections, mark_conflicts
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
     from lookback.spark.ingest.filerows import Files
     from lookback.spark.tables.lakehouse import Tables
+
+
+# The maximum number of files whose names are kept in a row of `ingests`: about a megabyte.
+_MAX_NAMED_FILES = 10_000
 
 
 class IngestRound:
@@ -47,13 +52,15 @@ class IngestRound:
     def take(self, files: Files) -> IngestReport:
         """Ingests the rows of files."""
         started = time.monotonic()
+        # Before the rows are read: a file that comes or changes meanwhile is read again.
+        once = None if files.names is not None else read_change_times(self._tables.spark, files.source)
         try:
             batch = cache_batch(files.read_together(), self._stream)
         except Exception as error:
             if not files.may_succeed_apart(error):
                 raise
             batch = cache_batch(files.read_apart(), self._stream)
-        return self._take(batch, started)
+        return self._take(batch, started, files=once)
 
     def take_rejected(self, options: Mapping[str, str]) -> IngestReport:
         """Ingests rejected rows that have become usable; `options` override their original reader options."""
@@ -66,7 +73,11 @@ class IngestRound:
         return self._take(cache_batch(rows, self._stream), started, then)
 
     def _take(
-        self, batch: CheckedBatch, started: float, then: Callable[[DataFrame], None] | None = None
+        self,
+        batch: CheckedBatch,
+        started: float,
+        then: Callable[[DataFrame], None] | None = None,
+        files: Mapping[str, int] | None = None,
     ) -> IngestReport:
         figures = batch.figures
         with contextlib.ExitStack() as cached:
@@ -98,18 +109,21 @@ class IngestRound:
             without_time=figures.without_time,
             rejections=rejections,
         )
-        self._write_account(report, written.first_stamp)
+        self._write_account(report, written.first_stamp, files)
         return report
 
-    def _write_account(self, report: IngestReport, first_stamp: int | None) -> None:
-        """Writes the counts of a round to the table `ingests`, if it exists."""
+    def _write_account(self, report: IngestReport, first_stamp: int | None, files: Mapping[str, int] | None) -> None:
+        """Writes the counts of a round to the table `ingests`, if it exists, and the times of change of its files."""
         if self._has_account is None:
             self._has_account = self._tables.exists("ingests")
         if not (report.offered and self._has_account):
             return
         counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
         first, ended = (None if each is None else to_utc(each) for each in (first_stamp, read_clock()))
-        self._tables.append_rows([(report.stream, *counts, first, ended)], "ingests", self._writer.mark)
+        # A run with other options may use what this one rejected.
+        is_kept = files and not report.rejected and len(files) <= _MAX_NAMED_FILES
+        names = {name: str(time) for name, time in files.items()} if files and is_kept else None
+        self._tables.append_rows([(report.stream, *counts, first, ended, names)], "ingests", self._writer.mark)
 
     def add_versions(self, report: IngestReport) -> IngestReport:
         """Returns the report with the versions of its commits. Raises SetupError if the table's log disagrees."""

@@ -192,6 +192,8 @@ INGESTS = _read_columns("""
     commits            bigint!     Commits to the events table
     first_ingested_at  timestamp   ingested_at of the first commit; NULL if there is none
     ended_at           timestamp!  When the round was complete
+    files              texts       The files of a path that was ingested once, by name, with their times of change
+        (milliseconds since 1970); NULL for other rounds, after rejected rows, and if there are too many
 """)
 
 
