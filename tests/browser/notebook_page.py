@@ -22,6 +22,8 @@ _RUN_MS = 300_000
 ANSWER_MS = 60_000
 # A laptop's screen.
 _WINDOW: ViewportSize = {"width": 1280, "height": 900}
+# JupyterLab's line below a notebook.
+_STATUS_BAR_PIXELS = 26
 # Controls that a page of JupyterLab and a notebook have at most before one that is looked for.
 _MAX_TABS = 120
 _READY = """() => {
@@ -156,7 +158,7 @@ class NotebookPage:
         self.scroll_to(locator)
         box = locator.bounding_box()
         assert box is not None
-        box["height"] = min(box["height"], _WINDOW["height"] - box["y"])
+        box["height"] = min(box["height"], _WINDOW["height"] - _STATUS_BAR_PIXELS - box["y"])
         self.page.screenshot(path=path, clip=box)
         with Image.open(path) as whole:
             small = whole.convert("RGB").quantize(96, dither=Image.Dither.NONE)

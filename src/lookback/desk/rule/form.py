@@ -131,9 +131,7 @@ class RuleForm:
         self._argument = _make_dropdown("of", "The field to aggregate", "lookback-new-argument")
         self._aggregate.observe(lambda _: self._show_arguments(), names="value")
         hint = "Show or hide the fields that few rules need"
-        self._opens_rare = parts.make_field(
-            ipywidgets.ToggleButton, "More fields", hint, "lookback-more", icon="caret-down"
-        )
+        self._opens_rare = parts.make_field(ipywidgets.ToggleButton, "More fields", hint, "lookback-more")
         self._rare = parts.make_column(name="lookback-rare")
         self._opens_rare.observe(lambda _: _display(self._rare, self._opens_rare.value), names="value")
         self.widget = self._lay_out()
