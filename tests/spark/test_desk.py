@@ -158,6 +158,7 @@ def test_a_decision_on_a_revision_that_is_not_the_last_is_told_and_the_last_is_o
     alert = current(desk)
     row = judged.read("alerts").where(f"alert_id = '{alert.alert_id}'").toArrow().to_pylist()[0]
     later = {**row, "revision": 1, "verdict": "retracted", "key": alert.key, "measures": alert.measures}
+    later["entities"] = dict(row["entities"] or [])
     later["decided_at"] += HOUR
     judged.append(judged.spark.createDataFrame([later], ALERTS).coalesce(1), "alerts")
     desk.decide("confirmed", "")
