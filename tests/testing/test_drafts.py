@@ -53,6 +53,14 @@ def test_the_fewest_events_that_alert_and_a_near_miss() -> None:
     assert run_rule_tests(compile_rule({**TWICE, "tests": [alert, miss]}, STREAM), STREAM) == []
 
 
+def test_an_alert_is_found_among_many_events_of_other_keys() -> None:
+    rows = [(f"other-{at % 7}", "1") for at in range(50)]
+    for at in (3, 20, 30, 40):
+        rows[at] = ("x", "40")
+    alert, _ = draft_tests(TWICE, events(*rows), STREAM)
+    assert [event["id"] for event in alert["events"]] == [3, 20, 30]
+
+
 def test_a_rule_of_single_events_has_another_event_as_near_miss() -> None:
     rule = {"rule_id": "large", "stream": "uses", "when": "amount > 100"}
     alert, miss = draft_tests(rule, events(("x", "1"), ("y", "200"), ("x", "90")), STREAM)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lookback.core.streams.declaration import Stream
 
 # A test of more events is no example for people, and each of them is left out once to see whether it is needed.
-_MAX_EVENTS = 300
+_MAX_EVENTS = 256
 # The number of events without an alert that are tried as a near miss.
 _MAX_MISSES = 50
 _BY_HAND = "write its tests by hand; docs/how-to/write-a-rule.md shows how"
@@ -42,8 +42,7 @@ def draft_tests(document: Mapping[str, Any], events: pa.Table, stream: Stream) -
     raised = [alert for alert in replay([own], events, stream).alerts if alert.verdict == "raised"]
     rows = sorted(events.to_pylist(), key=lambda row: row["arrival"])
     for alert in raised[:_MAX_MISSES]:
-        known = [row for row in rows if row[stream.event_time] <= alert.event_time]
-        if needed := _find_needed(own, stream, known, alert):
+        if needed := _find_needed(own, rule, stream, rows, alert):
             break
     else:
         seen = f"the {len(rows):,} newest events of {stream.name!r}"
@@ -68,7 +67,7 @@ def _require_draftable(rule: CompiledRule) -> None:
 
 
 def _find_needed(
-    document: Mapping[str, Any], stream: Stream, rows: Sequence[dict[str, Any]], alert: Alert
+    document: Mapping[str, Any], rule: CompiledRule, stream: Stream, rows: Sequence[dict[str, Any]], alert: Alert
 ) -> list[dict[str, Any]]:
     """Returns as few rows as still raise the alert, in order of arrival; none if the last ones do not."""
 
@@ -77,7 +76,13 @@ def _find_needed(
 
     shown = {*alert.evidence, alert.event_id}
     evidence = [row for row in rows if str(row[stream.event_id]) in shown]
-    needed = next((tried for tried in (evidence, rows) if len(tried) <= _MAX_EVENTS and alerts(tried)), [])
+    own = next(row for row in evidence if str(row[stream.event_id]) == alert.event_id)
+    # Of the events of the key, the last 2, 4, 8 ... up to the event.
+    names = [stream.event_time, *{field.partition(".")[0] for part in rule.key for field in part.fields}]
+    of_key = [row for row in rows if row["arrival"] <= own["arrival"] and row[names[0]] <= own[names[0]]]
+    of_key = [row for row in of_key if all(row[name] == own[name] for name in names[1:])]
+    sizes = [2**power for power in range(1, _MAX_EVENTS.bit_length()) if 2**power < len(of_key) * 2]
+    needed = next((tried for tried in (evidence, *(of_key[-size:] for size in sizes)) if alerts(tried)), [])
     for row in needed:
         fewer = [each for each in needed if each is not row]
         if fewer and alerts(fewer):
