@@ -31,6 +31,8 @@ def describe_alert(explanation: Explanation) -> Iterator[str]:
         yield f"About: {_join_texts(about)}."
     if alert.get("tags"):
         yield f"Tags: {', '.join(alert['tags'])}."
+    if runbook := (rule.get("document") or {}).get("runbook"):
+        yield f"Runbook: {runbook}"
 
 
 def list_counted_events(explanation: Explanation) -> Iterator[str]:

@@ -711,19 +711,21 @@ def test_c12_2_a_rule_says_whom_its_alerts_are_about_unless_its_key_does():
     assert about == f"{said.removesuffix('.')}; its alerts are about {names}."
 
 
-def test_c12_2_an_explained_alert_has_its_tags_and_whom_it_is_about_beside_its_key():
+def test_c12_2_an_explained_alert_has_its_tags_runbook_and_whom_it_is_about_beside_its_key():
     alert = {
         "alert_id": "a", "revision": 0, "severity": "high", "rule_id": "r", "rule_version": 1, "message": "much",
         "key": {"k": "x"}, "entities": {"k": "x", "shop": "7"}, "tags": ["attack.t1110", "b"],
     }  # fmt: skip
 
-    def describe(**changes: Any) -> list[str]:
+    def describe(rule: dict[str, Any] | None = None, **changes: Any) -> list[str]:
         row = {**alert, **changes}
-        explained = Explanation(alert=row, rule={}, sentence="In words.", limits={}, timeline=pd.DataFrame())
+        explained = Explanation(alert=row, rule=rule or {}, sentence="In words.", limits={}, timeline=pd.DataFrame())
         return list(describe_alert(explained))
 
     plain = describe(entities={"k": "x"}, tags=[])
     assert describe() == [*plain, "About: shop = 7.", "Tags: attack.t1110, b."]
+    rule = {"document": {"runbook": "Call the customer"}}
+    assert describe(rule) == [*describe(), "Runbook: Call the customer"]
     # A row that was written by hand may lack both.
     assert describe(entities=None, tags=None) == plain
 
