@@ -59,6 +59,9 @@ def test_an_alert_is_found_among_many_events_of_other_keys() -> None:
         rows[at] = ("x", "40")
     alert, _ = draft_tests(TWICE, events(*rows), STREAM)
     assert [event["id"] for event in alert["events"]] == [3, 20, 30]
+    # All in one commit and read in another order, as from a table.
+    together = events(*rows).set_column(5, "arrival", pa.array([1] * 50, pa.int64())).sort_by([("at", "descending")])
+    assert draft_tests(TWICE, together, STREAM)[0] == alert
 
 
 def test_a_rule_of_single_events_has_another_event_as_near_miss() -> None:

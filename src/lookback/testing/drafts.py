@@ -40,7 +40,7 @@ def draft_tests(document: Mapping[str, Any], events: pa.Table, stream: Stream) -
     _require_draftable(rule)
     own = {key: value for key, value in document.items() if key != "tests"}
     raised = [alert for alert in replay([own], events, stream).alerts if alert.verdict == "raised"]
-    rows = sorted(events.to_pylist(), key=lambda row: row["arrival"])
+    rows = sorted(events.to_pylist(), key=lambda row: (row["arrival"], row[stream.event_time]))
     for alert in raised[:_MAX_MISSES]:
         if needed := _find_needed(own, rule, stream, rows, alert):
             break
