@@ -29,6 +29,7 @@ from lookback.spark.ingest import commits, fields
 from lookback.spark.ingest.duplicates import read_possible_duplicates
 from lookback.spark.ingest.files import ingest, ingest_continuously
 from lookback.spark.ingest.report import IngestReport
+from lookback.spark.ingest.sources import write_file_pattern
 from lookback.stream_draft import draft_stream
 
 if TYPE_CHECKING:
@@ -612,6 +613,19 @@ def test_what_the_page_says_of_numbers_and_times_is_so(tables: Tables, tmp_path:
     assert [row["at"].astimezone(dt.timezone.utc).isoformat() for row in found] == [
         "2026-01-31T10:00:00+00:00", "2026-01-31T21:05:00+00:00", "2026-01-31T10:00:00+00:00", "2026-01-31T09:00:00+00:00",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("a b.csv", "[a] b.csv"),
+        ("in/x[1].csv", r"in/[x]\[1\].csv"),
+        ("/x.csv", "/[x].csv"),
+        ("s3a://b/1", "s3a://b/[1]"),
+    ],
+)
+def test_the_pattern_of_one_file_begins_where_its_path_does(path: str, pattern: str) -> None:
+    assert write_file_pattern(path) == pattern
 
 
 @pytest.mark.parametrize("name", ["new.jsonl", "[a] {b}, 100% é.jsonl"])

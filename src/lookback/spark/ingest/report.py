@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lookback.core.values.texts import count_noun
 from lookback.spark.ingest.rejected import Rejection
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ class IngestReport:
         return "\n".join([*lines, f"  all of them: lookback rejected {self.stream}"])
 
     def __str__(self) -> str:
-        known = self.first_version is not None
-        where = f" (versions {self.first_version} to {self.last_version})" if known else ""
+        where = "" if self.first_version is None else f" (versions {self.first_version} to {self.last_version})"
+        if self.first_version is not None and self.first_version == self.last_version:
+            where = f" (version {self.first_version})"
         return (
             f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
-            f"{self.rejected:,} rejected; {self.commits:,} commits{where} in {self.seconds:.1f} s"
+            f"{self.rejected:,} rejected; {count_noun(self.commits, 'commit')}{where} in {self.seconds:.1f} s"
         )
 
     @property

@@ -244,12 +244,12 @@ def write_file_pattern(path: str) -> str:
 
     A file stream takes a path without wildcards as the base of partitions, which Spark refuses if it is a file.
     """
-    folder, _, name = path.rpartition("/")
+    folder, slash, name = path.rpartition("/")
     plain = re.search(r"[A-Za-z0-9]", name)
     if plain is None:
         return escape_pattern(path)
     before, after = escape_pattern(name[: plain.start()]), escape_pattern(name[plain.end() :])
-    return f"{escape_pattern(folder)}/{before}[{plain[0]}]{after}"
+    return f"{escape_pattern(folder)}{slash}{before}[{plain[0]}]{after}"
 
 
 def _find_format(files: Iterable[str], path: str) -> str | None:
