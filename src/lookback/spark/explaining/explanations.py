@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.engine.schedule import STATUS_BY_ACTION
 from lookback.core.errors import ReviewError
@@ -80,8 +79,6 @@ class Explainer:
         self._streams = streams
         # By stream, the evaluations with an explained alert.
         self._known: dict[str, list[_KnownHistory]] = {}
-        # By stream, the time of the first event in its table.
-        self._first: dict[str, int | None] = {}
 
     def read_row(self, alert_id: str, revision: int, decided_at: dt.datetime) -> dict[str, Any]:
         """Reads the row of an alert's revision.
@@ -113,11 +110,14 @@ class Explainer:
 
         `window_complete` can be true for such a window: it says that no event is missing, not that there were any.
         """
-        if stream.name not in self._first:
-            time = F.min(F.unix_micros(quote_name(stream.event_time)))
-            self._first[stream.name] = self.tables.read(stream.name).agg(time).collect()[0][0]
-        first = self._first[stream.name]
-        if first is not None and alert["window_start"] < to_utc(first):
+        events = self.tables.read(stream.name).selectExpr(f"{quote_name(stream.event_time)} AS event_time")
+        before = self.tables.run(
+            "SELECT 1 FROM events WHERE event_time < :start", {"events": events}, start=alert["window_start"]
+        )
+        if not before.limit(1).isEmpty():
+            return
+        ((first,),) = self.tables.ask("first_event", {"events": events}, last=alert["window_end"]).collect()
+        if first is not None:
             yield f"Table {stream.name} has no event before {format_time(first)}, so the window is empty up to then."
 
     def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:

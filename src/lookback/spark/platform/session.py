@@ -99,6 +99,8 @@ _READ_ON = {
     "spark.databricks.delta.changeDataFeed.unsafeBatchReadOnIncompatibleSchemaChanges.enabled": "true",
     "spark.databricks.delta.changeDataFeed.defaultSchemaModeForColumnMappingTable": "latest",
 }
+# By default Delta keeps no record of VACUUM on S3, so `maintain` could not say what it deleted.
+_RECORD_VACUUM = {"spark.databricks.delta.vacuum.logging.enabled": "true"}
 _DELTA_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 
 
@@ -306,6 +308,7 @@ def _start(app_name: str, cores: int, settings: Mapping[str, str], more: Sequenc
     own = {
         **_RESULT_SETTINGS,
         **_READ_ON,
+        **_RECORD_VACUUM,
         **_STATE_STORE,
         **_QUERY_SPEED,
         **_make_start_settings(cores, [*jars, *more]),
