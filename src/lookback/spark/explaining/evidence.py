@@ -24,6 +24,8 @@ from lookback.spark.explaining.history import (
 from lookback.spark.tables.sqltexts import quote_field, quote_name
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     from pyspark.sql import DataFrame
 
     from lookback.core.streams.declaration import Stream
@@ -141,6 +143,18 @@ def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None])
         f"text_{at}": key[name] for at, name in enumerate(key)
     }
     return tables.run(f"SELECT * FROM alert_rows WHERE true{''.join(conditions)}", {"alert_rows": alerts}, **values)
+
+
+def find_first_within(tables: Tables, stream: Stream, start: dt.datetime, end: dt.datetime) -> int | None:
+    """Finds the time of the first event of a stream's table, in microseconds since 1970.
+
+    None if it is before `start`, which is the usual case and costs little, or after `end`. Both are aware.
+    """
+    events = {"events": tables.read(stream.name).selectExpr(f"{quote_name(stream.event_time)} AS event_time")}
+    if not tables.ask("earlier_event", events, start=start).isEmpty():
+        return None
+    first: int | None = tables.ask("first_event", events, last=end).collect()[0][0]
+    return first
 
 
 def _write_has_key(rule: CompiledRule, key: Mapping[str, str | None]) -> tuple[str, dict[str, object]]:

@@ -24,7 +24,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import format_time, to_utc
 from lookback.core.values.windows import PER_EVENT, SEQUENCE, SESSION, TiledWindow
-from lookback.spark.explaining.evidence import read_evidence, select_changes, select_key
+from lookback.spark.explaining.evidence import find_first_within, read_evidence, select_changes, select_key
 from lookback.spark.explaining.history import Lanes, RuleHistory, rank_version, read_feed, read_or_refuse
 from lookback.spark.tables.sqltexts import quote_name
 
@@ -110,13 +110,7 @@ class Explainer:
 
         `window_complete` can be true for such a window: it says that no event is missing, not that there were any.
         """
-        events = self.tables.read(stream.name).selectExpr(f"{quote_name(stream.event_time)} AS event_time")
-        before = self.tables.run(
-            "SELECT 1 FROM events WHERE event_time < :start", {"events": events}, start=alert["window_start"]
-        )
-        if not before.limit(1).isEmpty():
-            return
-        ((first,),) = self.tables.ask("first_event", {"events": events}, last=alert["window_end"]).collect()
+        first = find_first_within(self.tables, stream, alert["window_start"], alert["window_end"])
         if first is not None:
             yield f"Table {stream.name} has no event before {format_time(first)}, so the window is empty up to then."
 
