@@ -17,7 +17,9 @@ from lookback import notebook
 from lookback.cli import main
 from lookback.core.errors import ReviewError, SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events
+from lookback.spark.explaining.evidence import find_first_within
 from lookback.spark.newwindows import find_cold_measures
 from lookback.spark.review import (
     count_older,
@@ -258,6 +260,11 @@ def test_an_explanation_says_rule_key_window_measures_and_limits(tables: Tables)
     assert explained.alert["window_complete"]
     first = f"{START:%Y-%m-%d %H:%M:%S} UTC"
     assert explained.notes == (f"Table spends has no event before {first}, so the window is empty up to then.",)
+    microsecond = dt.timedelta(microseconds=1)
+    assert find_first_within(tables, STREAM, START - microsecond, START) == parse_time(START)
+    # A window that begins at the first event is not empty there, as that of an event rule.
+    assert find_first_within(tables, STREAM, START, START) is None
+    assert find_first_within(tables, STREAM, START - 2 * microsecond, START - microsecond) is None
 
 
 @pytest.mark.long

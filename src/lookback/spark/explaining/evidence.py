@@ -148,7 +148,7 @@ def select_key(tables: Tables, alerts: DataFrame, key: Mapping[str, str | None])
 def find_first_within(tables: Tables, stream: Stream, start: dt.datetime, end: dt.datetime) -> int | None:
     """Finds the time of the first event of a stream's table, in microseconds since 1970.
 
-    None if it is before `start`, which is the usual case and costs little, or after `end`. Both are aware.
+    None if it is at `start` or before, which is the usual case and costs little, or after `end`. Both are aware.
     """
     events = {"events": tables.read(stream.name).selectExpr(f"{quote_name(stream.event_time)} AS event_time")}
     if not tables.ask("earlier_event", events, start=start).isEmpty():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,17 +102,8 @@ class Explainer:
         stream = _find_stream(self._streams, alert["stream"])
         history = self._find_history(stream, alert["decided_at"])
         explained = _explain_by_version(self.tables, stream, history, alert, days)
-        notes = (*explained.notes, *self._describe_first(stream, alert), *_list_lost(history, alert["rule_id"]))
+        notes = (*explained.notes, *_list_first(self.tables, stream, alert), *_list_lost(history, alert["rule_id"]))
         return replace(explained, notes=notes)
-
-    def _describe_first(self, stream: Stream, alert: Mapping[str, Any]) -> Iterator[str]:
-        """Says that an alert's window begins before the first event of its stream, if it does.
-
-        `window_complete` can be true for such a window: it says that no event is missing, not that there were any.
-        """
-        first = find_first_within(self.tables, stream, alert["window_start"], alert["window_end"])
-        if first is not None:
-            yield f"Table {stream.name} has no event before {format_time(first)}, so the window is empty up to then."
 
     def _find_history(self, stream: Stream, decided_at: dt.datetime) -> RuleHistory:
         """Finds the rules of the evaluation that wrote a row. Reads them if they are not cached or may have changed."""
@@ -227,6 +218,17 @@ def explain_event(
     alerts = _read_alerts_about(tables, history.term, rule, key, event_id, time)
     explained = explain_event_at(evidence, at, commit, standing, found.row, since, alerts)
     return replace(explained, notes=tuple(_list_lost(history, rule_id)))
+
+
+def _list_first(tables: Tables, stream: Stream, alert: Mapping[str, Any]) -> list[str]:
+    """Lists the note on the first event of the table, if an alert's window begins earlier; else nothing.
+
+    `window_complete` can be true for such a window: it says that no event is missing, not that there were any.
+    """
+    first = find_first_within(tables, stream, alert["window_start"], alert["window_end"])
+    if first is None:
+        return []
+    return [f"Table {stream.name} has no event before {format_time(first)}, so the window is empty up to then."]
 
 
 def _list_lost(history: RuleHistory, rule_id: str) -> list[str]:
