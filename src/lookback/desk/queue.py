@@ -65,8 +65,8 @@ class QueuedAlert:
 class QueueFilter:
     """Selects the alerts that a queue shows.
 
-    An empty text selects any rule, severity, tag or entity. `entity` is a part of the key in words, ignoring case; `age` is one
-    of AGES, `snoozed` one of SNOOZED.
+    An empty text selects any rule, severity, tag or entity. `entity` is a part of the key in words, ignoring case;
+    `age` is one of AGES, `snoozed` one of SNOOZED.
     """
 
     rule_id: str = ""

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from lookback.core.streams.alerts import Alert
     from lookback.core.streams.declaration import Stream
 
-# A test of more events is no example for people, and each of them is left out once to see whether it is needed.
-_MAX_EVENTS = 256
+# How many of the last events of a key are tried. A test of more events is no example for people, and each of them is
+# left out once to see whether it is needed.
+_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 # The number of events without an alert that are tried as a near miss.
 _MAX_MISSES = 50
 _BY_HAND = "write its tests by hand; docs/how-to/write-a-rule.md shows how"
@@ -46,7 +47,7 @@ def draft_tests(document: Mapping[str, Any], events: pa.Table, stream: Stream) -
             break
     else:
         seen = f"the {len(rows):,} newest events of {stream.name!r}"
-        why = "raises no alert over" if not raised else f"needs more than {_MAX_EVENTS} events for an alert of"
+        why = "raises no alert over" if not raised else f"needs more than {_SIZES[-1]} events for an alert of"
         raise SetupError(f"{rule.spec.rule_id} {why} {seen}; {_BY_HAND}")
     names = {name.partition(".")[0] for name in (stream.event_id, stream.event_time, *rule.fields)}
     drafts = [_write_test(f"drafted: event {alert.event_id} alerts", own, stream, needed, names)]
@@ -77,12 +78,11 @@ def _find_needed(
     shown = {*alert.evidence, alert.event_id}
     evidence = [row for row in rows if str(row[stream.event_id]) in shown]
     own = next(row for row in evidence if str(row[stream.event_id]) == alert.event_id)
-    # Of the events of the key, the last 2, 4, 8 ... up to the event.
-    names = [stream.event_time, *{field.partition(".")[0] for part in rule.key for field in part.fields}]
-    of_key = [row for row in rows if row["arrival"] <= own["arrival"] and row[names[0]] <= own[names[0]]]
-    of_key = [row for row in of_key if all(row[name] == own[name] for name in names[1:])]
-    sizes = [2**power for power in range(1, _MAX_EVENTS.bit_length()) if 2**power < len(of_key) * 2]
-    needed = next((tried for tried in (evidence, *(of_key[-size:] for size in sizes)) if alerts(tried)), [])
+    fields = {name.partition(".")[0] for part in rule.key for name in part.fields}
+    before = [row for row in rows if all(row[name] <= own[name] for name in ("arrival", stream.event_time))]
+    of_key = [row for row in before if all(row[name] == own[name] for name in fields)]
+    last = (of_key[-size:] for size in _SIZES if size < len(of_key) * 2)
+    needed = next((tried for tried in (evidence, *last) if alerts(tried)), [])
     for row in needed:
         fewer = [each for each in needed if each is not row]
         if fewer and alerts(fewer):

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 
-from lookback.spark.ingest.sources import Source, escape_pattern, normalize_slashes
+from lookback.spark.ingest.sources import escape_pattern, normalize_slashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lookback.core.streams.declaration import Stream
+    from lookback.spark.ingest.sources import Source
     from lookback.spark.tables.lakehouse import Tables
 
 # The column of Spark's text reader.
 _LINE = "value"
+ListTimes = Callable[[], Mapping[str, int]]
 
 
 def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> list[str]:
@@ -39,10 +42,11 @@ def read_planned_files(spark: SparkSession, checkpoint: str, batch_id: int) -> l
         return []
 
 
-def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> list[str]:
+def find_changed_files(spark: SparkSession, checkpoint: str, list_times: ListTimes) -> list[str]:
     """Finds the files that changed after the query with this checkpoint read them, which a stream does not notice.
 
-    None are found if the checkpoint's records are not in the format of Spark 3 and 4, as on Databricks.
+    `list_times` is called if the query has read any; see `read_change_times`. None are found if the checkpoint's
+    records are not in the format of Spark 3 and 4, as on Databricks.
     """
     try:
         entries = spark.read.text(f"{escape_pattern(checkpoint)}/sources/0").where(F.col(_LINE).startswith("{"))
@@ -50,20 +54,23 @@ def find_changed_files(spark: SparkSession, source: Source, checkpoint: str) -> 
         taken = {normalize_slashes(row[0]): row[1] for row in entries.select(entry).select("entry.*").collect()}
     except AnalysisException:
         return []
-    times = read_change_times(spark, source) if taken else {}
+    times = list_times() if taken else {}
     changed_names = [unquote(name) for name, time in times.items() if time > taken.get(name, time)]
     return sorted(re.sub("^file:/+", "/", name) for name in changed_names)
 
 
-def find_taken_files(tables: Tables, stream: Stream, source: Source) -> set[str]:
-    """Finds the files of a source that a round of `ingest` without a checkpoint took, and that have not changed since."""
+def find_taken_files(tables: Tables, stream: Stream, list_times: ListTimes) -> set[str]:
+    """Finds the files that a round of `ingest` without a checkpoint took, and that have not changed since.
+
+    `list_times` is called if there was such a round; see `read_change_times`.
+    """
     if not tables.exists("ingests"):
         return set()
     taken: dict[str, set[str]] = {}
     for row in tables.read("ingests").where((F.col("stream") == stream.name) & F.col("files").isNotNull()).collect():
         for name, time in row["files"].items():
             taken.setdefault(name, set()).add(time)
-    times = read_change_times(tables.spark, source) if taken else {}
+    times = list_times() if taken else {}
     return {name for name, time in times.items() if str(time) in taken.get(name, ())}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import threading
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import SetupError
 from lookback.core.values.texts import count_noun
 from lookback.spark.ingest.fields import reads_kafka
-from lookback.spark.ingest.filelog import find_changed_files, find_taken_files, read_planned_files
+from lookback.spark.ingest.filelog import find_changed_files, find_taken_files, read_change_times, read_planned_files
 from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import name_options_key
 from lookback.spark.ingest.round import IngestRound
@@ -124,7 +125,9 @@ def ingest_continuously(
         SetupError: As `ingest` does.
     """
     source, folder = _find_source(tables, stream, path, format, options), tables.find_place(checkpoint)
-    if warn is not None and (changed := find_changed_files(tables.spark, source, str(folder))):
+    # A listing of a bucket may take minutes, so both questions about files share one.
+    list_times = cache(partial(read_change_times, tables.spark, source))
+    if warn is not None and (changed := find_changed_files(tables.spark, str(folder), list_times)):
         warn(
             f"{count_noun(len(changed), 'file')} changed after an earlier run ingested "
             f"{'it' if len(changed) == 1 else 'them'}, such as {changed[0]}: each file name is read once, so new rows "
@@ -133,7 +136,7 @@ def ingest_continuously(
     with contextlib.ExitStack() as opened:
         opened.enter_context(lock_ingest(tables, stream))
         tables.require(stream)
-        ingest_round, taken = IngestRound(tables, stream, None), find_taken_files(tables, stream, source)
+        ingest_round, taken = IngestRound(tables, stream, None), find_taken_files(tables, stream, list_times)
 
         def take(rows: DataFrame, batch_id: int) -> None:
             names = {normalize_slashes(row[0]) for row in rows.collect()}

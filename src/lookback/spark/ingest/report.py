@@ -78,9 +78,9 @@ class IngestReport:
         return "\n".join([*lines, f"  all of them: lookback rejected {self.stream}"])
 
     def __str__(self) -> str:
-        where = "" if self.first_version is None else f" (versions {self.first_version} to {self.last_version})"
-        if self.first_version is not None and self.first_version == self.last_version:
-            where = f" (version {self.first_version})"
+        first, last = self.first_version, self.last_version
+        versions = f"version {first}" if first == last else f"versions {first} to {last}"
+        where = "" if first is None else f" ({versions})"
         return (
             f"{self.stream}: {self.offered:,} offered = {self.ingested:,} ingested + {self.duplicates:,} duplicates + "
             f"{self.rejected:,} rejected; {count_noun(self.commits, 'commit')}{where} in {self.seconds:.1f} s"

@@ -121,8 +121,9 @@ class IngestRound:
         counts = (report.offered, report.ingested, report.duplicates, report.rejected, report.commits)
         first, ended = (None if each is None else to_utc(each) for each in (first_stamp, read_clock()))
         # A run with other options may use what this one rejected.
-        is_kept = files and not report.rejected and len(files) <= _MAX_NAMED_FILES
-        names = {name: str(time) for name, time in files.items()} if files and is_kept else None
+        names = None
+        if files and len(files) <= _MAX_NAMED_FILES and not report.rejected:
+            names = {name: str(time) for name, time in files.items()}
         self._tables.append_rows([(report.stream, *counts, first, ended, names)], "ingests", self._writer.mark)
 
     def add_versions(self, report: IngestReport) -> IngestReport:
