@@ -619,6 +619,16 @@ REGRESSIONS: list[dict[str, Any]] = [
         [{"group_by": ["k"], "when": "n >= 0", "message": "{k}"}, {"group_by": [{"p": "upper(k)"}], "when": "p <> 'Q'", "message": "{p}"}],
         [{"id": name, "at": at, "arrival": 1 + at // 4, "k": name} for at, name in enumerate("qwertyuiopas")],
     ) | {"shards": 3},
+    regression(
+        "what a linked step took is forgotten while a step after it is searched",
+        [{"group_by": ["k"], "sequence": {"within": "5 microseconds", "steps": [
+            {"name": "s0", "where": "true", "at_most": 2},
+            {"name": "s1", "where": "array_contains(s0.c, c)"},
+            {"name": "s2", "where": "at > element_at(s1.at, 1) and s1.count < 4", "at_most": 1},
+            {"name": "s3", "where": "at > element_at(s2.at, 1) and s2.count < 4", "at_most": 1},
+        ]}}],
+        [{"id": str(at), "at": at, "arrival": 1} for at in range(27)],
+    ) | {"small_pages": True},
 ]  # fmt: skip
 
 

@@ -429,14 +429,16 @@ class MatchSearch:
         if self._listed_rows > _MAX_LISTED:
             self._listed, self._listed_rows = {}, 0
         different, first_at = np.unique(matches.first[0][at], return_index=True)
-        unknown = [n for n, begin in enumerate(different.tolist()) if (step, begin) not in self._listed]
+        known = {begin: self._listed[step, begin] for begin in different.tolist() if (step, begin) in self._listed}
+        unknown = [n for n, begin in enumerate(different.tolist()) if begin not in known]
         for start in range(0, len(unknown), _MATCHES_AT_ONCE):
             numbers = unknown[start : start + _MATCHES_AT_ONCE]
+            # This lists the rows of an earlier linked step, too, and may empty `_listed`.
             places, edges = self._find_taken(matches.take(at[first_at[numbers]]), step)
             for begin, taken in zip(different[numbers].tolist(), np.split(places, edges), strict=True):
-                self._listed[step, begin] = _Listed(taken)
+                known[begin] = self._listed[step, begin] = _Listed(taken)
             self._listed_rows += len(places)
-        return [self._listed[step, begin] for begin in begins]
+        return [known[begin] for begin in begins]
 
     def _find_taken(self, matches: _Matches, step: int) -> tuple[Int64s, Int64s]:
         """Finds the places of the rows that a linked step takes in matches, and where those of each next match begin."""
