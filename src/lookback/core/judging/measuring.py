@@ -160,7 +160,7 @@ class Measuring:
         known_as = group_by, group_by if routed_by is None else routed_by
         if known_as not in self._groupings:
             self.forget_searches()
-            mine = self.events.find_keys(known_as[1]).shard(self._shards) == self._shard
+            mine = self.events.find_shards(known_as[1], self._shards) == self._shard
             self._groupings[known_as] = Grouping(self.events.find_keys(group_by), self.events.times, mine)
         return self._groupings[known_as]
 

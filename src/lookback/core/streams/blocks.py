@@ -208,7 +208,7 @@ def require_own(events: Events, counts: Sequence[Sequence[OwnCount]], shard: int
 def _find_own(events: Events, group_by: tuple[str, ...], shard: int, shards: int) -> Mask | None:
     """Marks the events whose key belongs to the shard; None if keys cannot be computed (only their rules fail)."""
     try:
-        return np.asarray(events.find_keys(group_by).shard(shards) == shard)
+        return np.asarray(events.find_shards(group_by, shards) == shard)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - see above
@@ -270,7 +270,7 @@ def pack_flagged(flagged: FlaggedEvents) -> bytes:
 
 def pack_late(late: Sequence[LateEvent]) -> bytes:
     """Packs late events into a block."""
-    return pack_table(pa.Table.from_pylist([asdict(each) for each in late], schema=LATE_SCHEMA))
+    return pack_table(pa.Table.from_pylist([vars(each) for each in late], schema=LATE_SCHEMA))
 
 
 def unpack_late(block: bytes) -> list[dict[str, Any]]:

@@ -293,7 +293,7 @@ def _find_key_fields(name: str, fields: tuple[tuple[str, DataType], ...]) -> fro
 def _find_shards(group_by: tuple[str, ...], events: Events, shards: int) -> Int64s | None:
     """Finds the shard of each event for a grouping set. None, for all shards, if the keys cannot be computed."""
     try:
-        return events.find_keys(group_by).shard(shards)
+        return events.find_shards(group_by, shards)
     except NOT_THE_RULES:
         raise
     except Exception:  # noqa: BLE001 - the shards get the same error and stop the rules of this grouping set
