@@ -132,7 +132,7 @@ def test_c3_1_a_history_that_does_not_reach_back(
     file = max(Path(tables.path_or_name(STREAM.name)).glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     kept_file = file.with_suffix(".kept")
     shutil.move(file, kept_file)
-    with pytest.raises(SetupError, match=r"cannot be read any more .*lookback evaluate payins --rebuild"):
+    with pytest.raises(SetupError, match=r"can no longer be read .*lookback evaluate payins --rebuild"):
         evaluate(tables)
     shutil.move(kept_file, file)
     evaluate(tables)
