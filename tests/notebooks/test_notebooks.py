@@ -7,7 +7,7 @@ import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 import pyarrow.parquet as pq
@@ -16,9 +16,6 @@ import yaml
 from nbmake.nb_run import NotebookRun
 
 from workspace_server import Answer, WorkspaceServer
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.notebook
 ROOT = Path(__file__).parents[2]

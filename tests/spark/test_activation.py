@@ -89,8 +89,6 @@ def test_c10_8_the_notebook_shows_the_conditions_and_activates_the_draft_that_it
     shown = capsys.readouterr().out
     assert "at most 1e+09 alerts a day in a backtest of 1 days" in shown
     assert "to activate it, set the parameter activate to true" in shown
-    assert notebook.check_gate(workspace, document, run=False) is None
-    assert "Not checked: run=True" in capsys.readouterr().out
     assert ready.version("rules") == before
     assert notebook.publish_rule(workspace, document, author="ann") == 1
     assert "version 1 is a draft: it is not in force yet." in capsys.readouterr().out

@@ -93,11 +93,10 @@ VARYING = (
     (r"\b20(?!26-01)\d\d-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?", "NOW"),
     (r"\b\d+(\.\d+)? (ms|s|seconds|minutes)\b", "DURATION"),
     (r"\b\d+(\.\d+)? (B|bytes|kB|KB|KiB|MB|MiB)\b", "SIZE"),
-    (r"\d+ of \d+ parts of the events read and judged", "PROGRESS"),
+    (r"\d+ of \d+ parts of the events read and judged\s*", ""),
     # As many files as the evaluation had time for.
     (r"\bmetrics +\d+ +\d+ +\d+ +\d+ +\d+", "METRICS"),
     (r"\s+", " "),
-    (r"(PROGRESS )+", ""),
 )
 
 

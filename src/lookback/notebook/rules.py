@@ -163,12 +163,11 @@ def try_rule(workspace: Workspace, document: Mapping[str, Any], events: int = 50
 def backtest_rule(
     workspace: Workspace,
     document: Mapping[str, Any],
-    run: bool = True,
     since: str = "",
     vary: str = "",
     budget: float = 0,
     against: str = "",
-) -> pd.DataFrame | None:
+) -> pd.DataFrame:
     """Runs a rule over all events of its stream, and plots the alerts for other values of a parameter.
 
     Nothing is published.
@@ -176,7 +175,6 @@ def backtest_rule(
     Args:
         workspace: Tables and streams.
         document: The rule.
-        run: False to skip the backtest.
         since: Event time from which alerts count; empty for the first event.
         vary: Values such as `limit=500,1000,2000`, several parameters separated by semicolons; empty for the first
             numeric parameter, from a quarter of its value to four times its value.
@@ -184,15 +182,12 @@ def backtest_rule(
         against: Id of a rule whose active version to compare with.
 
     Returns:
-        The figures; None if the backtest was skipped.
+        The figures, a row for each combination of values.
 
     Raises:
         SetupError: If a value is invalid.
         RuleError: If the rule is invalid.
     """
-    if not run:
-        say("Skipped: run=True runs the rule over all events.")
-        return None
     try:
         varied, within = verbs.read_what_if(document, vary, since)
     except ValueError as error:
@@ -274,7 +269,6 @@ def publish_rule(
 def check_gate(
     workspace: Workspace,
     document: Mapping[str, Any],
-    run: bool = True,
     activate: bool = False,
     author: str = "",
     comment: str = "",
@@ -284,7 +278,6 @@ def check_gate(
     Args:
         workspace: Tables and settings.
         document: The rule.
-        run: False to skip the check.
         activate: Whether to activate the published version with this document, if it meets all conditions; if not,
             nothing is written.
         author: Who approves it; empty for the user who runs the notebook.
@@ -298,9 +291,6 @@ def check_gate(
         RuleError: If the rule is invalid.
     """
     gate, rules, rule_id = workspace.settings.gate, workspace.rules, str(document["rule_id"])
-    if not (run or activate):
-        say("Not checked: run=True checks the rule.")
-        return None
     if gate is None:
         say(verbs.NO_GATE)
     if not activate:

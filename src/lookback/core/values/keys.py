@@ -55,8 +55,8 @@ class Keys:
         """Lists all keys, as tables know them."""
         return list(zip(self.low.tolist(), self.high.tolist(), strict=True))
 
-    def take(self, index: npt.NDArray[Any]) -> Keys:
-        """Returns the keys at `index` (positions or a mask)."""
+    def take(self, index: npt.NDArray[Any] | slice) -> Keys:
+        """Returns the keys at `index` (positions, a mask or a slice)."""
         return Keys(self.low[index], self.high[index])
 
     @classmethod
