@@ -38,6 +38,14 @@ class TypeNameError(LookbackError, ValueError):
     """A text that does not name a supported column type."""
 
 
+def show_value(value: object) -> str:
+    """Formats a caller's value for a message, at most 100 characters of it; only its type if it has no text."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:  # noqa: BLE001 - such as a time beyond the calendar, or lists nested 5,000 deep
+        return f"a {type(value).__name__}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem of a document: `place` is a dotted path in it, `message` tells what to do.

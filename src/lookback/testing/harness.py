@@ -20,7 +20,7 @@ from lookback.core.engine.evaluation import Evaluator
 from lookback.core.engine.output import Output
 from lookback.core.engine.schedule import open_warmed
 from lookback.core.engine.warming import WindowHistory
-from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.errors import EventError, Problem, RuleError, show_value
 from lookback.core.judging.segment import merge_failures
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.commands import LISTS
@@ -126,7 +126,7 @@ class Harness:
         self, stream: Stream | Mapping[str, Any] | str | Path, watermark: str = "automatic", *, warm_start: bool = False
     ) -> None:
         if watermark not in ("automatic", "manual"):
-            raise ValueError(f"watermark must be 'automatic' or 'manual', got {watermark!r}")
+            raise ValueError(f"watermark must be 'automatic' or 'manual', got {show_value(watermark)}")
         self.stream = load_any_stream(stream)
         self.alerts: HarnessRows[Alert] = HarnessRows()
         self.late_events: HarnessRows[LateEvent] = HarnessRows()
@@ -231,7 +231,7 @@ class Harness:
         try:
             microseconds = read_cell(TIMESTAMP, time)
         except ValueError as error:
-            raise EventError(f"watermark: got {time!r:.100}: {error}") from None
+            raise EventError(f"watermark: got {show_value(time)}: {error}") from None
         if microseconds is None:
             raise EventError("watermark: got no time; give an aware datetime, an ISO 8601 text or microseconds")
         if self._judged is not None:

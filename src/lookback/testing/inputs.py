@@ -13,7 +13,7 @@ import numpy as np
 from lookback.config import load_stream
 from lookback.core.engine.schedule import Warmed
 from lookback.core.engine.warming import find_reason_cold
-from lookback.core.errors import EventError, Problem, RuleError
+from lookback.core.errors import EventError, Problem, RuleError, show_value
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.commands import LISTS
 from lookback.core.rules.compilecache import RuleCompiler
@@ -37,7 +37,7 @@ def read_lists(lists: Any) -> tuple[KnownLists, list[tuple[int | None, RuleChang
     for at, pair in enumerate(pairs):
         if not isinstance(pair, tuple) or len(pair) != 2 or not (pair[1] is None or _is_whole(pair[1])):
             raise EventError(
-                f"lists[{at}]: must be a pair of contents and the arrival from which they apply, got {pair!r:.100}"
+                f"lists[{at}]: must be a pair of contents and the arrival from which they apply, got {show_value(pair)}"
             )
         contents, arrival = pair
         if isinstance(contents, Lists):
@@ -97,7 +97,7 @@ def _read_warmed(active_from: Any, arrival: int | None, change: RuleChange, at: 
     if not _is_whole(active_from) or (arrival is not None and active_from < arrival):
         message = (
             "must be the last commit judged before the version comes into force, not before its arrival, got "
-            f"{active_from!r:.100}"
+            f"{show_value(active_from)}"
         )
         raise _refuse(f"{place}.active_from", message, name)
     if change.version is None or change.document is None or change.rule_id is None or change.status is None:
@@ -126,12 +126,12 @@ def _read_change(rule: Any, at: int, stream: Stream, compiler: RuleCompiler) -> 
     if isinstance(document, Mapping):
         document = _write_json(name, document)
     elif document is not None and not isinstance(document, str):
-        raise _refuse(f"{place}.document", f"must be a mapping, its JSON, or None, got {document!r:.100}", name)
+        raise _refuse(f"{place}.document", f"must be a mapping, its JSON, or None, got {show_value(document)}", name)
     version, status = read_version(name, row.get("version"), f"{place}.version"), row.get("status", "active")
     if status is not None:
         require_status(name, status, f"{place}.status")
     if arrival is not None and not _is_whole(arrival):
-        message = f"must be the number of the last commit judged before the change, got {arrival!r:.100}"
+        message = f"must be the number of the last commit judged before the change, got {show_value(arrival)}"
         raise _refuse(f"{place}.arrival", f"{message}; give None for a change before the first commit", name)
     change = RuleChange("insert", at, rule_id, version, status, document, row.get("evidence"))
     return None if arrival is None else int(arrival), change
@@ -198,7 +198,7 @@ def read_version(rule_id: str, version: Any, place: str = "version") -> int | No
     if version is None:
         return None
     if not _is_whole(version):
-        message = f"must be a whole number, such as 2, or None for the next one, got {version!r:.100}"
+        message = f"must be a whole number, such as 2, or None for the next one, got {show_value(version)}"
         raise _refuse(place, message, rule_id)
     return int(version)
 
@@ -206,7 +206,7 @@ def read_version(rule_id: str, version: Any, place: str = "version") -> int | No
 def require_status(rule_id: str, status: Any, place: str = "status") -> None:
     """Checks that a status is a text. Raises RuleError."""
     if not isinstance(status, str):
-        raise _refuse(place, f"must be one of {', '.join(STATUSES)}, got {status!r:.100}", rule_id)
+        raise _refuse(place, f"must be one of {', '.join(STATUSES)}, got {show_value(status)}", rule_id)
 
 
 def _is_whole(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,44 @@ def test_an_event_beyond_all_years_is_refused(time: int, window: Any) -> None:
     harness.rule(RULE | {"window": window})
     with pytest.raises(EventError, match=r"row 0: at must be timestamp, got .* beyond the years 1 to 9999; correct it"):
         harness.events([{"id": "a", "at": time}])
+
+
+def _nest(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+DEEP = _nest(5_000)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: lookback.Harness(STREAM, watermark=DEEP),  # type: ignore[arg-type]
+        lambda: lookback.Harness(STREAM).watermark(DEEP),
+        lambda: lookback.Harness(STREAM).rule(RULE, version=DEEP),  # type: ignore[arg-type]
+        lambda: lookback.Harness(STREAM).rule(RULE, status=DEEP),  # type: ignore[arg-type]
+        lambda: lookback.Harness(STREAM).events([{"id": "a", "at": DEEP}]),
+        lambda: lookback.Harness(STREAM).events([{"id": "a", "at": 1, "n": DEEP}]),
+        lambda: lookback.Harness(STREAM).events([{"id": "a", "at": 1, "committed_at": DEEP}]),
+        *(
+            lambda contents=contents: lookback.Harness(STREAM).lists(contents)  # type: ignore[misc]
+            for contents in (
+                DEEP, {"x": DEEP}, {"x": [{"value": DEEP}]}, {"x": [{"value": "a", "expires_at": DEEP}]},
+                {"x": [{"value": "a", "kind": DEEP}]},
+            )
+        ),
+        lambda: lookback.replay([(ROW, DEEP)], EVENTS, STREAM),
+        lambda: lookback.replay([(ROW, 1, DEEP)], EVENTS, STREAM),
+        lambda: lookback.replay([RULE], EVENTS, STREAM, lists=DEEP),
+        lambda: lookback.replay([RULE], EVENTS, STREAM, lists=[({}, DEEP)]),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_nested_too_deep_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises((EventError, RuleError, ValueError), match=r"\ba (list|tuple)\b"):
+        call()
 
 
 _ODD = st.one_of(

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lookback.core.errors import EventError
+from lookback.core.errors import EventError, show_value
 from lookback.core.streams.cells import is_missing, read_cell
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.events import Events
@@ -154,18 +154,11 @@ def _take_part(struct: object, whole: str, part: str) -> Any:
         return struct.get(part)
     if is_missing(struct, nan=True):
         return None
-    raise EventError(f"{whole} must be a struct, such as {{{part}: ...}}, got {_format_repr(struct)}")
+    raise EventError(f"{whole} must be a struct, such as {{{part}: ...}}, got {show_value(struct)}")
 
 
 def _format_value(value: object) -> str:
-    return f"{type(value).__name__} {_format_repr(value)}"
-
-
-def _format_repr(value: object) -> str:
-    try:
-        return f"{value!r:.100}"
-    except Exception:  # noqa: BLE001 - a caller's value may have no repr, such as a time beyond the calendar
-        return f"a {type(value).__name__}"
+    return f"{type(value).__name__} {show_value(value)}"
 
 
 def _read_commits(arrivals: Any, count: int, next_commit: int) -> Int64s:
@@ -228,7 +221,7 @@ def _read_cell(requirement: str, type_: DataType, row: int, value: Any, nan_is_m
     try:
         return read_cell(type_, value, nan_is_missing=nan_is_missing)
     except ValueError as error:
-        raise EventError(f"row {row}: {requirement}, got {_format_repr(value)}: {error}") from None
+        raise EventError(f"row {row}: {requirement}, got {show_value(value)}: {error}") from None
 
 
 def _read_whole_column(type_: DataType, values: Any) -> Column | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lookback.core.errors import Problem
+from lookback.core.errors import Problem, show_value
 from lookback.core.values.suggestions import suggest
 
 KAFKA = "kafka"
@@ -55,14 +55,14 @@ def find_source_problems(source: Mapping[str, Any]) -> Iterator[Problem]:
         elif key in ("options", "value_options"):
             if not isinstance(value, (Mapping, type(None))):
                 yield Problem(
-                    place, f'a mapping of option to value is needed, such as {{sep: ";"}}, got {value!r:.100}'
+                    place, f'a mapping of option to value is needed, such as {{sep: ";"}}, got {show_value(value)}'
                 )
             elif not is_topic:
                 yield from _find_option_problems(value or {}, source.get("format"), place)
             elif key == "value_options":
                 yield from _find_option_problems(value or {}, source.get("value", "json"), place)
         elif key in ("format", "path") and not isinstance(value, str):
-            yield Problem(place, f"a text is needed, got {value!r:.100}")
+            yield Problem(place, f"a text is needed, got {show_value(value)}")
 
 
 def _explain_unknown_key(key: str, value: object, keys: tuple[str, ...], is_topic: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pydantic_core import CoreSchema, core_schema
 
-from lookback.core.errors import DurationError
+from lookback.core.errors import DurationError, show_value
 from lookback.core.values.durations import MAX_DURATION_US, MICROSECONDS, format_duration, parse_duration
 from lookback.core.values.reading import read_mapping
 
@@ -49,7 +49,7 @@ class Limit:
                 number = parse_duration(value)
         if not isinstance(number, int) or isinstance(number, bool) or not self.least <= number <= self.most:
             bounds = f"from {self.format_value(self.least)} to {self.format_value(self.most)}"
-            raise ValueError(f"{kind} {bounds} is needed, got {value!r:.100}")
+            raise ValueError(f"{kind} {bounds} is needed, got {show_value(value)}")
         return number
 
     def format_value(self, value: int) -> str:
@@ -84,7 +84,7 @@ class Limits:
     def from_dict(cls, document: object) -> Limits:
         """Reads the limits that a mapping sets. Raises Refused with every problem."""
         if not isinstance(document, Mapping):
-            raise ValueError(f"a mapping of limit to number is needed, got {document!r:.100}")
+            raise ValueError(f"a mapping of limit to number is needed, got {show_value(document)}")
         return read_mapping(cls, document, unknown="unknown limit")
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.fields import FieldInfo
 
-from lookback.core.errors import Problem
+from lookback.core.errors import Problem, show_value
 from lookback.core.values.suggestions import suggest
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def needs(sentence: str, *, shows_value: bool = True) -> WrapValidator:
         try:
             return handler(value)
         except ValidationError:
-            raise ValueError(f"{sentence}, got {value!r:.100}" if shows_value else sentence) from None
+            raise ValueError(f"{sentence}, got {show_value(value)}" if shows_value else sentence) from None
 
     return WrapValidator(check)
 

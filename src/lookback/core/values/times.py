@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+from lookback.core.errors import show_value
 from lookback.core.values.notation import parse_datetime
 
 # Later than any watermark, and earlier than any time: no watermark yet.
@@ -39,14 +40,14 @@ def parse_time(value: object) -> int:
     A date is its midnight; `notation` says how a time is written. Raises ValueError for anything else.
     """
     if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a time")
+        raise ValueError(f"{show_value(value)} is not a time")
     if isinstance(value, int):
         return value
     if isinstance(value, str):
         value = parse_datetime(value)
     if not isinstance(value, dt.datetime):
         if not isinstance(value, dt.date):
-            raise ValueError(f"{value!r} is not a time")
+            raise ValueError(f"{show_value(value)} is not a time")
         value = dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
     return (aware - EPOCH) // _MICROSECOND
