@@ -22,7 +22,7 @@ import yaml
 
 from lookback.core.errors import SetupError
 from lookback.core.streams.fields import POSITION, RESERVED_FIELDS
-from lookback.core.values.texts import first_line, quote_identifier
+from lookback.core.values.texts import escape_unprintable, first_line, quote_identifier
 from lookback.field_guesses import FieldGuess, add_cents, guess_from_type, guess_from_values, join_notes, simplify_name
 
 # A draft is made from the first rows of a file, and from no more than its first bytes.
@@ -302,7 +302,7 @@ def _write(stream: str, path: str, file: Path, sample: _Sample, drafted: Sequenc
         columns = {ids[0]: f"sha2(concat_ws('|', {', '.join(parts)}), 256)", **columns}
 
     rows = f"all {sample.rows:,} rows" if sample.is_all else f"its first {sample.rows:,} rows"
-    yield f"# Drafted from {file.name}, {rows}. Read every line, edit it, and save it as conf/streams/{stream}.yml."
+    yield f"# Drafted from {escape_unprintable(file.name)}, {rows}. Read every line, edit it, and save it as conf/streams/{stream}.yml."
     yield "# docs/streams.md explains every key."
     yield from (f"# {note}" for note in sample.notes)
     yield _write_line("stream", stream, "the name of the events table")
@@ -311,7 +311,11 @@ def _write(stream: str, path: str, file: Path, sample: _Sample, drafted: Sequenc
     yield _write_line("event_time", *((times[0], _list_others(times)) if times else ("TODO", missing)))
     yield "fields:"
     yield from (_write_line(f"  {name}", guess.type, guess.note) for name, guess in fields.items())
-    yield from (f"  # {each.column} {each.guess.note}" for each in drafted if not each.guess.type)
+    yield from (
+        f"  # {escape_unprintable(each.column)} {escape_unprintable(each.guess.note)}"
+        for each in drafted
+        if not each.guess.type
+    )
     if columns:
         yield "columns:                       # fields computed from the file's columns, in Spark SQL"
         yield from (f"  {name}: {_write_scalar(expression)}" for name, expression in columns.items())
@@ -363,6 +367,6 @@ def _write_line(key: str, value: str, note: str = "") -> str:
 
 def _write_scalar(text: str) -> str:
     """Formats a text as a YAML scalar on one line."""
-    if re.search(r"""[`'"|{}\[\],:#&*!%@\\]""", text):
-        return json.dumps(text, ensure_ascii=False) if not text.startswith("decimal(") else text
+    if not text.isprintable() or re.search(r"""[`'"|{}\[\],:#&*!%@\\]""", text):
+        return text if text.startswith("decimal(") else escape_unprintable(json.dumps(text, ensure_ascii=False))
     return yaml.safe_dump(text, width=10_000, allow_unicode=True).splitlines()[0]

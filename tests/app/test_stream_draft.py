@@ -165,6 +165,20 @@ def test_json_lines_have_the_types_that_they_show(tmp_path: Path):
     assert "  # things is a list of objects" in text
 
 
+def test_parts_of_an_object_that_differ_in_case_only(tmp_path: Path):
+    (tmp_path / "x.jsonl").write_text('{"id": "a", "at": "2026-01-31T12:00:00Z", "u": {"A": 1, "a": 2}}\n')
+    text = draft_stream(tmp_path / "x.jsonl")
+    assert "leaves out a; map such a part in columns" in text
+    assert str(Stream.from_dict(yaml.safe_load(text)).fields["u.A"]) == "bigint"
+
+
+@pytest.mark.parametrize("name", ["a\nb.csv", "x\nevent_id: evil\n#.csv", "p'q$.csv", "\x85\u2028.csv"])
+def test_the_name_of_a_file_adds_nothing_to_its_draft(tmp_path: Path, name: str):
+    (tmp_path / name).write_text("id,at\n1,2026-01-31T12:00:00Z\n")
+    drafted = yaml.safe_load(draft_stream(tmp_path / name))
+    assert (drafted["event_id"], drafted["source"]["path"]) == ("id", str(tmp_path / name))
+
+
 def test_a_parquet_file_has_its_types(tmp_path: Path):
     at = dt.datetime(2026, 3, 1, 10, tzinfo=dt.timezone.utc)
     columns = {

@@ -90,7 +90,7 @@ def test_every_type_of_a_parquet_file_that_pandas_and_arrow_write(spark: SparkSe
     )
 
 
-NAMES = ("a [1].csv", "b:c.csv", "2026-01-31T12:00:00.csv", "#d.csv", "e%20f.csv", "%zz.csv", "g h.csv", "{i}.csv", "j*.csv", "k?.csv", "l\\m.csv", "ü.csv")  # fmt: skip
+NAMES = ("a [1].csv", "b:c.csv", "2026-01-31T12:00:00.csv", "#d.csv", "e%20f.csv", "%zz.csv", "g h.csv", "{i}.csv", "j*.csv", "k?.csv", "l\\m.csv", "n\no: #.csv", "p'q$.csv", "ü.csv")  # fmt: skip
 
 
 @pytest.mark.long
