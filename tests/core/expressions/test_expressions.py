@@ -567,6 +567,8 @@ def test_all_problems_are_found_at_once() -> None:
         ("text ilike upper(text)", "the pattern of 'ilike' must be a literal text; use contains(), startswith() or endswith()"),
         ("text not like any ('a', 'b')", "\"text NOT LIKE ANY ('a', 'b')\" is easily misread; where none of the patterns matches, write not (x like any (...))"),
         ("text ilike all ()", "'text ILIKE ALL ()': ilike all takes patterns in parentheses, such as ('a%', 'b%')"),
+        ("lag(text) <> text", "lag() is not allowed; for the value before an event write {measure: last(x), window: {lookback: 1 day, delay: 1 microsecond}} in measures"),
+        ("lead(i) > 1", "lead() is not allowed; no event sees a later one; write a sequence whose last step is the later event"),
         ("lwoer(text)", "function lwoer() is not allowed; did you mean lower()?"),
         ("numbers[0]", "[ ] is not allowed; use element_at(), which counts from 1"),
         ("10L", "10L: numbers take no suffix here; write cast(10 as bigint)"),
@@ -769,6 +771,7 @@ TEACHING = (
     [
         ("sum(amount) / count(*)", [f"'SUM(amount) / COUNT(*)' is not an aggregate: {TEACHING}"]),
         ("amount", [f"'amount' is not an aggregate: {TEACHING}"]),
+        ("last_value(i)", ["last_value() is not an aggregate that can be used: write last(x) in measures"]),
         ("kurtosis(i)", [f"kurtosis() is not an aggregate that can be used: {TEACHING}; the aggregates are {AGGREGATES}"]),
         ("percentile(i)", ["percentile() takes a field and a number from 0 to 1, such as 0.95; got 1"]),
         ("percentile(i, 95)", ["percentile() takes a number from 0 to 1, such as 0.95, as its second argument; got '95'"]),

@@ -15,6 +15,7 @@ import yaml
 import lookback
 from lookback.cli import main
 from lookback.config import load_rule_document, load_streams
+from lookback.core.expressions.syntax import find_lost_backslashes
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.streams.declaration import Stream
@@ -45,7 +46,9 @@ def remarks(**changes: Any) -> list[str]:
     ("where", "message", "remedy"),
     [
         ("hour(at) between 22 and 6", "hour(at) between 22 and 6 holds for no value", "hour(at) >= 22 or hour(at) <= 6"),
-        ("qty not between 2.5 and 1", "qty between 2.5 and 1 holds for no value", "qty between 1 and 2.5"),
+        ("qty between 2.5 and 1", "qty between 2.5 and 1 holds for no value", "qty between 1 and 2.5"),
+        ("hour(at) not between 22 and 6", "not between 22 and 6 holds for every value", "hour(at) > 6 and hour(at) < 22"),
+        ("not (qty between 2.5 and 1)", "qty not between 2.5 and 1 holds for every value", "qty not between 1 and 2.5"),
         ("status between 'b' and 'a'", "status between 'b' and 'a' holds for no value", "status between 'a' and 'b'"),
         ("paid between '2026-10-1' and '2026-9-30'", "holds for no value", "paid between '2026-9-30' and '2026-10-1'"),
         ("status = null", "a comparison of status with NULL is never true", "status is null"),
@@ -89,6 +92,9 @@ def test_a_condition_is_remarked_wherever_it_stands():
         (r"contains(status, '\temp\new')", r"\t as a tab and \n as a line break", r"'\\temp\\new'"),
         (r"status = 'C:\dir'", r"\d as d", r"'C:\\dir'"),
         (r"status like '%\dir%'", r"\d as d", r"'%\\\\dir%'"),
+        (r"status not ilike '%\dir%'", r"\d as d", r"'%\\\\dir%'"),
+        (r"status like ('%\dir')", r"\d as d", r"'%\\\\dir'"),
+        (r"status ilike any ('x', '%\dir')", r"\d as d", r"'%\\\\dir'"),
         (r"status = 'D:\101x'", r"\101 as 'A'", r"'D:\\101x'"),
         (r"status = 'C:\\Temp\User'", r"\U as U", r"'C:\\Temp\\User'"),
     ],
@@ -102,6 +108,11 @@ def test_a_backslash_that_sql_takes_away_is_remarked(where: str, read: str, reme
     assert remarks(where=where.replace(before, written)) == []
 
 
+def test_only_a_pattern_needs_four_backslashes():
+    (found,) = find_lost_backslashes(r"status like 'x' and contains(status, '\dir')")
+    assert found.remedy == r"'\\dir'"
+
+
 @pytest.mark.parametrize(
     "where", [r"contains(status, '\n')", r"contains(status, '\r\n')", r"status = 'it\'s'", r"status like 'a\_b'", r"status = '\\x'"]
 )  # fmt: skip
@@ -111,7 +122,7 @@ def test_a_backslash_that_is_meant_is_not_remarked(where: str):
 
 @pytest.mark.parametrize(
     "where",
-    ["score > 5", "score >= qty", "5 < score", "not score <= 5", "abs(score) * 2 > 5", "score > 5 or score < 3", "qty > 0 and not (5 > -score)"],
+    ["score > 5", "score >= qty", "5 < score", "not score <= 5", "abs(score) * 2 > 5", "score > 5 or score < 3", "qty > 0 and not (5 > -score)", "score not between 1 and 5", "not (score + 1 between 1 and 5)", "sqrt(score) > 5"],
 )  # fmt: skip
 def test_a_limit_that_nan_passes_is_remarked(where: str):
     (found,) = remarks(where=where)
@@ -132,6 +143,30 @@ def test_a_measure_that_may_be_nan_is_remarked():
     assert "holds where top is NaN" in found
     assert found.endswith("(when)")
     assert remarks(where="not isnan(score)", measures={"top": "max(score)"}, when="top > 5") == []
+
+
+@pytest.mark.parametrize(
+    ("absent", "more", "is_remarked"),
+    [
+        ("status = 'shipped' and array_contains(ordered.qty, qty)", {}, True),
+        ("qty = element_at(ordered.qty, 1)", {}, True),
+        ("qty = element_at(ORDERED.qty, (2))", {"at_most": 3}, True),
+        ("qty = element_at(ordered.qty, -1)", {}, False),
+        ("qty = element_at(ordered.qty, 1)", {"at_most": 1}, False),
+        ("array_contains(ordered.qty, qty)", {"at_least": 3}, False),
+        ("status = 'shipped'", {}, False),
+    ],
+)
+def test_an_absence_that_another_event_of_the_step_can_end_is_remarked(
+    absent: str, more: dict[str, int], is_remarked: bool
+):
+    steps = [
+        {"name": "ordered", "where": "status = 'paid'", **more}, {"name": "shipped", "absent": absent, "within": "1 hour"},
+    ]  # fmt: skip
+    found = remarks(where=None, window=None, measures=None, when=None, sequence={"within": "1 hour", "steps": steps})
+    told = [each for each in found if "[1].absent" in each]
+    assert len(told) == is_remarked
+    assert all("qty, -1) for the event that began the wait" in each for each in told)
 
 
 def test_the_rules_that_ship_are_fine():

@@ -10,6 +10,7 @@ from sqlglot import exp
 from lookback.core.errors import ExpressionError
 from lookback.core.expressions.compiling import Expression, compile_tree
 from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, RANKED, check_ordered
+from lookback.core.expressions.refusals import WINDOW_REMEDIES
 from lookback.core.expressions.syntax import parse, quote_node, unwrap
 from lookback.core.values.limits import DEFAULT_LIMITS, Limits
 from lookback.core.values.types import BOOLEAN, NULL, DataType
@@ -56,9 +57,8 @@ def compile_aggregate(text: str, schema: Mapping[str, DataType], limits: Limits 
     name = str(tree.name).lower()
     name = AGGREGATE_ALIASES.get(name, name)
     if name not in AGGREGATE_ARGUMENTS:
-        raise ExpressionError(
-            [f"{name}() is not an aggregate that can be used: {_TEACHING}; the aggregates are {_list_aggregates()}"]
-        )
+        remedy = WINDOW_REMEDIES.get(name) or f"{_TEACHING}; the aggregates are {_list_aggregates()}"
+        raise ExpressionError([f"{name}() is not an aggregate that can be used: {remedy}"])
     return _compile_call(name, tree, condition, schema, limits)
 
 

@@ -28,8 +28,8 @@ _CLOCKS = {
 }
 _RANDOM = {"rand", "randn", "random", "uuid", "randstr", "uniform", "shuffle", "monotonically_increasing_id"}
 _OTHER_AGGREGATES = {
-    "first_value", "last_value", "any_value", "approx_count_distinct", "collect_list", "array_agg", "percentile_approx",
-    "approx_percentile", "max_by", "min_by", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
+    "any_value", "approx_count_distinct", "collect_list", "array_agg", "percentile_approx",
+    "approx_percentile", "skewness", "kurtosis", "corr", "covar_samp", "covar_pop", "listagg", "string_agg", "try_sum", "try_avg",
 }  # fmt: skip
 REMEDIES = {
     "ilike": "use x ilike 'a%'",
@@ -38,6 +38,16 @@ REMEDIES = {
     "nvl2": "use case when",
     "decode": "use case when",
     "iff": "use if()",
+}
+_BEFORE = "for the value before an event write {measure: last(x), window: {lookback: 1 day, delay: 1 microsecond}} in measures"
+# Window functions of SQL, and what a rule has in their place.
+WINDOW_REMEDIES = {
+    "lag": _BEFORE,
+    "prev": _BEFORE,
+    "previous": _BEFORE,
+    "lead": "no event sees a later one; write a sequence whose last step is the later event",
+    "first_value": "write first(x) in measures",
+    "last_value": "write last(x) in measures",
 }
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}
@@ -97,8 +107,8 @@ def explain_no_function(name: str) -> str:
         return f"{name}() is not allowed; it reads a clock, so a replay would differ; use the event's time"
     if name in _RANDOM:
         return f"{name}() is not allowed; it gives another value each time, so a replay would differ"
-    if name in REMEDIES:
-        return f"{name}() is not allowed; {REMEDIES[name]}"
+    if remedy := REMEDIES.get(name) or WINDOW_REMEDIES.get(name):
+        return f"{name}() is not allowed; {remedy}"
     known = [*FUNCTIONS, *FORMS, *LAMBDAS, IN_LIST]
     near = find_nearest(name, known)
     hint = f"did you mean {near}()?" if near else f"the functions are {', '.join(sorted(known))}"

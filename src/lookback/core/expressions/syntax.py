@@ -184,6 +184,8 @@ _LOST = {
     "Z": "a Ctrl-Z",
 }
 _KEPT = ("\\", "'", '"', "%", "_")
+# What may stand between LIKE and one of its patterns.
+_IN_PATTERNS = (TokenType.ANY, TokenType.ALL, TokenType.SOME, TokenType.L_PAREN, TokenType.STRING, TokenType.COMMA)
 
 
 class LostBackslash(NamedTuple):
@@ -207,7 +209,13 @@ def find_lost_backslashes(text: str) -> list[LostBackslash]:
     """
     found = []
     tokens = _tokenize(text)
-    for before, token in zip([None, *tokens], tokens, strict=False):
+    is_pattern = False
+    for token in tokens:
+        # Also in `not ilike '...'` and each text of `like any ('...', '...')`.
+        if token.token_type in (TokenType.LIKE, TokenType.ILIKE):
+            is_pattern = True
+        elif token.token_type not in _IN_PATTERNS:
+            is_pattern = False
         written = text[token.start : token.end + 1]
         is_plain = token.token_type == TokenType.STRING and written[0] not in "rR"
         matches = list(_ESCAPE.finditer(written, 1, len(written) - 1)) if is_plain else []
@@ -215,7 +223,7 @@ def find_lost_backslashes(text: str) -> list[LostBackslash]:
         if not lost or not (any(each[4] not in _LOST for each in lost) or re.search(r"\w", _ESCAPE.sub("", written))):
             continue
         # A pattern of LIKE drops a second backslash, so it needs four.
-        doubled = "\\" * (4 if before is not None and before.token_type == TokenType.LIKE else 2)
+        doubled = "\\" * (4 if is_pattern else 2)
         pieces, end = [], 0
         for each in lost:
             pieces += [written[end : each.start()], doubled]

@@ -50,6 +50,7 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
         *_find_week_starts(rule),
         *_find_self_limits(rule),
         *_find_misread_conditions(rule),
+        *_find_shared_waits(rule),
         *_find_unasked_reports(rule),
         *_find_missing_tests(rule),
         *_find_empty_lists(rule),
@@ -198,7 +199,14 @@ def _explain_never_true(tree: exp.Expr, types: Mapping[str, DataType]) -> Iterat
                 yield f"{this} {word}in ({written}) is never true, since it compares with NULL; write {this} {remedy}"
         elif isinstance(node, exp.Between):
             low, high = node.args["low"], node.args["high"]
-            if _is_above(node.this, low, high, types):
+            if _is_above(node.this, low, high, types) and _is_negated(node):
+                yield (
+                    f"{this} not between {write_node(low)} and {write_node(high)} holds for every value, since the first bound "
+                    f"is above the second; write {this} not between {write_node(high)} and {write_node(low)}, or for what is "
+                    f"outside of a range over midnight or the end of a year {this} > {write_node(high)} and {this} < "
+                    f"{write_node(low)}"
+                )
+            elif _is_above(node.this, low, high, types):
                 yield (
                     f"{this} between {write_node(low)} and {write_node(high)} holds for no value, since the first bound is "
                     f"above the second; write {this} between {write_node(high)} and {write_node(low)}, or for a range over "
@@ -235,21 +243,47 @@ def _is_above(value: exp.Expr, low: exp.Expr, high: exp.Expr, types: Mapping[str
     return bool(compared.evaluate({}, 1).is_true()[0])
 
 
+def _find_shared_waits(rule: CompiledRule) -> Iterator[Remark]:
+    """Finds an absence that looks among all events of the step before it, though each of these begins its own wait."""
+    steps = () if rule.spec.sequence is None else rule.spec.sequence.steps
+    if len(steps) < 2 or not steps[-1].absent or steps[-2].at_least > 1 or steps[-2].at_most == 1:
+        return
+    before = steps[-2].name
+    for call in parse(steps[-1].condition, WIDEST_LIMITS).find_all(exp.Anonymous):
+        name, arguments = str(call.name).lower(), call.expressions
+        column = unwrap(arguments[0]) if arguments else None
+        if not isinstance(column, exp.Column) or not column.name.lower().startswith(f"{before}.".lower()):
+            continue
+        if name == "array_contains" or (name == "element_at" and isinstance(unwrap(arguments[1]), exp.Literal)):
+            field = column.name
+            yield Remark(
+                f"sequence.steps[{len(steps) - 1}].absent",
+                f"each event of {before} begins a wait, but {field} begins with the earliest event of the match, so what belongs "
+                f"to one event of {before} can end the wait of another; write element_at({field}, -1) for the event that began "
+                "the wait",
+            )
+
+
 # Operators and functions that give NaN for NaN.
 _NAN_PASSES = (exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
-_NAN_FUNCTIONS = ("abs", "coalesce", "nvl", "ifnull", "greatest", "mod", "pmod")
+_NAN_FUNCTIONS = (
+    "abs", "coalesce", "nvl", "ifnull", "greatest", "mod", "pmod", "sqrt", "pow", "power", "exp", "ln", "log10", "sin", "cos",
+    "asin", "acos", "atan2", "radians", "degrees",
+)  # fmt: skip
 
 
 def _explain_nan(tree: exp.Expr, floats: Collection[str]) -> Iterator[str]:
     """Explains comparisons that hold for NaN. floats: the names that may be NaN."""
     known = {name.lower(): name for name in floats}
-    for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE) if known else ():
+    for node in tree.find_all(exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between) if known else ():
         is_negated, around = False, node.parent
         while isinstance(around, (exp.Paren, exp.Not, exp.And, exp.Or)):
             is_negated ^= isinstance(around, exp.Not)
             around = around.parent
-        is_left = isinstance(node, (exp.GT, exp.GTE)) ^ is_negated
-        greater = node.this if is_left else node.expression
+        if isinstance(node, exp.Between):
+            greater = node.this if is_negated else exp.Null()
+        else:
+            greater = node.this if isinstance(node, (exp.GT, exp.GTE)) ^ is_negated else node.expression
         for column in greater.find_all(exp.Column):
             name = ".".join(part.name for part in column.parts)
             if name.lower() in known and _passes_nan(column, node) and not _is_bounded(node, name):
