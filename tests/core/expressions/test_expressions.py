@@ -577,6 +577,7 @@ def test_all_problems_are_found_at_once() -> None:
         ("i", None),
         ("amount > 'a'", "\"amount > 'a'\" compares decimal(18,2) and string; cast one of them, or drop the quotes of a number"),
         ("i and ok", "'and' needs a condition, but 'i' is of type int; compare it with something"),
+        ("year(text)", "year() takes a date, but 'text' is of type string; declare the field as date"),
         ("lower(i)", "lower() takes a string, but 'i' is of type int; cast it"),
         ("lower(upper(text))", "lower() of 'upper(text)' changes the case twice; once is enough"),
         ("-wide", "'-wide': Spark cuts a decimal(38,0) to 34 digits there; write 0 - x, or cast to at most 34 digits"),

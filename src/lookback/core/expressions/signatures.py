@@ -92,7 +92,9 @@ def require_type(name: str, argument: Node, type_: DataType) -> Node:
         return cast_implicitly(argument, INT)
     if argument.type == STRING and isinstance(argument.literal, str) and type_ in (DATE, TIMESTAMP):
         return cast_implicitly(argument, type_)
-    raise RefusedOperator(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; cast it")
+    # No text can be cast to a time: Spark reads it by the session's settings.
+    remedy = f"declare the field as {type_}" if argument.type == STRING and type_ in (DATE, TIMESTAMP) else "cast it"
+    raise RefusedOperator(f"{name}() takes a {type_}, but {argument.sql!r} is of type {argument.type}; {remedy}")
 
 
 def takes(*types: DataType, gives: DataType, optional: int = 0) -> TypeRule:
