@@ -231,7 +231,7 @@ def bound_answer(rows: Sequence[str], remarks: Sequence[str]) -> list[str]:
     notes = [*remarks]
     bounds = f"an answer has at most {MAX_ROWS} rows and {MAX_CHARACTERS:,} characters"
     if rows and not shown:
-        # The beginning of a row is no JSON, but a text of it is.
+        # The beginning of a row is not valid JSON, but a text of it is.
         shown = [json.dumps({"cut_off": rows[0][: MAX_CHARACTERS // 2]})]
         notes.append(
             f"the first row is a text, cut off after {MAX_CHARACTERS // 2:,} of {len(rows[0]):,} characters: {bounds}"

@@ -160,7 +160,7 @@ def _list_techniques(threat: Any) -> Iterator[str]:
 
 
 def _expand(detection: Detection, names: list[str]) -> Detection | Unread:
-    """Puts the fields that there are in the place of names with `*`."""
+    """Replaces names with `*` by the fields that match them."""
     wild = [name for name in list_fields_read(detection.shape) if "*" in name]
     if not wild:
         return detection

@@ -78,7 +78,7 @@ def translate(text: str, group: int | None = None) -> Pattern:
     parts = tree.parts if isinstance(tree, Concatenation) else (tree,)
     after: tuple[Tree, ...] = ()
     if group == 0 and parts and isinstance(parts[-1], LineEnd):
-        # The line break before the end is no part of the match.
+        # The match does not include the line break before the end.
         parts, after = parts[:-1], parts[-1:]
     whole = Concatenation((Group(0, Concatenation(parts)), *after))
     _check_places(whole, parser, group, is_last=True)

@@ -222,7 +222,7 @@ def _judge_resetting(rule_run: RuleRun, taken: Mask, judged: Mask) -> None:
         rule_run.failed[at[verdicts.errors & judged[at] & (at < first_hits)]] = True
         hits = hits[at[hits] == first_hits[hits]]
         if rule_run.records_measures:
-            # What comes after an alert is measured anew in the next round.
+            # The next round measures again what comes after an alert.
             rows = np.flatnonzero(at <= first_hits)
             rule_run.note_measures(at[rows], verdicts.take(rows))
         _raise_alerts(rule_run, verdicts, at, hits[np.argsort(at[hits])])

@@ -85,7 +85,7 @@ class Events:
         """Returns the events at `index` (positions, a mask or a slice)."""
         columns = {name: column.take(index) for name, column in self.columns.items()}
         taken = self._replace(columns, self.commits[index])
-        # A batch is judged in parts. Computing their keys and shards anew took some 7 % of a shard's time.
+        # A batch is judged in parts. Computing the keys and shards of each part again took some 7 % of a shard's time.
         taken.keys = {group_by: keys.take(index) for group_by, keys in self.keys.items()}
         taken._shards = {known_as: shards[index] for known_as, shards in self._shards.items()}
         return taken
