@@ -74,7 +74,7 @@ def _refuse(place: str, message: str, rule_id: str | None = None) -> RuleError:
 def read_changes(rules: Any, stream: Stream) -> tuple[list[tuple[int | None, RuleChange]], list[Warmed]]:
     """Reads the rules of a replay: changes with their activation arrivals, and warm starts. Raises RuleError."""
     if isinstance(rules, (str, bytes, Mapping, Rule)) or not isinstance(rules, Iterable):
-        raise _refuse("rules", f"must be a list of rules, got {rules!r:.100}; put one rule into a list")
+        raise _refuse("rules", f"must be a list of rules, got {show_value(rules)}; put one rule into a list")
     changes, warmed = list[tuple[int | None, RuleChange]](), list[Warmed]()
     compiler = RuleCompiler({stream.name: stream})
     for at, rule in enumerate(rules):
@@ -115,13 +115,13 @@ def _read_change(rule: Any, at: int, stream: Stream, compiler: RuleCompiler) -> 
         return None, RuleChange("insert", at, rule_id, 1, "active", text)
     if len(rule) != 2 or not isinstance(rule[0], Mapping):
         raise _refuse(
-            place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {rule!r:.100}"
+            place, f"must be a rule, or a pair of a row of the rules table and its arrival, got {show_value(rule)}"
         )
     row, arrival = rule
     rule_id, document = row.get("rule_id"), row.get("document")
     # The rulebook rejects values that a row of the table can have, such as NULL, as it does in the stream.
     if not (rule_id is None or isinstance(rule_id, str)):
-        raise _refuse(f"{place}.rule_id", f"must be the rule's name, a text, got {rule_id!r:.100}")
+        raise _refuse(f"{place}.rule_id", f"must be the rule's name, a text, got {show_value(rule_id)}")
     name = rule_id or "?"
     if isinstance(document, Mapping):
         document = _write_json(name, document)

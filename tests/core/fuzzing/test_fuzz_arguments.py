@@ -28,6 +28,16 @@ ROW = {"rule_id": "r1", "document": RULE, "version": 1, "status": "active"}
 NAN = float("nan")
 
 
+def _nest(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+DEEP = _nest(5_000)
+
+
 @pytest.mark.parametrize("rule", [None, 5, "text", (), [], b"x", NAN, Path("x.yml")])
 def test_a_rule_that_is_no_rule_is_refused(rule: Any) -> None:
     for call in (lambda: lookback.Harness(STREAM).rule(rule), lambda: lookback.replay([rule], EVENTS, STREAM)):
@@ -57,6 +67,7 @@ def test_a_version_may_be_any_integer(version: Any) -> None:
         (None, "rules must be a list of rules, got None"),
         (5, "rules must be a list of rules, got 5"),
         (RULE, "put one rule into a list"),
+        ({"r1": DEEP}, "rules must be a list of rules, got a dict; put one rule into a list"),
         ("r1", "put one rule into a list"),
         ([(ROW,)], "rules[0] must be a rule, or a pair"),
         ([RULE, (ROW, 1, 2, 3)], "rules[1] must be a rule, or a pair"),
@@ -115,16 +126,6 @@ def test_an_event_beyond_all_years_is_refused(time: int, window: Any) -> None:
         harness.events([{"id": "a", "at": time}])
 
 
-def _nest(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-DEEP = _nest(5_000)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -142,6 +143,8 @@ DEEP = _nest(5_000)
                 {"x": [{"value": "a", "kind": DEEP}]},
             )
         ),
+        lambda: lookback.replay([(ROW | {"rule_id": DEEP}, 1)], EVENTS, STREAM),
+        lambda: lookback.replay([(DEEP, 1)], EVENTS, STREAM),
         lambda: lookback.replay([(ROW, DEEP)], EVENTS, STREAM),
         lambda: lookback.replay([(ROW, 1, DEEP)], EVENTS, STREAM),
         lambda: lookback.replay([RULE], EVENTS, STREAM, lists=DEEP),
