@@ -130,12 +130,13 @@ def guess_from_values(name: str, values: Iterable[Any]) -> FieldGuess:
 
 def _join_parts(guesses: Mapping[str, FieldGuess]) -> FieldGuess:
     """Guesses the field of a struct. Parts that cannot be fields, or must be computed, are left out."""
-    first: dict[str, str] = {}
-    for name in guesses:
-        # Spark takes names of parts that differ only in case for the same.
-        first.setdefault(name.lower(), name)
-    kept = [name for name in first.values() if not guesses[name].expression and is_field_name(name)]
-    types = {name: guesses[name].type for name in kept}
+    # Spark takes names of parts that differ only in case for the same; the first one is kept.
+    first = {name.lower(): name for name in reversed(list(guesses))}
+    types = {
+        name: guess.type
+        for name, guess in guesses.items()
+        if first[name.lower()] == name and not guess.expression and is_field_name(name)
+    }
     parts = ",".join(f"{name}:{type_}" for name, type_ in types.items() if type_)
     out = [name for name in guesses if not types.get(name)]
     note = f"leaves out {', '.join(out)}; map such a part in columns to a field of its own" if out else ""

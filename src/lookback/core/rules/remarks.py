@@ -198,26 +198,27 @@ def _explain_never_true(tree: exp.Expr, types: Mapping[str, DataType]) -> Iterat
                 written = ", ".join(map(write_node, node.expressions))
                 yield f"{this} {word}in ({written}) is never true, since it compares with NULL; write {this} {remedy}"
         elif isinstance(node, exp.Between):
-            low, high = node.args["low"], node.args["high"]
-            if _is_above(node.this, low, high, types) and _is_negated(node):
-                yield (
-                    f"{this} not between {write_node(low)} and {write_node(high)} holds for every value, since the first bound "
-                    f"is above the second; write {this} not between {write_node(high)} and {write_node(low)}, or for what is "
-                    f"outside of a range over midnight or the end of a year {this} > {write_node(high)} and {this} < "
-                    f"{write_node(low)}"
-                )
-            elif _is_above(node.this, low, high, types):
-                yield (
-                    f"{this} between {write_node(low)} and {write_node(high)} holds for no value, since the first bound is "
-                    f"above the second; write {this} between {write_node(high)} and {write_node(low)}, or for a range over "
-                    f"midnight or the end of a year {this} >= {write_node(low)} or {this} <= {write_node(high)}"
-                )
-            elif any(isinstance(unwrap(bound), exp.Null) for bound in (low, high)):
-                yield f"{this} between {write_node(low)} and {write_node(high)} is never true, since a bound is NULL; leave it out"
+            bounds = node.args["low"], node.args["high"]
+            low, high = map(write_node, bounds)
+            if _is_above(node.this, *bounds, types):
+                yield _explain_exchanged(this, low, high, is_negated=_is_negated(node))
+            elif any(isinstance(unwrap(bound), exp.Null) for bound in bounds):
+                yield f"{this} between {low} and {high} is never true, since a bound is NULL; leave it out"
         elif any(isinstance(unwrap(side), exp.Null) for side in (node.this, node.expression)):
             other = write_node(node.expression if isinstance(unwrap(node.this), exp.Null) else node.this)
             word = "is not null" if isinstance(node, exp.NEQ) else "is null"
             yield f"a comparison of {other} with NULL is never true; write {other} {word}"
+
+
+def _explain_exchanged(this: str, low: str, high: str, *, is_negated: bool) -> str:
+    """Explains a range whose bounds are exchanged."""
+    word, holds = ("not between", "every") if is_negated else ("between", "no")
+    over = "what is outside of a range" if is_negated else "a range"
+    around = f"{this} > {high} and {this} < {low}" if is_negated else f"{this} >= {low} or {this} <= {high}"
+    return (
+        f"{this} {word} {low} and {high} holds for {holds} value, since the first bound is above the second; write {this} "
+        f"{word} {high} and {low}, or for {over} over midnight or the end of a year {around}"
+    )
 
 
 def _is_negated(node: exp.Expr) -> bool:
@@ -280,11 +281,10 @@ def _explain_nan(tree: exp.Expr, floats: Collection[str]) -> Iterator[str]:
         while isinstance(around, (exp.Paren, exp.Not, exp.And, exp.Or)):
             is_negated ^= isinstance(around, exp.Not)
             around = around.parent
-        if isinstance(node, exp.Between):
-            greater = node.this if is_negated else exp.Null()
-        else:
-            greater = node.this if isinstance(node, (exp.GT, exp.GTE)) ^ is_negated else node.expression
-        for column in greater.find_all(exp.Column):
+        is_left = isinstance(node, (exp.GT, exp.GTE)) ^ is_negated
+        # `between` has no right side: NaN is above its upper bound.
+        greater = node.this if is_left else node.args.get("expression")
+        for column in greater.find_all(exp.Column) if greater is not None else ():
             name = ".".join(part.name for part in column.parts)
             if name.lower() in known and _passes_nan(column, node) and not _is_bounded(node, name):
                 shown = f"not {write_node(node)}" if is_negated else write_node(node)

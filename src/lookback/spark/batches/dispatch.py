@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
@@ -199,7 +199,7 @@ class BlockBuilder:
             wakes = int(events.times.max()) if len(events) else None
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
-        header["future"] = [{**asdict(late), "event_time": late.event_time.isoformat()} for late in future]
+        header["future"] = [{**vars(late), "event_time": late.event_time.isoformat()} for late in future]
         # Only the first shard gets these counts.
         wanted = self.account.count_wanted(events) if self.account is not None and kind == INSERTED else []
         headers = [{**header, "wanted": wanted}] + [{**header, "wanted": []}] * (len(self.labels) - 1)
