@@ -18,7 +18,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lab test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs packages links check fix clean java chromium
+.PHONY: help setup demo lab test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs docs-release packages links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -93,6 +93,10 @@ audit: $(AUDITOR) ## look the locked packages up among known vulnerabilities; ne
 docs: $(SITE) ## the pages and the Python API as a site in build/site; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "open build/site/index.html; to search: python -m http.server -d build/site"
+
+docs-release: $(SITE) ## the site of VERSION beside those of earlier ones, on the local branch gh-pages; PUSH=1 pushes it
+	@PATH="$(abspath $(SITE)/bin):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy $(if $(PUSH),--push )--update-aliases "$(or $(VERSION),$(error name it: make docs-release VERSION=0.1.0))" latest
+	@PATH="$(abspath $(SITE)/bin):$$PATH" mike set-default $(if $(PUSH),--push )latest
 
 packages: $(INSTALLED) ## build wheel and sdist into dist, and try the wheel in an empty environment of each Python; needs a network
 	@$(BIN)/python dev/tools/packages.py $(if $(PYTHON),--python $(PYTHON))
@@ -190,7 +194,7 @@ $(AUDITOR): $(INSTALLED)
 $(SITE): $(LOCKED) Makefile
 	@echo "installing mkdocs-material and mkdocstrings into $(SITE) (once) ..."
 	@rm -rf $@; $(BIN)/python -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
-		mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.17.5 || { \
+		mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 griffelib==2.4.1 ruff==0.17.5 mike==2.2.0 || { \
 		rm -rf $@; echo "make docs needs the packages named above: run it again with a network." >&2; exit 1; }
 
 # JupyterLab by itself, also so that nothing of what is locked changes. Its notebooks run in $(VENV), and its widgets fit
