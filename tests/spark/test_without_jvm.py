@@ -359,7 +359,54 @@ def test_reviews_and_snoozes_are_written_over_a_warehouse(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [["rules", "pause", "all"], ["maintain"], ["lists", "add", "vips", "7"]])
+def test_lists_are_changed_over_a_warehouse(
+    desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(*words: str) -> tuple[Any, ...]:
+        code, out, err = ask(desk, ["lists", *words, "--json"], capsys)
+        assert code == 0, err
+        report = json.loads(out)
+        return tuple(value for name, value in report.items() if name not in ("list", "seconds", "rejections"))
+
+    assert change("add", "shops", "a", ODD, "a", "--reason", ODD) == (3, 2, 0, 1, 0, 2)
+    # The same again changes nothing; another end changes the value, and keeps its reason.
+    assert change("add", "shops", "a") == (1, 0, 0, 1, 0, 2)
+    assert change("add", "shops", "a", "--until", "8 hours", "--author", "kim") == (1, 0, 1, 0, 0, 2)
+    rows = desk.read("lists").where("list = 'shops'").orderBy("value").collect()
+    assert [(row["value"], row["reason"], row["author"], row["expires_at"] is None) for row in rows] == [
+        ("a", ODD, "kim", False),
+        (ODD, ODD, "ann@example.com", True),
+    ]
+    assert change("remove", "shops", ODD, "b") == (1, ["b"])
+    assert change("remove", "shops", "a") == (1, [])
+    assert desk.read("lists").where("list = 'shops'").isEmpty()
+    statements = [asked.body["statement"] for asked in server.of("POST /api/2.0/sql/statements")]
+    assert not any("shops" in text or "[bold]" in text for text in statements)
+
+
+@pytest.mark.long
+def test_a_change_over_a_warehouse_is_repeated_when_another_writer_was_faster(
+    desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer, merges = server.replies["POST /api/2.0/sql/statements"], []
+    message = "[DELTA_CONCURRENT_APPEND.WHOLE_TABLE_READ] Files were added by a concurrent update."
+
+    def conflict_once(asked: Asked) -> Answer:
+        if "MERGE INTO" in asked.body["statement"]:
+            merges.append(asked)
+            if len(merges) == 1:
+                error = {"error_code": "BAD_REQUEST", "message": message}
+                return Answer({"statement_id": "1", "status": {"state": "FAILED", "error": error}})
+        return answer(asked)
+
+    server.replies["POST /api/2.0/sql/statements"] = conflict_once
+    code, out, err = ask(desk, ["lists", "add", "late", "a"], capsys)
+    assert (code, len(merges)) == (0, 2), err
+    assert "1 added" in out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [["rules", "pause", "all"], ["maintain"], ["lists", "import", "vips", "a.csv"]])
 def test_what_a_warehouse_cannot_do_is_refused_before_anything_is_written(
     desk: Tables, server: WorkspaceServer, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

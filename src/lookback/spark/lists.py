@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import DurationError, SetupError
@@ -35,7 +34,7 @@ from lookback.spark.tables.conflicts import change_table
 from lookback.spark.tables.lakehouse import keep
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from lookback.spark.tables.lakehouse import Tables
 
@@ -46,9 +45,11 @@ KINDS = (CIDR,)
 MAX_LIST_VALUES, MAX_VALUES = 1_000_000, 5_000_000
 _MAX_PROBLEMS = 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-_VALUE, _EXPIRES, _REASON, _KIND = "value", "expires_at", "reason", "kind"
-_COLUMNS = (_VALUE, _EXPIRES, _REASON, _KIND)
-_OUTCOME = "__outcome"
+_VALUE, _EXPIRES, _REASON, _KIND, _PROBLEM = "value", "expires_at", "reason", "kind", "problem"
+# Columns of values that are offered to a list: `problem` is NULL for a usable one, `position` is their order.
+_OFFERED = {
+    _VALUE: "string", _EXPIRES: "timestamp", _REASON: "string", _KIND: "string", _PROBLEM: "string", "position": "int",
+}  # fmt: skip
 _NEW, _CHANGED, _DUPLICATE, _REJECTED = "new", "changed", "duplicate", "rejected"
 
 
@@ -158,20 +159,18 @@ def add_values(
         raise SetupError(f"list {name} is of kind cidr: {'; '.join(problems[:_MAX_PROBLEMS])}")
     if "" in values:
         raise SetupError(f"list {name}: a value is empty; leave it out")
-    schema = "value string, expires_at timestamp, reason string, kind string"
-    offered = tables.spark.createDataFrame([(value, until, reason, kind) for value in values], schema)
-    ordered = offered.withColumns({REASON: F.lit(None).cast("string"), ROW: F.monotonically_increasing_id()})
-    return _put(tables, name, keep(ordered), [ROW], author, started)
+    rows = [(value, until, reason, kind, None, position) for position, value in enumerate(values)]
+    return _put(tables, name, tables.make_rows(rows, _OFFERED), author, started)
 
 
 def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
     """Removes values from a list. Raises SetupError if the list does not exist."""
     _require_list(tables, name)
     wanted = list(dict.fromkeys(values))
-    is_wanted = (F.col("list") == F.lit(name)) & F.col(_VALUE).isin(wanted)
-    found = {row[_VALUE] for row in tables.read(TABLE).where(is_wanted).select(_VALUE).distinct().collect()}
+    chosen = "FROM lists WHERE list = :list AND array_contains(:wanted, value)"
+    found = {row[0] for row in tables.run(f"SELECT DISTINCT value {chosen}", list=name, wanted=wanted).collect()}
     if found:
-        change_table(tables, TABLE, lambda: tables.delta(TABLE).delete(is_wanted))
+        change_table(tables, TABLE, lambda: tables.change(f"DELETE {chosen}", list=name, wanted=wanted))
     return Removal(name, len(found), tuple(value for value in wanted if value not in found))
 
 
@@ -229,40 +228,35 @@ def import_values(
         F.coalesce(expires, given).alias(_EXPIRES),
         F.coalesce(because, F.lit(reason).cast("string")).alias(_REASON),
         F.lit(kind).cast("string").alias(_KIND),
-        F.coalesce(REASON, wrong).alias(REASON),
+        F.coalesce(REASON, wrong).alias(_PROBLEM),
+        F.struct(FILE, BLOCK, ROW).alias("position"),
         RAW,
         FILE,
-        BLOCK,
-        ROW,
     )
     try:
-        return _put(tables, name, keep(rows), [FILE, BLOCK, ROW], author, started)
+        return _put(tables, name, rows, author, started)
     finally:
         with suppress(PySparkException):
             checked.unpersist()
 
 
-def _put(
-    tables: Tables, name: str, offered: DataFrame, order: Sequence[str], author: str | None, started: float
-) -> ListReport:
-    """Adds the offered rows to a list. `offered` has _COLUMNS, REASON and the columns of `order`."""
-    judged = keep(_add_outcomes(tables, name, offered, order))
+def _put(tables: Tables, name: str, offered: DataFrame, author: str | None, started: float) -> ListReport:
+    """Adds the offered rows to a list. `offered` has the columns of _OFFERED, and for files RAW and FILE."""
+    judged = keep(tables.ask("list_outcomes", {"offered": offered}, list=name))
     try:
-        counts = {row[_OUTCOME]: row["count"] for row in judged.groupBy(_OUTCOME).count().collect()}
+        counted = tables.run("SELECT outcome, count(*) AS rows FROM judged GROUP BY outcome", {"judged": judged})
+        counts: dict[str, int] = dict(counted.collect())
         new, changed = counts.get(_NEW, 0), counts.get(_CHANGED, 0)
         own = _require_room(tables, name, new)
         rejections: tuple[Rejection, ...] = ()
         if counts.get(_REJECTED):
-            refused = judged.where(F.col(_OUTCOME) == _REJECTED)
-            rejections = count_rejections(refused, F.col(REASON), F.col(RAW), F.col(FILE))
+            refused = judged.where(F.col("outcome") == _REJECTED)
+            rejections = count_rejections(refused, F.col(_PROBLEM), F.col(RAW), F.col(FILE))
         if new or changed:
-            author = tables.current_user if author is None else author
-            rows = judged.where(F.col(_OUTCOME).isin(_NEW, _CHANGED)).select(*_COLUMNS)
-            _merge(tables, name, rows, author)
+            _merge(tables, name, judged, tables.current_user if author is None else author)
     finally:
         with suppress(PySparkException):
             judged.unpersist()
-            offered.unpersist()
     return ListReport(
         list=name,
         offered=sum(counts.values()),
@@ -276,57 +270,19 @@ def _put(
     )
 
 
-def _add_outcomes(tables: Tables, name: str, rows: DataFrame, order: Sequence[str]) -> DataFrame:
-    """Adds the outcome of each row: new, changed, duplicate or rejected."""
-    usable = F.col(REASON).isNull()
-    # If several rows have the same value, the last to expire counts; NULL never expires.
-    latest = Window.partitionBy(usable, _VALUE).orderBy(F.col(_EXPIRES).desc_nulls_first(), *order)
-    rows = rows.withColumn("__nth", F.row_number().over(latest))
-    stored = tables.read(TABLE).where(F.col("list") == F.lit(name))
-    by_value = stored.groupBy(_VALUE).agg(
-        F.collect_set(F.coalesce(F.unix_micros(_EXPIRES), F.lit(2**63 - 1))).alias("__expiries"),
-        F.collect_set(F.coalesce(_KIND, F.lit(""))).alias("__kinds"),
-        F.collect_set(F.coalesce(_REASON, F.lit(""))).alias("__reasons"),
-    )
-    rows = rows.join(by_value, _VALUE, "left")
-    expiry = F.coalesce(F.unix_micros(_EXPIRES), F.lit(2**63 - 1))
-    is_same = (F.col("__expiries") == F.array(expiry)) & (
-        F.col(_KIND).isNull() | (F.col("__kinds") == F.array(F.coalesce(_KIND, F.lit(""))))
-    )
-    is_same &= F.col(_REASON).isNull() | (F.col("__reasons") == F.array(F.coalesce(_REASON, F.lit(""))))
-    outcome = (
-        F.when(~usable, _REJECTED)
-        .when(F.col("__nth") > 1, _DUPLICATE)
-        .when(F.col("__expiries").isNull(), _NEW)
-        .when(is_same, _DUPLICATE)
-        .otherwise(_CHANGED)
-    )
-    return rows.withColumn(_OUTCOME, outcome)
-
-
-def _merge(tables: Tables, name: str, rows: DataFrame, author: str) -> None:
-    now = F.lit(dt.datetime.now(dt.timezone.utc))
-    who = F.lit(author)
-    changes: dict[str, str | Column] = {
-        _EXPIRES: F.col(f"s.{_EXPIRES}"),
-        _REASON: F.coalesce(f"s.{_REASON}", f"t.{_REASON}"),
-        _KIND: F.coalesce(f"s.{_KIND}", f"t.{_KIND}"),
-        "author": who,
-        "added_at": now,
-    }
-    inserted: dict[str, str | Column] = {
-        "list": F.lit(name),
-        **{each: F.col(f"s.{each}") for each in _COLUMNS},
-        "author": who,
-        "added_at": now,
-    }
-    same = (F.col("t.list") == F.lit(name)) & (F.col(f"t.{_VALUE}") == F.col(f"s.{_VALUE}"))
-
-    def merge() -> None:
-        merging = tables.delta(TABLE).alias("t").merge(rows.alias("s"), same)
-        merging.whenMatchedUpdate(set=changes).whenNotMatchedInsert(values=inserted).execute()
-
-    change_table(tables, TABLE, merge)
+def _merge(tables: Tables, name: str, judged: DataFrame, author: str) -> None:
+    text = f"""
+        MERGE INTO {tables.identifier(TABLE)} AS t
+        USING (SELECT * FROM judged WHERE outcome IN ('{_NEW}', '{_CHANGED}')) AS s
+        ON t.list = :list AND t.value = s.value
+        WHEN MATCHED THEN UPDATE SET
+          expires_at = s.expires_at, reason = coalesce(s.reason, t.reason), kind = coalesce(s.kind, t.kind),
+          author = :author, added_at = :now
+        WHEN NOT MATCHED THEN INSERT (list, value, expires_at, reason, kind, author, added_at)
+          VALUES (:list, s.value, s.expires_at, s.reason, s.kind, :author, :now)
+    """
+    now = dt.datetime.now(dt.timezone.utc)
+    change_table(tables, TABLE, lambda: tables.change(text, {"judged": judged}, list=name, author=author, now=now))
 
 
 def _require_room(tables: Tables, name: str, new: int) -> int:

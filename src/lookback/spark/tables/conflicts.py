@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from lookback.core.errors import SetupError
+from lookback.core.errors import RemoteError, SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def _succeeds(act: Callable[[], object]) -> bool:
     """Makes a change. Returns False if another write conflicted with it."""
     try:
         act()
-    except SPARK_ERRORS as error:
+    except (*SPARK_ERRORS, RemoteError) as error:
         if not is_conflict(error):
             raise
         return False

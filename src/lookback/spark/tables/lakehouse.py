@@ -100,6 +100,16 @@ class Tables(ReadableTables):
         """Appends the rows of an Arrow table in one commit, as one file; `user_metadata` as in `append`."""
         self.append(self.spark.createDataFrame(rows).coalesce(1), name, user_metadata)
 
+    def make_rows(self, rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> DataFrame:
+        """Makes a frame, for `run` and `change`, of `rows` with columns of these names and types."""
+        return self.spark.createDataFrame(
+            rows, ", ".join(f"{quote_name(name)} {type_}" for name, type_ in types.items())
+        )
+
+    def change(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> None:
+        """Runs a MERGE or DELETE; see `run`."""
+        self.run(text, frames, **values)
+
     def delta(self, name: str) -> DeltaTable:
         """Opens the table for updates and merges."""
         if self.is_place(name):

@@ -1,4 +1,4 @@
-"""Reads the tables of a catalog over a SQL warehouse, and appends rows to them, without Spark.
+"""Reads the tables of a catalog over a SQL warehouse, and changes their rows, without Spark.
 
 Rows are texts of SQL until they are read; the warehouse computes them and sends each as JSON. What it cannot do is
 refused with a sentence.
@@ -59,7 +59,7 @@ class Warehouse:
         type_ = str(found[0]["type"]) if found else "struct<none: int>"
         return self._session.read_json([str(row["row"]) for row in found], type_)
 
-    def read(self, rows: pa.Table) -> Frame:
+    def hold(self, rows: pa.Table) -> Frame:
         """Returns rows that are here already."""
         return self._session.read(rows)
 
@@ -103,6 +103,14 @@ class WarehouseRows:
     def isEmpty(self) -> bool:  # noqa: N802 - Spark's name
         """Returns whether it is empty."""
         return not self.limit(1).collect()
+
+    def persist(self, level: object) -> WarehouseRows:
+        """Returns itself: a warehouse keeps no rows."""
+        return self
+
+    def unpersist(self) -> WarehouseRows:
+        """Returns itself."""
+        return self
 
     def collect(self) -> list[Row]:
         """Returns the rows."""
@@ -151,6 +159,13 @@ class WarehouseTables(Tables):
 
     def run(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> DataFrame:
         """Returns the rows of a text in the form of a question; see `Tables.run`."""
+        return self._make_frame(*self._write_query(text, frames, values))
+
+    def change(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> None:
+        """Runs a MERGE or DELETE; see `Tables.run`."""
+        self._warehouse.execute(self._write_query(text, frames, values))
+
+    def _write_query(self, text: str, frames: Mapping[str, DataFrame] | None, values: Mapping[str, object]) -> Query:
         given = cast("Mapping[str, WarehouseRows]", frames or {})
         markers: dict[str, str | None] = {}
         for rows in given.values():
@@ -159,8 +174,7 @@ class WarehouseTables(Tables):
         def write_table(name: str) -> str:
             return f"(\n{given[name].query.text}\n) AS {name}" if name in given else self.identifier(name)
 
-        written = write_text(text, write_table, lambda name: _write(values[name], markers), given)
-        return self._make_rows(written, markers)
+        return Query(write_text(text, write_table, lambda name: _write(values[name], markers), given), markers)
 
     def history(self, name: str, limit: int | None = None) -> DataFrame:
         """Reads the last commits, newest first: version, timestamp, operation, operationMetrics, userMetadata."""
@@ -174,7 +188,7 @@ class WarehouseTables(Tables):
             "operationMetrics": pa.array([_read_map(row["operationMetrics"]) for row in rows], texts),
             "userMetadata": pa.array([row.get("userMetadata") for row in rows], pa.string()),
         }
-        return cast("DataFrame", self._warehouse.read(pa.table(columns)))
+        return cast("DataFrame", self._warehouse.hold(pa.table(columns)))
 
     def version(self, name: str) -> int:
         """Returns the number of the last commit."""
@@ -187,15 +201,15 @@ class WarehouseTables(Tables):
     def append_rows(self, rows: Sequence[Any], name: str, user_metadata: str | None = None) -> None:
         """Appends `rows`, tuples or dicts, to one of Lookback's own tables in one commit, without `user_metadata`."""
         types = {field.name: field.dataType.simpleString() for field in PRODUCT_TABLES[name]}
-        by_name = [row if isinstance(row, Mapping) else dict(zip(types, row, strict=True)) for row in rows]
-        markers: dict[str, str | None] = {}
-        written = (
-            ", ".join(f"CAST({_write(row.get(each), markers)} AS {type_})" for each, type_ in types.items())
-            for row in by_name
-        )
-        columns, tuples = ", ".join(map(quote_name, types)), ", ".join(f"({row})" for row in written)
-        text = f"INSERT INTO {self.identifier(name)} ({columns}) VALUES {tuples}"
+        in_order = [tuple(map(row.get, types)) if isinstance(row, Mapping) else row for row in rows]
+        tuples, markers = _write_tuples(in_order, types)
+        text = f"INSERT INTO {self.identifier(name)} ({', '.join(map(quote_name, types))}) {tuples}"
         self._warehouse.execute(Query(text, markers))
+
+    def make_rows(self, rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> DataFrame:
+        """Makes a frame of rows, which are sent with each query that reads it; see `Tables.make_rows`."""
+        tuples, markers = _write_tuples(rows, types)
+        return self._make_frame(f"SELECT * FROM ({tuples}) AS t ({', '.join(map(quote_name, types))})", markers)
 
     @property
     def _warehouse(self) -> Warehouse:
@@ -203,7 +217,7 @@ class WarehouseTables(Tables):
 
     def _read_rows(self, name: str, version: int | None = None) -> DataFrame:
         at = "" if version is None else f" VERSION AS OF {version:d}"
-        return self._make_rows(f"SELECT * FROM {self.identifier(name)}{at}", {})
+        return self._make_frame(f"SELECT * FROM {self.identifier(name)}{at}", {})
 
     def _read_changed_rows(self, name: str, options: Mapping[str, str]) -> DataFrame:
         first: object = options.get("startingVersion")
@@ -211,9 +225,11 @@ class WarehouseTables(Tables):
             write_value(to_utc(parse_time(options["startingTimestamp"]))) if first is None else f"{int(str(first)):d}"
         )
         end = f", {int(options['endingVersion']):d}" if "endingVersion" in options else ""
-        return self._make_rows(f"SELECT * FROM table_changes({write_value(self.path_or_name(name))}, {begin}{end})", {})
+        return self._make_frame(
+            f"SELECT * FROM table_changes({write_value(self.path_or_name(name))}, {begin}{end})", {}
+        )
 
-    def _make_rows(self, text: str, values: Mapping[str, str | None]) -> DataFrame:
+    def _make_frame(self, text: str, values: Mapping[str, str | None]) -> DataFrame:
         return cast("DataFrame", WarehouseRows(self._warehouse, Query(text, values)))
 
 
@@ -222,10 +238,24 @@ def open_warehouse(execute: Execute, user: str, catalog: str, schema: str) -> Wa
     return WarehouseTables.catalog(cast("SparkSession", Warehouse(execute, user)), catalog, schema)
 
 
+def _write_tuples(rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
+    """Returns a clause VALUES, with the values of its markers."""
+    markers: dict[str, str | None] = {}
+    tuples = (
+        ", ".join(
+            f"CAST({_write(value, markers)} AS {type_})" for value, type_ in zip(row, types.values(), strict=True)
+        )
+        for row in rows
+    )
+    return f"VALUES {', '.join(f'({row})' for row in tuples)}", markers
+
+
 def _write(value: object, markers: dict[str, str | None]) -> str:
     """Returns the SQL for a value. A text goes apart from the SQL: it is added to `markers`."""
     if isinstance(value, Mapping):
         return f"map({', '.join(_write(each, markers) for pair in value.items() for each in pair)})"
+    if isinstance(value, (list, tuple)):
+        return f"CAST(array({', '.join(_write(each, markers) for each in value)}) AS ARRAY<STRING>)"
     if not isinstance(value, str):
         return write_value(value)
     name = f"value_{next(_NAMES)}"
