@@ -25,8 +25,8 @@ from lookback.yamltexts import parse_documents
 DEFAULT_ROOT = "./lakehouse"
 DEFAULT_CONF = "./conf"
 DEFAULT_EVERY = "1 second"
-# The limits of a file. Aliases can expand a few lines to billions of values.
-MAX_FILE_BYTES = 200_000
+# The limits of a file: twice the largest `document_bytes`. Aliases can expand a few lines to billions of values.
+MAX_FILE_BYTES = 2_000_000
 MAX_NODES = 50_000
 DEFAULT_METRICS = 30.0
 # Keeps the start of a retention within the dates that Python can represent.

@@ -79,7 +79,7 @@ def test_tools_answer_what_the_commands_print(conf: Path, capsys: pytest.Capture
 
 
 HOSTILE = [
-    ("check_rule", {"rule": "x" * (MAX_FILE_BYTES + 1)}, "the text of the rule is larger than 200,000 bytes"),
+    ("check_rule", {"rule": "x" * (MAX_FILE_BYTES + 1)}, "the text of the rule is larger than 2,000,000 bytes"),
     ("check_rule", {"rule": "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
     )}, "rule.yml"),

@@ -8,6 +8,7 @@ import pytest
 
 from lookback.config import DEFAULT_EVERY, RETAINED, Settings, load_rule_document
 from lookback.core.errors import SetupError
+from lookback.core.values.limits import LIMITS
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -114,3 +115,12 @@ def test_how_long_rows_are_kept_is_a_setting_by_table_and_all_are_kept_without(t
     file.write_text("retention: 30 days")
     with pytest.raises(SetupError, match="retention must be a mapping of settings, got '30 days'"):
         Settings.local(conf=tmp_path)
+
+
+def test_a_file_may_be_as_large_as_its_document(tmp_path: Path) -> None:
+    # In YAML a document takes up to twice as much as in JSON, by which `document_bytes` counts.
+    file = tmp_path / "rule.yml"
+    file.write_text(
+        "rule_id: r\nwhere: |\n" + f"  {'n = 1 or ' * 10}\n" * 2 * (LIMITS["document_bytes"].most // 100 - 1)
+    )
+    assert len(load_rule_document(file)["where"]) > LIMITS["document_bytes"].most

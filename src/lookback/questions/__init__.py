@@ -18,9 +18,9 @@ _VIEW_VALUES = {
     "since": "current_timestamp() - INTERVAL '90' DAY", "as_of": "current_timestamp()", "with_snoozed": "false",
     "reports": "false",
 }  # fmt: skip
-# In a text: comments, strings and quoted names stay as they are; what FROM and JOIN name, and values, are written by the engine.
+# In a text: comments, strings and quoted names stay as they are; what FROM, JOIN and INTO name, and values, are written by the engine.
 _PARTS = re.compile(
-    r"--[^\n]*|'[^']*'|`[^`]*`|\b(?P<before>FROM|JOIN) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_][a-z_0-9]*)"
+    r"--[^\n]*|'[^']*'|`[^`]*`|\b(?P<before>FROM|JOIN|INTO) (?P<table>[a-z_]+)|(?<![:\w]):(?P<value>[a-z_][a-z_0-9]*)"
 )
 _SUBQUERY = re.compile(r"\b([a-z_]+) AS \(")
 

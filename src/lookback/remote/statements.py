@@ -90,5 +90,5 @@ def _explain_failure(answer: StatementResponse, seconds: float) -> str:
     if "TABLE_OR_VIEW_NOT_FOUND" in text or "DELTA_MISSING_DELTA_TABLE" in text:
         return f"a table is missing, which the first run of ingest or evaluate creates ({text})"
     if "INSUFFICIENT_PERMISSIONS" in text or "PERMISSION_DENIED" in text:
-        return f"you may not read or change a table: ask for USE CATALOG, USE SCHEMA, SELECT and, to change it, MODIFY ({text})"
+        return f"you may not read or change a table: ask for USE CATALOG, USE SCHEMA and SELECT, and to change it MODIFY ({text})"
     return f"a query failed ({text})"

@@ -26,6 +26,7 @@ from lookback.core.values.suggestions import suggest
 from lookback.core.values.texts import count_noun, quote_identifier
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.core.values.types import STRING, TIMESTAMP
+from lookback.questions import read_question
 from lookback.spark.ingest.fields import BLOCK, FILE, RAW, REASON, ROW
 from lookback.spark.ingest.filerows import Files
 from lookback.spark.ingest.rejected import Rejection, count_rejections
@@ -167,10 +168,11 @@ def remove_values(tables: Tables, name: str, values: Iterable[str]) -> Removal:
     """Removes values from a list. Raises SetupError if the list does not exist."""
     _require_list(tables, name)
     wanted = list(dict.fromkeys(values))
-    chosen = "FROM lists WHERE list = :list AND array_contains(:wanted, value)"
-    found = {row[0] for row in tables.run(f"SELECT DISTINCT value {chosen}", list=name, wanted=wanted).collect()}
+    text = "SELECT DISTINCT value FROM lists WHERE list = :list AND array_contains(:wanted, value)"
+    found = {row[0] for row in tables.run(text, list=name, wanted=wanted).collect()}
     if found:
-        change_table(tables, TABLE, lambda: tables.change(f"DELETE {chosen}", list=name, wanted=wanted))
+        text = "DELETE FROM lists WHERE list = :list AND array_contains(:wanted, value)"
+        change_table(tables, TABLE, lambda: tables.change(text, list=name, wanted=wanted))
     return Removal(name, len(found), tuple(value for value in wanted if value not in found))
 
 
@@ -253,7 +255,9 @@ def _put(tables: Tables, name: str, offered: DataFrame, author: str | None, star
             refused = judged.where(F.col("outcome") == _REJECTED)
             rejections = count_rejections(refused, F.col(_PROBLEM), F.col(RAW), F.col(FILE))
         if new or changed:
-            _merge(tables, name, judged, tables.current_user if author is None else author)
+            who = {"author": tables.current_user if author is None else author, "now": dt.datetime.now(dt.timezone.utc)}
+            text = read_question("put_list_values")
+            change_table(tables, TABLE, lambda: tables.change(text, {"judged": judged}, list=name, **who))
     finally:
         with suppress(PySparkException):
             judged.unpersist()
@@ -268,21 +272,6 @@ def _put(tables: Tables, name: str, offered: DataFrame, author: str | None, star
         seconds=time.monotonic() - started,
         rejections=rejections,
     )
-
-
-def _merge(tables: Tables, name: str, judged: DataFrame, author: str) -> None:
-    text = f"""
-        MERGE INTO {tables.identifier(TABLE)} AS t
-        USING (SELECT * FROM judged WHERE outcome IN ('{_NEW}', '{_CHANGED}')) AS s
-        ON t.list = :list AND t.value = s.value
-        WHEN MATCHED THEN UPDATE SET
-          expires_at = s.expires_at, reason = coalesce(s.reason, t.reason), kind = coalesce(s.kind, t.kind),
-          author = :author, added_at = :now
-        WHEN NOT MATCHED THEN INSERT (list, value, expires_at, reason, kind, author, added_at)
-          VALUES (:list, s.value, s.expires_at, s.reason, s.kind, :author, :now)
-    """
-    now = dt.datetime.now(dt.timezone.utc)
-    change_table(tables, TABLE, lambda: tables.change(text, {"judged": judged}, list=name, author=author, now=now))
 
 
 def _require_room(tables: Tables, name: str, new: int) -> int:

@@ -101,14 +101,20 @@ class Tables(ReadableTables):
         self.append(self.spark.createDataFrame(rows).coalesce(1), name, user_metadata)
 
     def make_rows(self, rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> DataFrame:
-        """Makes a frame, for `run` and `change`, of `rows` with columns of these names and types."""
+        """Makes a frame of `rows`, for `run` and `change`; `types` are the columns' types by name."""
         return self.spark.createDataFrame(
             rows, ", ".join(f"{quote_name(name)} {type_}" for name, type_ in types.items())
         )
 
     def change(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> None:
-        """Runs a MERGE or DELETE; see `run`."""
-        self.run(text, frames, **values)
+        """Runs a MERGE or DELETE in the form of a question.
+
+        Args:
+            text: The text.
+            frames: As in `run`.
+            **values: As in `run`.
+        """
+        self._run(text, frames or {}, values, self.identifier)
 
     def delta(self, name: str) -> DeltaTable:
         """Opens the table for updates and merges."""

@@ -16,7 +16,7 @@ from lookback.spark.tables.schemas import PRODUCT_TABLES
 from lookback.spark.tables.sqltexts import quote_name, quote_path, quote_text, write_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, DataFrameReader, Row
     from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -163,16 +163,24 @@ class ReadableTables(AddressedTables):
             frames: Rows that it names, besides tables of this place.
             **values: Its values: texts, numbers, booleans, aware times, lists of texts, or None.
         """
+        return self._run(text, frames or {}, values, self._write_table)
 
+    def _run(
+        self,
+        text: str,
+        frames: Mapping[str, DataFrame],
+        values: Mapping[str, object],
+        write_table: Callable[[str], str],
+    ) -> DataFrame:
         def escape(part: str) -> str:
             # Spark writes its own names for frames in place of names in braces.
             return part.replace("{", "{{").replace("}", "}}") if frames else part
 
-        def write_table(name: str) -> str:
-            return f"{{{name}}}" if name in (frames or ()) else escape(self._write_table(name))
+        def write_rows(name: str) -> str:
+            return f"{{{name}}}" if name in frames else escape(write_table(name))
 
-        written = write_text(escape(text), write_table, lambda name: escape(write_value(values[name])), frames or ())
-        named: dict[str, Any] = dict(frames or {})
+        written = write_text(escape(text), write_rows, lambda name: escape(write_value(values[name])), frames)
+        named: dict[str, Any] = dict(frames)
         return self.spark.sql(written, **named)
 
     def _write_table(self, name: str) -> str:

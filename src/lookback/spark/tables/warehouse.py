@@ -162,7 +162,7 @@ class WarehouseTables(Tables):
         return self._make_frame(*self._write_query(text, frames, values))
 
     def change(self, text: str, frames: Mapping[str, DataFrame] | None = None, /, **values: object) -> None:
-        """Runs a MERGE or DELETE; see `Tables.run`."""
+        """Runs a MERGE or DELETE; see `Tables.change`."""
         self._warehouse.execute(self._write_query(text, frames, values))
 
     def _write_query(self, text: str, frames: Mapping[str, DataFrame] | None, values: Mapping[str, object]) -> Query:
