@@ -255,9 +255,14 @@ def describe_checked(rule: CompiledRule) -> str:
     return f"{rule.spec.rule_id} can be published{tests}. {describe_rule(rule)}"
 
 
-def describe_new_version(rules: RulesTable, rule_id: str, version: int, what: str = "") -> list[str]:
-    """Says what became of a rule's new version, and what is left to do for a draft. `what` says what it changes."""
-    status = next(row.status for row in rules.read_versions(rule_id) if row.version == version)
+def describe_new_version(
+    rules: RulesTable, rule_id: str, version: int, what: str = "", status: str | None = None
+) -> list[str]:
+    """Says what became of a rule's new version, and what is left to do for a draft.
+
+    `what` says what it changes; `status` is read from the table if it is None.
+    """
+    status = status or next(row.status for row in rules.read_versions(rule_id) if row.version == version)
     if status != "draft":
         return [f"published {rule_id} version {version}{what or f' ({status})'}"]
     lines = [f"wrote {rule_id} version {version}{what} as a draft: it is not in force yet"]

@@ -136,7 +136,6 @@ WRONG = {
     "an unknown selection": (yaml.safe_dump(make_rule({"s": {"Image": "x"}}, "s and t")), "sigma: "),
     "an old aggregation": (yaml.safe_dump(make_rule({"s": {"Image": "x"}}, "s | count() > 3")), "aggregation: "),
     "a wrong level": (yaml.safe_dump({**RULE, "level": "odd"}), "sigma: "),
-    "a wrong id": (yaml.safe_dump({**RULE, "id": "odd"}), "sigma: "),
     "a wrong correlation": (yaml.safe_dump({"title": "x", "correlation": {"type": "odd"}}), "sigma: "),
     "a correlation that is a text": (yaml.safe_dump({"title": "x", "correlation": "odd"}), "sigma: "),
     "an unknown action": (yaml.safe_dump({**RULE, "action": "odd"}), "sigma: "),

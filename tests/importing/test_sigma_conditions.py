@@ -229,6 +229,30 @@ def test_what_cannot_be_said_is_refused_with_its_reason(tmp_path: Path, name: st
     assert made.fidelities[0].startswith(f"refused: {said}")
 
 
+def test_what_a_rule_says_about_itself_stops_no_import(tmp_path: Path) -> None:
+    rule = make_rule({"User": "x"}) | {
+        "id": "7", "date": "soon", "status": "odd", "references": "https://example.com/a", "author": ["Ann", "Bo"],
+        "tags": ["sysmon", "attack.t1110"], "related": "none", "falsepositives": "few",
+    }  # fmt: skip
+    made = import_rules(tmp_path, rule)
+    assert made.fidelities == ["exact"]
+    (document,) = made.documents.values()
+    assert (document["tags"], document["references"]) == (["sysmon", "attack.t1110"], ["https://example.com/a"])
+    assert (document["source"]["id"], document["source"]["author"]) == ("7", "Ann, Bo")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"level": "odd"}, "level"), ({"taxonomy": 7}, "taxonomy"), ({"detection": {"condition": "x"}}, "detection")],
+    ids=["level", "taxonomy", "detection"],
+)
+def test_what_decides_about_alerts_must_be_right(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    made = import_rules(tmp_path, make_rule({"User": "x"}) | wrong)
+    assert made.documents == {}
+    assert made.fidelities[0].startswith("refused: sigma: ")
+    assert said in made.fidelities[0].lower()
+
+
 def test_a_placeholder_is_a_list(tmp_path: Path) -> None:
     made = import_rules(tmp_path, make_rule({"User|expand": "%Domain Admins%"}))
     assert made.fidelities == [

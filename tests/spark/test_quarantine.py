@@ -262,3 +262,34 @@ def test_an_author_who_always_comes_second_is_told_who_was_first(
     monkeypatch.setattr("lookback.spark.rules._MAX_PAUSE_SECONDS", 0.0)
     with pytest.raises(SetupError, match=r"during each of 20 attempts; the last version, 1, is by ann\. Look at"):
         rules.push(GOOD, author="bob")
+
+
+@pytest.mark.long
+def test_rules_are_published_in_one_commit_or_not_at_all(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = RulesTable(ready, STREAMS)
+    documents = [{**GOOD, "rule_id": f"r{number}"} for number in range(20)]
+    assert rules.push_all(documents[:3], author="ann") == [("r0", 1), ("r1", 1), ("r2", 1)]
+    version = ready.version("rules")
+    with pytest.raises(RuleError, match="r7"):
+        rules.push_all([*documents[:7], {**documents[7], "when": "nothing > 1"}])
+    assert ready.version("rules") == version
+    # While they are published, somebody else publishes one of them.
+    insert = RulesTable._insert
+
+    def come_second(self: RulesTable, rows: Any, news: Any) -> bool:
+        monkeypatch.setattr(RulesTable, "_insert", insert)
+        assert rules.push({**documents[1], "message": "bob's"}, author="bob") == 2
+        return insert(self, rows, news)
+
+    monkeypatch.setattr(RulesTable, "_insert", come_second)
+    again = {**documents[4], "message": "again"}
+    found = rules.push_all([*documents, again], status="shadow", author="cat", comment="all")
+    assert found == [(f"r{n}", {0: 2, 1: 3, 2: 2}.get(n, 1)) for n in range(20)] + [("r4", 2)]
+    assert ready.version("rules") == version + 3
+    by_author = Counter((row["author"], row["status"]) for row in ready.read("rules").collect())
+    assert by_author == {("ann", "active"): 3, ("bob", "active"): 1, ("cat", "shadow"): 21}
+    assert [json.loads(row["document"])["message"] for row in rules_of(ready, "r4", 2)] == ["again"]
+
+
+def rules_of(tables: Tables, rule_id: str, version: int) -> list[Row]:
+    return tables.read("rules").where(f"rule_id = '{rule_id}' AND version = {version}").collect()

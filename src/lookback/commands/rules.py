@@ -192,7 +192,8 @@ def _push_rules(options: CommandOptions) -> int:
     if _check_rules(options):
         return FOUND_PROBLEMS
     rules = options.open_workspace().rules
-    for document in map(load_rule_document, options.files):
+    documents = [load_rule_document(file) for file in options.files]
+    for document in documents:
         if options.cold:
             document["warm_start"] = False
         if cold := find_cold_measures(rules, document):
@@ -201,12 +202,13 @@ def _push_rules(options: CommandOptions) -> int:
             warn(f"warning: {document['rule_id']}: {empty}; {text}")
         if young := describe_young_stream(rules, document):
             warn(f"warning: {document['rule_id']}: {young}")
-        version = rules.push(document, status=options.status, author=options.author, comment=options.comment)
+    status = rules.choose_status(options.status)
+    published = rules.push_all(documents, status=status, author=options.author, comment=options.comment)
+    for rule_id, version in published:
         if options.wants_json:
-            status = rules.choose_status(options.status)
-            print_json([{"rule_id": document["rule_id"], "version": version, "status": status}])
+            print_json([{"rule_id": rule_id, "version": version, "status": status}])
         else:
-            print_lines(*verbs.describe_new_version(rules, document["rule_id"], version))
+            print_lines(*verbs.describe_new_version(rules, rule_id, version, status=status))
     return 0
 
 

@@ -8,7 +8,21 @@ from typing import Any
 
 from sigma.collection import SigmaCollection
 from sigma.correlations import SigmaCorrelationRule
-from sigma.exceptions import SigmaError, SigmaRegularExpressionError, SigmaRuleNotFoundError
+from sigma.exceptions import (
+    SigmaAuthorError,
+    SigmaDateError,
+    SigmaDescriptionError,
+    SigmaError,
+    SigmaFalsePositivesError,
+    SigmaIdentifierError,
+    SigmaModifiedError,
+    SigmaReferencesError,
+    SigmaRegularExpressionError,
+    SigmaRelatedError,
+    SigmaRuleNotFoundError,
+    SigmaScopeError,
+    SigmaStatusError,
+)
 from sigma.filters import SigmaFilter
 from sigma.processing.pipeline import ProcessingPipeline
 from sigma.rule import SigmaLevel, SigmaRule, SigmaRuleBase
@@ -26,6 +40,13 @@ from lookback.importing.sigmacorrelations import read_correlation
 FORMAT = "sigma"
 _SEVERITIES = {"informational": "info"}
 _SOURCE_KEYS = ("product", "category", "service")
+# What a rule says about itself decides no alert. Hayabusa's rules often say it in other forms than Sigma's.
+_ABOUT_ITSELF = (
+    SigmaAuthorError, SigmaDateError, SigmaDescriptionError, SigmaFalsePositivesError, SigmaIdentifierError,
+    SigmaModifiedError, SigmaReferencesError, SigmaRelatedError, SigmaScopeError, SigmaStatusError,
+)  # fmt: skip
+# Stands for the namespace of a tag that has none; pySigma refuses the rule without.
+_NO_NAMESPACE = "none."
 
 
 def load_pipeline(path: str | Path | None) -> ProcessingPipeline | None:
@@ -101,7 +122,10 @@ class _Reading:
                 return
         try:
             parsed = SigmaCollection.from_dicts(
-                documents, collect_errors=True, collect_filters=True, resolve_references=False
+                [_name_tags(document) for document in documents],
+                collect_errors=True,
+                collect_filters=True,
+                resolve_references=False,
             )
         except Exception as error:  # noqa: BLE001 - hostile documents raise errors of many kinds
             self._refuse(file, place, _explain(error), documents[0])
@@ -125,8 +149,7 @@ class _Reading:
     def _read_condition(self, rule: SigmaRule) -> tuple[Condition, tuple[Reason, ...]] | Reason:
         """Reads what a rule looks for, with what stands for its source of events."""
         try:
-            if rule.errors:
-                raise rule.errors[0]
+            _require_readable(rule)
             for sigma_filter in self._filters:
                 # It changes the rule, and returns it.
                 sigma_filter.apply_on_rule(rule)
@@ -154,8 +177,7 @@ class _Reading:
         if not isinstance(rule, SigmaCorrelationRule):
             return None
         try:
-            if rule.errors:
-                raise rule.errors[0]
+            _require_readable(rule)
             rule.resolve_rule_references(collection)
             if self._pipeline is not None:
                 self._pipeline.apply(rule)
@@ -186,6 +208,22 @@ class _Reading:
         if isinstance(found, Reason):
             raise Refusal(found.code, found.text)
         return found
+
+
+def _name_tags(document: dict[str, Any]) -> dict[str, Any]:
+    """Gives a namespace to the tags of a document that have none."""
+    tags = document.get("tags")
+    if not isinstance(tags, list):
+        return document
+    named = [f"{_NO_NAMESPACE}{tag}" if isinstance(tag, str) and "." not in tag else tag for tag in tags]
+    return {**document, "tags": named}
+
+
+def _require_readable(rule: SigmaRuleBase) -> None:
+    """Raises the first error that pySigma found in what a rule looks for."""
+    for error in rule.errors:
+        if not isinstance(error, _ABOUT_ITSELF):
+            raise error
 
 
 def _explain(error: Exception) -> Reason:
@@ -221,7 +259,7 @@ def _describe_origin(rule: SigmaRuleBase, file: RuleFile, place: int) -> Origin:
         author=_join(rule.author),
         license=str(rule.license or ""),
         severity=_SEVERITIES.get(level, level),
-        tags=_list_texts(rule.tags),
+        tags=tuple(tag.removeprefix(_NO_NAMESPACE) for tag in _list_texts(rule.tags)),
         references=_list_texts(rule.references),
         shown=_list_texts(rule.fields),
         logsource=_name_source(rule),
@@ -229,7 +267,7 @@ def _describe_origin(rule: SigmaRuleBase, file: RuleFile, place: int) -> Origin:
 
 
 def _list_texts(values: Any) -> tuple[str, ...]:
-    return tuple(map(str, values)) if isinstance(values, list) else ()
+    return tuple(map(str, values if isinstance(values, list) else [values] if isinstance(values, str) else ()))
 
 
 def _join(author: Any) -> str:

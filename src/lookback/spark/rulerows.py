@@ -1,4 +1,4 @@
-"""Reads rows of the rules table: which of a rule's versions are sound, and which are current."""
+"""Reads rows of the rules table: which of a rule's versions are sound, current, rejected or warming."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lookback.core.errors import LookbackError
-from lookback.core.rules.changes import MAX_VERSION
+from lookback.core.rules.changes import MAX_VERSION, RuleChange
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.document import STATUSES, read_document
 from lookback.core.rules.gate import find_objection
-from lookback.core.rules.roles import find_roles
+from lookback.core.rules.quarantine import Quarantine
+from lookback.core.rules.roles import SHADOW, find_roles
+from lookback.core.rules.rulebook import RuleBook
+from lookback.core.rules.versions import Entry
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.limits import WIDEST_LIMITS
 from lookback.spark.tables.schemas import RULES
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
+
+    from lookback.spark.tables.lakehouse import Tables
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,39 @@ def make_rule_row(row: Row) -> RuleRow:
         document = None
     columns = row.asDict() | {"version": row["version"] or 0, "document": document}
     return RuleRow(**{name: columns[name] for name in RULES.names})
+
+
+def find_failing_document(quarantine: Quarantine, rows: Sequence[Row], streams: Mapping[str, Stream]) -> str | None:
+    """Returns the document of the failing version; None if it has no row or a later version has its role."""
+    rule_id, version = quarantine.rule_id, quarantine.version
+    failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
+    for row in failing:
+        stream = find_stream(row, streams)
+        if stream is None:
+            continue
+        status = SHADOW if row["status"] == SHADOW else "active"
+        entry = Entry(rule_id, version, status, str(row["document"]), stream.name, version)
+        book = RuleBook(stream, streams, {rule_id: entry})
+        later = [row for row in rows if row["version"] is not None and row["version"] > version]
+        columns = ("rule_id", "version", "status", "document", "evidence")
+        book.apply((RuleChange("insert", 0, *(each[name] for name in columns)) for each in later), None)
+        return str(row["document"]) if (rule_id, version) in book.list_versions() else None
+    return None
+
+
+def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None = None) -> set[tuple[str, int]]:
+    """Finds the versions, by rule_id and number, that a stream rejected and no stream applied; they are not in force.
+
+    `stream` and `rule_id` restrict the search to one stream or rule.
+    """
+    rows = tables.ask("rejected_versions", stream=stream, rule_id=rule_id).collect()
+    return {(row["rule_id"], row["version"]) for row in rows}
+
+
+def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:
+    """Finds the versions, by rule_id and number, that wait for the history of their windows, and since when.
+
+    `stream` restricts the search to one stream. Versions that a later one has replaced may be included.
+    """
+    rows = tables.ask("warming_versions", stream=stream).collect()
+    return {(row["rule_id"], row["version"]): row["since"] for row in rows}

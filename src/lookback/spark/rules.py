@@ -6,15 +6,15 @@ import datetime as dt
 import json
 import random
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import Row
-from pyspark.sql import functions as F  # noqa: N812
 
 from lookback.core.errors import Problem, RuleError, SetupError
-from lookback.core.rules.changes import MAX_VERSION, RuleChange
+from lookback.core.rules.changes import MAX_VERSION
 from lookback.core.rules.commands import COMMANDS, LISTS
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import STATUSES, Rule, describe_size_limit, read_rule
@@ -22,9 +22,8 @@ from lookback.core.rules.gate import REFUSAL, is_proven, is_same_person
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.parameters import Parameters
 from lookback.core.rules.quarantine import AUTHOR, Quarantine
-from lookback.core.rules.roles import REJECTED, SHADOW, WARMING, find_roles, write_quarantined
-from lookback.core.rules.rulebook import RuleBook
-from lookback.core.rules.versions import WARM, Entry, Piece
+from lookback.core.rules.roles import REJECTED, WARMING, find_roles, write_quarantined
+from lookback.core.rules.versions import WARM, Piece
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -33,8 +32,11 @@ from lookback.spark.rulerows import (
     RuleRow,
     count_next_version,
     find_document_author,
+    find_failing_document,
     find_last,
+    find_rejected,
     find_stream,
+    find_warming,
     is_objectionable,
     list_by_role,
     list_sound,
@@ -74,6 +76,11 @@ class _Approval(NamedTuple):
     author: str = ""
 
 
+# The status, the document and the approval of a rule's next version, which are made from all rows of the rule.
+_Next = tuple[str, str, _Approval]
+_MakeRow = Callable[[list[Row]], _Next]
+
+
 @dataclass(frozen=True)
 class RulesTable:
     """The rules table of one place, with every declared stream by name.
@@ -92,12 +99,14 @@ class RulesTable:
 
         return check_rule(document, self.streams)
 
-    def _check_with_lists(self, document: Mapping[str, Any] | Rule) -> CompiledRule:
-        """Checks a rule before publication; its lists must exist. Raises RuleError."""
-        compiled = self.check(document)
-        if compiled.lists and (problems := find_unknown_lists(compiled, list_names(self.tables))):
-            raise RuleError(compiled.spec.rule_id, problems)
-        return compiled
+    def _check_with_lists(self, *documents: Mapping[str, Any] | Rule) -> list[CompiledRule]:
+        """Checks rules before publication; their lists must exist. Raises RuleError."""
+        rules = [self.check(document) for document in documents]
+        names = list_names(self.tables) if any(rule.lists for rule in rules) else []
+        for rule in rules:
+            if rule.lists and (problems := find_unknown_lists(rule, names)):
+                raise RuleError(rule.spec.rule_id, problems)
+        return rules
 
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
@@ -107,10 +116,35 @@ class RulesTable:
         If two processes publish at once, both versions are written, one after the other. Raises RuleError, with nothing
         written, if the rule is invalid, and SetupError if concurrent writers win every attempt.
         """
-        compiled = self._check_with_lists(document)
-        text = _write_document(compiled, self.streams)
-        status = self.choose_status(status)
-        return self._publish(compiled.spec.rule_id, lambda _: (status, text), author, comment)
+        ((_, version),) = self.push_all([document], status=status, author=author, comment=comment)
+        return version
+
+    def push_all(
+        self,
+        documents: Iterable[Mapping[str, Any] | Rule],
+        *,
+        status: str = "active",
+        author: str = "",
+        comment: str = "",
+    ) -> list[tuple[str, int]]:
+        """Publishes the next versions of rules in one commit; a rule that is there twice gets its later one in another.
+
+        Returns the rule_id and the version of each document, in order. Raises as `push` does: RuleError with nothing
+        written if a rule is invalid.
+        """
+        status, left = self.choose_status(status), self._check_with_lists(*documents)
+        published: list[tuple[str, int]] = []
+        while left:
+            # What comes before the first rule that is there again.
+            texts: dict[str, str] = {}
+            for rule in left:
+                if rule.spec.rule_id in texts:
+                    break
+                texts[rule.spec.rule_id] = _write_document(rule, self.streams)
+            makers = {rule_id: partial(_make_row, status, text) for rule_id, text in texts.items()}
+            published += self._publish_all(makers, author, comment).items()
+            left = left[len(texts) :]
+        return published
 
     def choose_status(self, status: str) -> str:
         """Returns the status for publishing a new document: with a gate, draft instead of active."""
@@ -124,7 +158,7 @@ class RulesTable:
         """
         text = json.dumps(row.document, ensure_ascii=False, default=_to_json_value)
         approval = _Approval(approver or None, evidence)
-        return self._publish(row.rule_id, lambda _: ("active", text), author, comment, lambda _: approval)
+        return self._publish(row.rule_id, lambda _: ("active", text, approval), author, comment)
 
     def set_status(self, rule_id: str, status: str, *, author: str = "", comment: str = "") -> int:
         """Publishes a version with another status. Raises RuleError for an unknown rule.
@@ -134,7 +168,7 @@ class RulesTable:
         by hand, are skipped.
         """
 
-        def make_row(rows: list[Row]) -> tuple[str, str]:
+        def make_row(rows: list[Row]) -> _Next:
             current, document = self._require_current(rule_id, rows)
             if self.has_gate and status == "active" and not is_proven(document, current.evidence):
                 message = (
@@ -142,20 +176,16 @@ class RulesTable:
                     f"`lookback rules activate {rule_id}`"
                 )
                 raise RuleError(rule_id, [Problem("status", message)])
-            return status, json.dumps(document, ensure_ascii=False)
-
-        def carry_on(rows: list[Row]) -> _Approval:
-            current, _ = self._require_current(rule_id, rows)
+            text, approval = json.dumps(document, ensure_ascii=False), _Approval()
             # The document is the same, so its evidence stays valid; only a retired rule must meet the gate again.
-            if not (current.status in ("active", "paused") and status in ("active", "paused")):
-                return _Approval()
-            approval = _Approval(current.approved_by, current.evidence)
-            if status == "active" and is_same_person(author or self.tables.current_user, current.approved_by):
-                # The approver may resume the rule, which keeps its original author.
-                return approval._replace(author=find_document_author(rows, current.evidence))
-            return approval
+            if current.status in ("active", "paused") and status in ("active", "paused"):
+                approval = _Approval(current.approved_by, current.evidence)
+                if status == "active" and is_same_person(author or self.tables.current_user, current.approved_by):
+                    # The approver may resume the rule, which keeps its original author.
+                    approval = approval._replace(author=find_document_author(rows, current.evidence))
+            return status, text, approval
 
-        return self._publish(rule_id, make_row, author, comment, carry_on)
+        return self._publish(rule_id, make_row, author, comment)
 
     def set_parameters(
         self, rule_id: str, changes: Mapping[str, object], *, author: str = "", comment: str = ""
@@ -168,7 +198,7 @@ class RulesTable:
         fails its check.
         """
 
-        def make_row(rows: list[Row]) -> tuple[str, str]:
+        def make_row(rows: list[Row]) -> _Next:
             current, document = self._require_current(rule_id, rows)
             if current.status == "retired":
                 message = "is retired; publish its document again with `lookback rules push`"
@@ -183,7 +213,8 @@ class RulesTable:
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
             status = self.choose_status("active" if current.status == "quarantined" else current.status)
-            return status, _write_document(self._check_with_lists(document), self.streams)
+            (compiled,) = self._check_with_lists(document)
+            return status, _write_document(compiled, self.streams), _Approval()
 
         return self._publish(rule_id, make_row, author, comment)
 
@@ -193,14 +224,14 @@ class RulesTable:
         It publishes none if that was done already, or if the author has since published a version with the same role.
         """
         rule_id, evidence = quarantine.rule_id, write_quarantined(quarantine.version)
-        for _ in self._attempt(rule_id, 3):
+        for _ in self._attempt(rule_id, attempts=3):
             rows = self._read_rows(rule_id)
-            document = self._find_failing_document(quarantine, rows)
+            document = find_failing_document(quarantine, rows, self.streams)
             if document is None:
                 return False
             version = max(count_next_version(rows), quarantine.version + 1)
             new = _NewRow(rule_id, version, "quarantined", document, AUTHOR, quarantine.comment, evidence)
-            if self._insert(rows, new):
+            if self._insert({rule_id: rows}, [new]):
                 return True
         raise AssertionError  # the attempts end with an error
 
@@ -331,48 +362,44 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("rule_id", f"not a rule in the table; known are {known}")])
         return row, dict(row.document)
 
-    def _publish(
-        self,
-        rule_id: str,
-        make_row: Callable[[list[Row]], tuple[str, str]],
-        author: str,
-        comment: str,
-        approve: Callable[[list[Row]], _Approval] | None = None,
-    ) -> int:
-        """Publishes the version after the last one.
+    def _publish(self, rule_id: str, make_row: _MakeRow, author: str, comment: str) -> int:
+        return self._publish_all({rule_id: make_row}, author, comment)[rule_id]
 
-        `make_row` gets all rows of the rule and returns the new status and document; `approve` returns the approval.
-        """
-        for _ in self._attempt(rule_id):
-            rows = self._read_rows(rule_id)
-            version = count_next_version(rows)
-            if version >= MAX_VERSION:
-                raise RuleError(
-                    rule_id,
-                    [Problem("version", f"the table has version {version - 1:,}, the maximum; delete that row")],
-                )
-            status, document = make_row(rows)
-            approval = _Approval() if approve is None else approve(rows)
-            if status not in STATUSES:
-                raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
-            new = _NewRow(rule_id, version, status, document, author, comment, approval.evidence, approval.approved_by)
-            if approval.author:
-                resumed = f"resumed by {author or self.tables.current_user}"
-                new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
-            if self._insert(rows, new):
-                return version
+    def _publish_all(self, makers: Mapping[str, _MakeRow], author: str, comment: str) -> dict[str, int]:
+        """Publishes the version after the last one of each rule, in one commit. Returns their numbers."""
+        for _ in self._attempt(*makers):
+            rows = self._read_rows_of(makers)
+            news = [self._make_version(each, rows[each], makers[each], author, comment) for each in makers]
+            if self._insert(rows, news):
+                return {new.rule_id: new.version or 0 for new in news}
         raise AssertionError  # the attempts end with an error
 
-    def _attempt(self, rule_id: str, attempts: int = _MAX_ATTEMPTS) -> Iterator[int]:
+    def _make_version(self, rule_id: str, rows: list[Row], make_row: _MakeRow, author: str, comment: str) -> _NewRow:
+        version = count_next_version(rows)
+        if version >= MAX_VERSION:
+            message = f"the table has version {version - 1:,}, the maximum; delete that row"
+            raise RuleError(rule_id, [Problem("version", message)])
+        status, document, approval = make_row(rows)
+        if status not in STATUSES:
+            raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
+        new = _NewRow(rule_id, version, status, document, author, comment, approval.evidence, approval.approved_by)
+        if approval.author:
+            resumed = f"resumed by {author or self.tables.current_user}"
+            new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
+        return new
+
+    def _attempt(self, *rule_ids: str, attempts: int = _MAX_ATTEMPTS) -> Iterator[int]:
         """Yields the number of each attempt to publish, with pauses. Raises SetupError after the last."""
         for attempt in range(attempts):
             if attempt:
                 time.sleep(random.uniform(0.5, 1.0) * min(0.1 * 2**attempt, _MAX_PAUSE_SECONDS))  # noqa: S311
             yield attempt
+        rule_id = rule_ids[0]
         last = find_last(self._read_rows(rule_id))
         who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'an unknown author'}"
+        which = f"rule {rule_id!r} was" if len(rule_ids) == 1 else f"{len(rule_ids):,} rules, from {rule_id!r} on, were"
         raise SetupError(
-            f"rule {rule_id!r} was not published: other writers changed {self.tables.identifier('rules')} during each "
+            f"{which} not published: other writers changed {self.tables.identifier('rules')} during each "
             f"of {attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
@@ -392,42 +419,34 @@ class RulesTable:
 
         return [show(row) for row in rows]
 
-    def _insert(self, rows: list[Row], new: _NewRow) -> bool:
-        """Appends a version if the rule still has these rows. Returns False if another process has written since.
+    def _read_rows_of(self, rule_ids: Collection[str]) -> dict[str, list[Row]]:
+        """Reads the rows of rules, by rule_id."""
+        found: dict[str, list[Row]] = {rule_id: [] for rule_id in rule_ids}
+        for row in self._read_rows(*rule_ids if len(rule_ids) == 1 else ()):
+            if row["rule_id"] in found:
+                found[row["rule_id"]].append(row)
+        return found
+
+    def _insert(self, rows: Mapping[str, list[Row]], news: Sequence[_NewRow]) -> bool:
+        """Appends a version of each rule if all still have these rows. Returns False if another process has written.
 
         A single query reads and writes, so that Delta detects conflicts with all other writers.
         """
-        highest = max((row["version"] or 0 for row in rows), default=0)
-        current = self.tables.read("rules").where(F.col("rule_id") == new.rule_id)
-        counts = current.agg(F.count("*").alias("count"), F.coalesce(F.max("version"), F.lit(0)).alias("highest"))
-        is_same = (F.col("count") == len(rows)) & (F.col("highest") == highest)
-        values = {name: F.lit(value) for name, value in self._complete(new).items()}
-        values["version"] = F.when(is_same, values["version"]).otherwise(F.raise_error(F.lit(_CONFLICT)).cast("bigint"))
-        row = counts.select(*(values[field.name].cast(field.dataType).alias(field.name) for field in RULES))
+        expected = [
+            (len(rows[new.rule_id]), max((row["version"] or 0 for row in rows[new.rule_id]), default=0)) for new in news
+        ]
+        types = {field.name: field.dataType.simpleString() for field in RULES} | {"rows": "bigint", "highest": "bigint"}
+        values = [(*self._complete(new).values(), *each) for new, each in zip(news, expected, strict=True)]
+        offered = self.tables.make_rows(values, types)
         try:
-            self.tables.append(row, "rules")
+            self.tables.append(
+                self.tables.ask("next_versions", {"offered": offered}, conflict=_CONFLICT).coalesce(1), "rules"
+            )
         except SPARK_ERRORS as error:
             if _CONFLICT not in str(error) and not is_conflict(error):
                 raise
             return False
         return True
-
-    def _find_failing_document(self, quarantine: Quarantine, rows: list[Row]) -> str | None:
-        """Returns the document of the failing version; None if it has no row or a later version has its role."""
-        rule_id, version = quarantine.rule_id, quarantine.version
-        failing = [row for row in rows if row["version"] == version] or [row for row in rows if row["version"] is None]
-        for row in failing:
-            stream = find_stream(row, self.streams)
-            if stream is None:
-                continue
-            status = SHADOW if row["status"] == SHADOW else "active"
-            entry = Entry(rule_id, version, status, str(row["document"]), stream.name, version)
-            book = RuleBook(stream, self.streams, {rule_id: entry})
-            later = [row for row in rows if row["version"] is not None and row["version"] > version]
-            columns = ("rule_id", "version", "status", "document", "evidence")
-            book.apply((RuleChange("insert", 0, *(each[name] for name in columns)) for each in later), None)
-            return str(row["document"]) if (rule_id, version) in book.list_versions() else None
-        return None
 
     def _append(self, *rows: _NewRow) -> None:
         self.tables.append_rows([self._complete(row) for row in rows], "rules")
@@ -439,6 +458,10 @@ class RulesTable:
         return {name: columns[name] for name in RULES.names}
 
 
+def _make_row(status: str, document: str, _: list[Row]) -> _Next:
+    return status, document, _Approval()
+
+
 def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> str:
     """Formats a rule's document for the table. Raises RuleError if it is too long."""
     rule = compiled.spec
@@ -447,24 +470,6 @@ def _write_document(compiled: CompiledRule, streams: Mapping[str, Stream]) -> st
     if len(text.encode()) > limits.document_bytes:
         raise RuleError(rule.rule_id, [Problem("document", describe_size_limit(limits))])
     return text
-
-
-def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None = None) -> set[tuple[str, int]]:
-    """Finds the versions, by rule_id and number, that a stream rejected and no stream applied; they are not in force.
-
-    `stream` and `rule_id` restrict the search to one stream or rule.
-    """
-    rows = tables.ask("rejected_versions", stream=stream, rule_id=rule_id).collect()
-    return {(row["rule_id"], row["version"]) for row in rows}
-
-
-def find_warming(tables: Tables, stream: str | None = None) -> dict[tuple[str, int], dt.datetime]:
-    """Finds the versions, by rule_id and number, that wait for the history of their windows, and since when.
-
-    `stream` restricts the search to one stream. Versions that a later one has replaced may be included.
-    """
-    rows = tables.ask("warming_versions", stream=stream).collect()
-    return {(row["rule_id"], row["version"]): row["since"] for row in rows}
 
 
 def _to_json_value(value: object) -> str:

@@ -126,6 +126,13 @@ IMAGE = Anchor("image", False, "ab.exe")
         ("cmd ilike '%-ENC_x%'", [(Anchor("cmd", True, "-enc"),)]),
         ("image = 'ab.exe' or startswith(cmd, 'run')", [(IMAGE, Anchor("cmd", False, "run"))]),
         ("image = 'ab.exe' or cmd like '%a%'", []),
+        # Short texts that are rare all the same: two signs, and letters that are not of ASCII.
+        (
+            "cmd like '%^^%' or cmd ilike '%\U0001f600%'",
+            [(Anchor("cmd", False, "^^"), Anchor("cmd", True, "\U0001f600"))],
+        ),
+        ("cmd like '%^%'", []),
+        ("cmd like '%: %'", []),
         ("not image = 'ab.exe'", []),
         ("image not like '%ab.exe'", []),
         ("upper(image) = 'AB.EXE'", []),

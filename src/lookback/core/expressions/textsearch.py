@@ -29,8 +29,8 @@ from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
 from lookback.core.values.types import STRING, DataType
 
-# A shorter anchor occurs nearly everywhere, so looking for it saves nothing.
-_MIN_CHARACTERS = 3
+# A shorter anchor of ASCII occurs nearly everywhere, so looking for it saves nothing; two signs such as ^^ are rare.
+_MIN_CHARACTERS, _MIN_SIGNS = 3, 2
 # A clause with more texts is left out.
 _MAX_ANCHORS = 10_000
 # With fewer conditions, evaluating them all is as fast as the search.
@@ -187,7 +187,7 @@ def _find_clauses(node: exp.Expr, types: Mapping[str, DataType]) -> list[Clause]
         merged = tuple(dict.fromkeys(chain.from_iterable(rarest)))
         return [merged] if len(merged) <= _MAX_ANCHORS else []
     subject, texts, is_lower = _find_texts(node)
-    if subject is None or any(len(text) < _MIN_CHARACTERS for text in texts) or len(texts) > _MAX_ANCHORS:
+    if subject is None or not all(map(_is_rare, texts)) or len(texts) > _MAX_ANCHORS:
         return []
     field, is_lowered = _read_subject(subject)
     if types.get(field) != STRING:
@@ -216,6 +216,12 @@ def _find_texts(node: exp.Expr) -> tuple[exp.Expr | None, list[str], bool]:
     if isinstance(node, exp.Anonymous) and str(node.name).lower() in _TESTS and _is_text(node.expressions[1]):
         return node.expressions[0], [node.expressions[1].name], False
     return nothing
+
+
+def _is_rare(text: str) -> bool:
+    """Returns whether few texts probably have this text in them."""
+    is_signs = len(text) >= _MIN_SIGNS and not any(each.isalnum() or each.isspace() for each in text)
+    return len(text) >= _MIN_CHARACTERS or is_signs or not text.isascii()
 
 
 def _is_text(node: exp.Expr) -> bool:

@@ -26,7 +26,8 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.times import to_utc
 from lookback.spark.review import select_open
-from lookback.spark.rules import RulesTable, find_rejected, find_warming
+from lookback.spark.rulerows import find_rejected, find_warming
+from lookback.spark.rules import RulesTable
 from lookback.spark.stream.metrics import read_backlog
 from lookback.spark.tables.history import find_other_histories
 from lookback.spark.tables.sqltexts import quote_name
