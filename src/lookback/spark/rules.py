@@ -129,8 +129,18 @@ class RulesTable:
     ) -> list[tuple[str, int]]:
         """Publishes the next versions of rules in one commit; a rule that is there twice gets its later one in another.
 
-        Returns the rule_id and the version of each document, in order. Raises as `push` does: RuleError with nothing
-        written if a rule is invalid.
+        Args:
+            documents: The rules.
+            status: The status of all versions; with a gate, draft instead of active.
+            author: Default: the current user.
+            comment: The comment of all versions.
+
+        Returns:
+            The rule_id and the version of each document, in order.
+
+        Raises:
+            RuleError: If a rule is invalid. Nothing is written then.
+            SetupError: If concurrent writers win every attempt.
         """
         status, left = self.choose_status(status), self._check_with_lists(*documents)
         published: list[tuple[str, int]] = []
@@ -397,9 +407,9 @@ class RulesTable:
         rule_id = rule_ids[0]
         last = find_last(self._read_rows(rule_id))
         who = "" if last is None else f"; the last version, {last.version}, is by {last.author or 'an unknown author'}"
-        which = f"rule {rule_id!r} was" if len(rule_ids) == 1 else f"{len(rule_ids):,} rules, from {rule_id!r} on, were"
+        others = f", with {len(rule_ids) - 1:,} others," if len(rule_ids) > 1 else ""
         raise SetupError(
-            f"{which} not published: other writers changed {self.tables.identifier('rules')} during each "
+            f"rule {rule_id!r}{others} was not published: other writers changed {self.tables.identifier('rules')} during each "
             f"of {attempts} attempts{who}. Look at `lookback rules list` and publish again"
         )
 
