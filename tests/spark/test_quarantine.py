@@ -252,6 +252,28 @@ def test_c4_authors_who_publish_at_once_lose_no_version(ready: Tables, monkeypat
     assert rows[paused]["status"] == "paused"
 
 
+@pytest.mark.long
+def test_the_first_two_authors_of_a_place_lose_no_version(ready: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules, insert, meeting = RulesTable(ready, STREAMS), RulesTable._insert, threading.Barrier(2, timeout=60)
+    assert ready.is_unwritten("rules")
+
+    def together(self: RulesTable, rows: Any, news: Any) -> bool:
+        # Each has read before any of them writes; the one that comes second tries again alone.
+        if news[0].version == 1:
+            meeting.wait()
+        return insert(self, rows, news)
+
+    monkeypatch.setattr(RulesTable, "_insert", together)
+    versions: list[int] = []
+    threads = [threading.Thread(target=lambda: versions.append(rules.push(GOOD))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(versions) == [1, 2]
+    assert sorted(row["version"] for row in ready.read("rules").collect()) == [1, 2]
+
+
 def test_an_author_who_always_comes_second_is_told_who_was_first(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -377,6 +377,7 @@ class RulesTable:
 
     def _publish_all(self, makers: Mapping[str, _MakeRow], author: str, comment: str) -> dict[str, int]:
         """Publishes the version after the last one of each rule, in one commit. Returns their numbers."""
+        author = author or self.tables.current_user
         for _ in self._attempt(*makers):
             rows = self._read_rows_of(makers)
             news = [self._make_version(each, rows[each], makers[each], author, comment) for each in makers]
@@ -394,7 +395,7 @@ class RulesTable:
             raise RuleError(rule_id, [Problem("status", f"must be one of {', '.join(STATUSES)}, got {status!r}")])
         new = _NewRow(rule_id, version, status, document, author, comment, approval.evidence, approval.approved_by)
         if approval.author:
-            resumed = f"resumed by {author or self.tables.current_user}"
+            resumed = f"resumed by {author}"
             new = replace(new, author=approval.author, comment=f"{comment}; {resumed}" if comment else resumed)
         return new
 
@@ -447,11 +448,10 @@ class RulesTable:
         ]
         types = {field.name: field.dataType.simpleString() for field in RULES} | {"rows": "bigint", "highest": "bigint"}
         values = [(*self._complete(new).values(), *each) for new, each in zip(news, expected, strict=True)]
-        offered = self.tables.make_rows(values, types)
+        # A question would not read a table that was never written to, and so miss another first writer.
+        frames = {"offered": self.tables.make_rows(values, types), "rules": self.tables.read("rules")}
         try:
-            self.tables.append(
-                self.tables.ask("next_versions", {"offered": offered}, conflict=_CONFLICT).coalesce(1), "rules"
-            )
+            self.tables.append(self.tables.ask("next_versions", frames, conflict=_CONFLICT).coalesce(1), "rules")
         except SPARK_ERRORS as error:
             if _CONFLICT not in str(error) and not is_conflict(error):
                 raise
