@@ -328,3 +328,25 @@ def test_c3_2_an_event_of_the_year_2099_makes_no_other_late(tables: Tables, tmp_
     account = event_account(tables, declared, tables.version("events"))
     assert account.closes
     assert (account.evaluated, account.discarded) == (2, 3)
+
+
+def test_a_column_that_is_not_there_is_named(tables: Tables, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    declared = stream(stream="orders", columns={"at": "`when`"})
+    take(tables, declared, written(tmp_path / "a.csv", f"id,when,amount,notes\na,{AT},1,x\n"))
+    (text,) = caplog.messages
+    assert f"{tmp_path / 'a.csv'} has no column note, ratio, so what stream 'orders' makes of it is NULL" in text
+    assert "there are amount, id, notes, when." in text
+    # Once is enough.
+    take(tables, declared, written(tmp_path / "b.csv", f"id,when,amount,notes\nb,{AT},1,x\n"))
+    assert len(caplog.messages) == 1
+
+
+def test_a_remedy_writes_words_of_sql_in_backticks(tables: Tables, tmp_path: Path) -> None:
+    declared = stream(stream="words", event_time="when", fields={"id": "string", "when": "timestamp", "end": "double"})
+    take(tables, declared, written(tmp_path / "a.csv", f'id,when,end\na,31/12/2026 10:00,1\nb,{AT},"1,5"\n'))
+    found = reasons(tables)["a.csv"]
+    assert any("columns: {when: \"to_timestamp(`when`, 'dd.MM.yyyy HH:mm:ss')\"}" in each for each in found), found
+    with pytest.raises(
+        SetupError, match="If a column has the name of a word of SQL, such as when, write it in backticks"
+    ):
+        take(tables, stream(stream="wrong", columns={"at": "to_timestamp(when, 'yyyy')"}), tmp_path / "a.csv")

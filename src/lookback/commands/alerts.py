@@ -103,6 +103,7 @@ def _list_alerts(options: CommandOptions) -> None:
 
 def _read_alerts(tables: Tables, options: CommandOptions) -> tuple[list[dict[str, Any]], str]:
     """Reads the alerts selected by the options, and a note on alerts that the queue leaves out."""
+    tables.require_table("alerts")
     if options.queue or options.reports:
         from lookback.spark.review import QUEUE_DAYS, open_queue
 

@@ -218,6 +218,8 @@ def _describe_comparison(comparison: RunComparison, values: Mapping[str, Any]) -
 
 def _describe(result: Backtest) -> str:
     first, last = result.commits
+    if not result.events:
+        return f"the commits {first} to {last} have no events: take some in with lookback ingest"
     text = f"{result.events:,} events of the commits {first} to {last}"
     if result.first_time is not None and result.last_time is not None:
         text += f"; alerts count from {to_text(to_utc(result.first_time))} to {to_text(to_utc(result.last_time))}"

@@ -186,7 +186,7 @@ def _print_findings_json(checked: verbs.CheckedFile) -> None:
 
 
 def _push_rules(options: CommandOptions) -> int:
-    from lookback.spark.newwindows import describe_history, describe_young_stream, find_cold_measures
+    from lookback.spark.newwindows import describe_history, describe_past, describe_young_stream, find_cold_measures
 
     # The check needs no Spark, so it runs before anything is published.
     if _check_rules(options):
@@ -209,6 +209,8 @@ def _push_rules(options: CommandOptions) -> int:
             print_json([{"rule_id": rule_id, "version": version, "status": status}])
         else:
             print_lines(*verbs.describe_new_version(rules, rule_id, version, status=status))
+    if status in ("active", "shadow") and not options.wants_json:
+        print_lines(*filter(None, [describe_past(rules, {document["stream"] for document in documents})]))
     return 0
 
 

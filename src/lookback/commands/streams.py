@@ -169,7 +169,7 @@ def _draft_stream(options: CommandOptions) -> int:
         name, problems = error.name, str(error)
     else:
         problems = ""
-    if not options.write:
+    if not options.write or (problems and options.name):
         print_document(text)
     else:
         file = options.open_workspace().conf / "streams" / f"{name}.yml"
@@ -243,7 +243,11 @@ def _evaluate(options: CommandOptions) -> None:
         raise SetupError("--idle-after waits for time to pass, but --once does not wait; omit one of them")
     place.tables.require(stream)
 
+    batches = 0
+
     def show(report: BatchReport) -> None:
+        nonlocal batches
+        batches += 1
         print_line(format_json(asdict(report)) if options.wants_json else _format_batch(report))
 
     evaluation, metrics = verbs.prepare_evaluation(
@@ -260,6 +264,8 @@ def _evaluate(options: CommandOptions) -> None:
     stop_on_signals(evaluation.request_stop)
     with metrics:
         evaluation.run()
+    if options.once and not batches and not options.wants_json:
+        print_line(f"{stream.name}: nothing new to judge")
 
 
 def _repartition(options: CommandOptions) -> None:

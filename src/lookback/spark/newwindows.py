@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
@@ -82,6 +82,13 @@ def _describe_until_filled(rules: RulesTable, rule_id: str) -> str:
     """Says what judges the events while a version of the rule warms up."""
     before = next((row for row in rules.rows() if row.rule_id == rule_id and row.status == "active"), None)
     return "the rule raises no alert" if before is None else f"version {before.version} stays in force"
+
+
+def describe_past(rules: RulesTable, streams: Iterable[str]) -> str:
+    """Says that new versions do not judge what was judged before; empty if none of these streams was evaluated yet."""
+    if not any(_has_begun(rules, name) for name in streams):
+        return ""
+    return "events that were judged before are not judged again; lookback backtest shows what a rule makes of them"
 
 
 def _has_begun(rules: RulesTable, name: str) -> bool:

@@ -76,7 +76,9 @@ def describe_event(found: EventExplanation) -> Iterator[str]:
 def _describe_window(window: JudgedWindow) -> str:
     first, end = (format_time(parse_time(each)) for each in (window.window_start, window.window_end))
     measures = ", ".join(f"{name} = {'null' if text is None else text}" for name, text in window.measures.items())
-    return f"Window from {first} to {end}: {measures or 'not judged yet'}"
+    # The window of a sequence has no measures.
+    what = measures or ("" if window.is_judged else "not judged yet")
+    return f"Window from {first} to {end}{f': {what}' if what else ''}"
 
 
 def _describe_key(key: Mapping[str, str | None]) -> str:

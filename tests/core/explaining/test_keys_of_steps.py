@@ -15,6 +15,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import to_text
+from lookback.views.explanations import describe_event
 
 STREAM = Stream.from_dict(
     {
@@ -103,3 +104,9 @@ def test_c12_6_what_ends_a_match_and_how_far_it_came_go_by_the_key() -> None:
     found, _ = explain([("a", "y", "p", 0), ("c", "z", "p", 1)], "c")
     assert found.progress is not None
     assert [step.event_ids for step in found.progress.steps] == [(), ()]
+
+
+def test_the_window_of_a_match_waits_for_nothing() -> None:
+    found, _ = explain([("a", "h", "x", 0), ("b", "z", "h", 1)], "b")
+    (line,) = (line for line in describe_event(found) if line.startswith("Window from"))
+    assert line.endswith(" UTC")

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from lookback.core.expressions.syntax import name_as_sql
 from lookback.core.values.notation import BASIC_TIME, BLANKS, DATE, FALSE, INTEGER, NOT_FINITE, NUMBER, TIME, TRUE
 from lookback.core.values.times import DAY_US
 
@@ -203,9 +204,10 @@ def _write_trim(sql: str) -> str:
 
 def suggest_remedy(name: str, type_: FieldType, text: Column, is_inexact: bool) -> Column:
     """Suggests a remedy for a text that is not of a field's type, or, if `is_inexact`, that a cast would change."""
+    key, name = name, name_as_sql(name)
 
     def columns(expression: str) -> str:
-        return f'columns: {{{name}: "{expression}"}}'
+        return f'columns: {{{key}: "{expression}"}}'
 
     separators = F.lit("leave the separators out, by " + columns(f"replace({name}, ',', '')"))
     if type_.is_integer:

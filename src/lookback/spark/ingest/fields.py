@@ -6,6 +6,7 @@ A bad row does not stop the rest: a value that does not fit becomes NULL, and `R
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import suppress
 from functools import reduce
 from operator import or_
@@ -45,6 +46,9 @@ REASON, RAW, READ_AS = "__reason", "__raw", "__read_as"
 # BLOCK are consecutive numbers, or offsets.
 FILE, UNIT, BLOCK, ROW = "__file", "__unit", "__block", "__row"
 ASSUMED, NO_ZONE, NO_TIME = "__assumed", "zone", "time"
+# Streams with the missing columns that the log has named.
+_WARNED: set[tuple[str, tuple[str, ...]]] = set()
+_LOG = logging.getLogger("lookback")
 # The number of bits of a position that number the rows of a UNIT.
 ROW_BITS = 40
 # An extra column with the whole text of a row that cannot be split into the source's columns.
@@ -255,6 +259,18 @@ def require_columns(stream: Stream, there: set[str], place: str) -> None:
                 )
 
 
+def warn_about_missing_columns(stream: Stream, there: set[str], place: str) -> None:
+    """Logs a warning, once, if a column that a field is made from is not in `there` (lower case)."""
+    missing = tuple(name for name in list_source_columns(stream) if name.lower() not in there)
+    if missing and (stream.name, missing) not in _WARNED:
+        _WARNED.add((stream.name, missing))
+        _LOG.warning(
+            f"{place} has no column {', '.join(missing)}, so what stream {stream.name!r} makes of it is NULL in every row; "
+            f"there are {', '.join(sorted(there))}. If a name is wrong, correct it in `fields`, or name the right one in "
+            "`columns`; rows that are ingested already stay as they are"
+        )
+
+
 def _find_separator(there: set[str]) -> str:
     """Returns the separator in the only column's name; empty if there are several columns or it has no separator."""
     return next((mark for mark in (";", "\t", "|", ",") if len(there) == 1 and mark in min(there)), "")
@@ -372,7 +388,10 @@ def _parse(expression: str) -> Any:
     try:
         return sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        raise SetupError(f"{expression!r} is not a SQL expression: {first_line(error)}") from error
+        raise SetupError(
+            f"{expression!r} is not a SQL expression: {first_line(error)} If a column has the name of a word of SQL, such "
+            "as when, write it in backticks: `when`"
+        ) from error
 
 
 def _make_lenient(expression: str) -> _FieldSql:

@@ -36,6 +36,7 @@ from lookback.spark.ingest.fields import (
     find_source_columns,
     list_source_columns,
     require_columns,
+    warn_about_missing_columns,
 )
 from lookback.spark.ingest.sources import CSV_DEFAULTS, KEEP_CORRUPT, NO_PATTERN, Source
 from lookback.spark.platform.session import is_connect
@@ -112,7 +113,9 @@ class Files:
             raise _UnlistedFileError
         schema = self._read_schema(self.names)
         if schema is not None:
-            require_columns(self.stream, {name.lower() for name in schema.names}, self.source.path)
+            there = {name.lower() for name in schema.names}
+            require_columns(self.stream, there, self.source.path)
+            warn_about_missing_columns(self.stream, there, self.source.path)
         elif self.names is None:
             self._require_keys()
         return self._read_checked(self.names, schema)

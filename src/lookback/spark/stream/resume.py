@@ -69,6 +69,12 @@ def begin(
     document, plan = checkpoint.read_rebuild(), checkpoint.read_plan()
     rebuild_plan = None if document is None else Rebuild.from_dict(document)
     if not checkpoint.is_new:
+        if options.fresh:
+            _LOG.warning(
+                "%s exists, so the evaluation goes on where it ended, and --fresh changes nothing. To judge all events "
+                "again, give --checkpoint a new folder",
+                checkpoint.folder,
+            )
         if plan is not None and options.shards is None:
             _warn_about_shards(checkpoint, stream, plan.shards, options.default_shards)
         if is_known:
