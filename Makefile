@@ -57,8 +57,8 @@ test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of the
 test-browser: setup chromium $(BROWSER) ## the desks of the notebooks in JupyterLab and Chromium; PICTURES=docs/pictures saves what they look like, AGAIN=1 runs what failed
 	@$(if $(PICTURES),LOOKBACK_PICTURES=$(abspath $(PICTURES)) )$(BIN)/python -m pytest -m browser tests/browser$(if $(AGAIN), --last-failed)
 
-test-objectstore: setup $(OBJECTSTORE) ## tables and checkpoints on an S3 server of this machine, some minutes
-	@$(BIN)/python -m pytest -m objectstore -o faulthandler_timeout=1800 tests/spark
+test-objectstore: setup $(OBJECTSTORE) ## tables and checkpoints on an S3 server of this machine, over an hour, or only TESTS; AGAIN=1 runs what failed
+	@$(BIN)/python -m pytest -m objectstore -o faulthandler_timeout=1800 $(or $(TESTS),tests/spark)$(if $(AGAIN), --last-failed)
 
 test-core: $(INSTALLED) ## the tests of the pure part, in seconds, no Java
 	@$(BIN)/python -m pytest tests/core tests/testing
