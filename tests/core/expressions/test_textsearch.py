@@ -52,6 +52,9 @@ _PIECES = [
     "\U0001f600zz",
     "\u017ftu",
     "STU",
+    "\u212a",
+    "\u03a3",
+    "^^",
 ]
 _TEXTS = st.lists(st.sampled_from(_PIECES), max_size=4).map("".join)
 _ROWS = st.lists(
@@ -71,7 +74,7 @@ def escape(text: str) -> str:
 def text_conditions(draw: st.DrawFn) -> str:
     subject = draw(st.sampled_from(["image", "cmd", "lower(image)", "lower(cmd)", "upper(cmd)", "trim(image)"]))
     text, other = draw(_TEXTS), draw(_TEXTS)
-    escaped = escape(text)
+    escaped, plain = escape(text), subject.replace("upper(cmd)", "cmd")  # ilike refuses upper()
     return draw(
         st.sampled_from([
             f"{subject} = {quote(text)}",
@@ -83,9 +86,9 @@ def text_conditions(draw: st.DrawFn) -> str:
             f"{subject} like {quote(f'%{escaped}%')}",
             f"{subject} like {quote(f'{escaped}%_{escape(other)}')}",
             f"{subject} not like {quote(f'%{escaped}')}",
-            f"{subject} ilike {quote(f'%{escaped}%{escape(other)}')}",
+            f"{plain} ilike {quote(f'%{escaped}%{escape(other)}')}",
             f"{subject} like any ({quote(f'%{escaped}')}, {quote(f'{escape(other)}%')})",
-            f"{subject} ilike all ({quote(f'%{escaped}%')}, {quote(f'%{escape(other)}%')})",
+            f"{plain} ilike all ({quote(f'%{escaped}%')}, {quote(f'%{escape(other)}%')})",
             f"{subject} <> {quote(text)}",
         ])
     )  # fmt: skip
