@@ -180,3 +180,21 @@ def test_c10_9_alerts_of_several_streams_are_counted_where_a_version_moved_their
     behind = counted_in(find_counted_events(ready, BOTH, ready.read("alerts")))
     assert behind == {row["alert_id"]: {"a"}, "elsewhere": {None}}
     assert RuleFigures(ready, STREAM, streams=BOTH).unexplained.isEmpty()
+
+
+def test_health_looks_at_the_last_evaluation_alone(ready: Tables) -> None:
+    now = dt.datetime(2026, 3, 1, 10, tzinfo=dt.timezone.utc)
+    times = [now - dt.timedelta(minutes=minutes) for minutes in (50, 40, 10, 5)]
+    rows = [{"metrics_id": str(at), "stream": STREAM.name, "measured_at": at, "events": 100} for at in times]
+    ready.append_rows(rows, "metrics")
+
+    def count_recent() -> int:
+        found = ready.ask("health_samples", stream=STREAM.name, since=now - dt.timedelta(hours=1)).collect()
+        return sum(row["is_recent"] for row in found)
+
+    assert count_recent() == 4
+    begun = {"action": "begun_afresh", "arrival": 1, "logged_at": now - dt.timedelta(minutes=20)}
+    ready.append_rows([{"stream": "another", **begun}], "rule_log")
+    assert count_recent() == 4
+    ready.append_rows([{"stream": STREAM.name, **begun}], "rule_log")
+    assert count_recent() == 2
