@@ -350,3 +350,15 @@ def test_init_remarks_a_stream_that_one_fast_clock_can_make_late(
     assert remark.startswith(
         "tight: max_future (1 hour) exceeds max_out_of_orderness + allowed_lateness (310 seconds): "
     )
+
+
+def test_a_draft_with_a_wrong_name_is_shown_and_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("id,at\n1,2026-01-01T00:00:00Z\n")
+    words = ["stream", "new", str(tmp_path / "a.csv"), "--write", "--conf", str(tmp_path / "conf"), "--name"]
+    assert main([*words, "Cards"]) == 1
+    said = capsys.readouterr()
+    assert "stream: Cards" in said.out
+    assert "a name of lower-case letters, digits and _ is needed, got 'Cards'" in said.err
+    assert not (tmp_path / "conf").exists()
+    assert main([*words, "cards"]) == 0
+    assert (tmp_path / "conf/streams/cards.yml").exists()
