@@ -115,11 +115,15 @@ def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path, words: lis
     assert (run.returncode, run.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("words", [["--queue"], []])
+@pytest.mark.parametrize("words", [["alerts", "--queue"], ["alerts"], ["explain", "a-1"]])
 def test_alerts_of_a_place_without_tables_say_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    assert main(["alerts", "--root", str(tmp_path / "lakehous"), "--conf", str(tmp_path), *words]) == 2
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams/s.yml").write_text(
+        "{stream: s, event_id: id, event_time: at, fields: {id: string, at: timestamp}}"
+    )
+    assert main(["--root", str(tmp_path / "lakehous"), "--conf", str(tmp_path), *words]) == 2
     assert (
         "lakehous/alerts` does not exist, or you may not read it; the job set_up or `lookback init`"
         in capsys.readouterr().err

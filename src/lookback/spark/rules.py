@@ -433,7 +433,7 @@ class RulesTable:
     def _read_rows_of(self, rule_ids: Collection[str]) -> dict[str, list[Row]]:
         """Reads the rows of rules, by rule_id."""
         found: dict[str, list[Row]] = {rule_id: [] for rule_id in rule_ids}
-        for row in self._read_rows(*rule_ids if len(rule_ids) == 1 else ()):
+        for row in self._read_rows(next(iter(rule_ids)) if len(rule_ids) == 1 else None):
             if row["rule_id"] in found:
                 found[row["rule_id"]].append(row)
         return found

@@ -301,7 +301,9 @@ def read_alert_rows(tables: Tables, alert_id: str) -> list[dict[str, Any]]:
 
     Raises:
         ReviewError: If the alert does not exist.
+        SetupError: If the table of alerts does not exist.
     """
+    tables.require_table("alerts")
     rows = tables.ask("alert_rows", alert_id=alert_id).toArrow().to_pylist()
     if not rows:
         raise ReviewError(f"alert {alert_id!r} does not exist; `open_queue` and `lookback alerts` list alert ids")
