@@ -31,7 +31,7 @@ DASHBOARD: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 # The text of each dataset, as Databricks puts its lines together.
 QUERIES: dict[str, str] = {each["name"]: "".join(each["queryLines"]) for each in DASHBOARD["datasets"]}
 # The versions of widgets that this file is written in -> how a widget names the fields that it shows.
-VERSIONS = {"bar": 3, "counter": 2, "filter-multi-select": 2, "line": 3, "table": 2}
+VERSIONS = {"bar": 3, "counter": 2, "filter-multi-select": 2, "filter-single-select": 2, "line": 3, "table": 2}
 # The grid of a page without `layoutVersion` is so wide.
 COLUMNS = 6
 # By it a filter asks which of its values the others leave; Databricks alone knows it.
@@ -60,6 +60,8 @@ def widget_queries() -> list[WidgetQuery]:
     for _, each in layouts():
         for named in each["widget"].get("queries", []):
             query = named["query"]
+            if "fields" not in query:
+                continue  # It gives a dataset the value of a parameter.
             fields = {
                 field["name"]: field["expression"] for field in query["fields"] if field["expression"] != ASSOCIATIVITY
             }
@@ -92,7 +94,7 @@ def test_every_name_is_there_once() -> None:
         assert page["pageType"] == "PAGE_TYPE_CANVAS"
     for each in DASHBOARD["datasets"]:
         # The bundle gives catalog and schema.
-        assert set(each) == {"name", "displayName", "queryLines"}
+        assert set(each) - {"parameters"} == {"name", "displayName", "queryLines"}
         assert all(line.endswith("\n") for line in each["queryLines"][:-1])
 
 
@@ -118,6 +120,8 @@ def test_a_widget_shows_what_it_asks_for(widget: dict[str, Any]) -> None:
         return
     assert set(widget) == {"name", "queries", "spec"}
     spec = widget["spec"]
+    if spec["widgetType"] == "filter-single-select":
+        return
     assert spec["version"] == VERSIONS[spec["widgetType"]]
     assert spec["frame"]["showTitle"]
     assert spec["frame"].get("showDescription", False) == ("description" in spec["frame"])
@@ -140,6 +144,29 @@ def test_a_widget_shows_what_it_asks_for(widget: dict[str, Any]) -> None:
     assert query["disaggregated"] == (spec["widgetType"] == "table")
 
 
+def test_c12_2_a_filter_leaves_the_open_alerts_of_one_tag() -> None:
+    (filter_,) = [each["widget"] for _, each in layouts() if each["widget"]["name"] == "alerts_tag"]
+    offered, given = filter_["queries"]
+    assert offered["query"]["datasetName"] == "queue_tags"
+    assert given["query"] == {
+        "datasetName": "open_queue", "parameters": [{"name": "tag", "keyword": "tag"}], "disaggregated": False,
+    }  # fmt: skip
+    assert filter_["spec"]["encodings"]["fields"] == [
+        {"fieldName": "tag", "displayName": "tag", "queryName": offered["name"]},
+        {"parameterName": "tag", "queryName": given["name"]},
+    ]
+    # Every parameter in a query is declared, and begins with what the filter shows first.
+    for each in DASHBOARD["datasets"]:
+        asked = {
+            node.name
+            for node in sqlglot.parse_one(QUERIES[each["name"]], dialect="databricks").find_all(exp.Placeholder)
+        }
+        assert asked == {parameter["keyword"] for parameter in each.get("parameters", [])}
+    (parameter,) = next(each for each in DASHBOARD["datasets"] if each["name"] == "open_queue")["parameters"]
+    assert parameter["defaultSelection"] == filter_["spec"]["selection"]["defaultSelection"]
+    assert "'all tags'" in QUERIES["open_queue"] and "'all tags'" in QUERIES["queue_tags"]
+
+
 def test_every_dataset_is_shown_and_the_filters_reach_all_that_have_a_stream() -> None:
     assert {each.dataset for each in widget_queries()} == set(QUERIES)
     for page in DASHBOARD["pages"]:
@@ -148,8 +175,8 @@ def test_every_dataset_is_shown_and_the_filters_reach_all_that_have_a_stream() -
         (filter_,) = by_kind["filter-multi-select"]
         reached = {query["query"]["datasetName"] for query in filter_["queries"]}
         asked = {query["query"]["datasetName"] for widget in widgets for query in widget["queries"]}
-        # Risk is that of all streams together.
-        assert asked - reached == ({"top_entities"} if page["name"] == "alerts" else set())
+        # Risk is that of all streams together, and so are the tags to choose from.
+        assert asked - reached == ({"top_entities", "queue_tags"} if page["name"] == "alerts" else set())
 
 
 @pytest.mark.parametrize("dialect", ["databricks", "spark"])

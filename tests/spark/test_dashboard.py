@@ -68,14 +68,19 @@ def named(ready: Tables) -> Iterator[Tables]:
         ready.spark.catalog.dropTempView(name)
 
 
-def ask(tables: Tables, dataset: str) -> DataFrame:
-    """Asks a dataset as if it were NOW, however long the test takes."""
+def ask(tables: Tables, dataset: str, tag: str = "all tags") -> DataFrame:
+    """Asks a dataset as if it were NOW, however long the test takes, with a value of the filter by tag."""
     now = f"timestamp'{NOW.isoformat()}'"
     for name in VIEWS:
         # A temporary view does not see the rows that were written after it was made.
         text = write_view(name, str).replace("current_timestamp()", now)
         tables.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS {text}")
-    return tables.spark.sql(QUERIES[dataset].replace("current_timestamp()", now))
+    return tables.spark.sql(_fill(QUERIES[dataset], tag).replace("current_timestamp()", now))
+
+
+def _fill(query: str, tag: str = "all tags") -> str:
+    """Writes the value of the filter into a query, as Delta's parser leaves parameters of `spark.sql` unbound."""
+    return query.replace(":tag", f"'{tag}'")
 
 
 def rows_of(frame: DataFrame, *names: str) -> list[tuple[Any, ...]]:
@@ -98,6 +103,7 @@ def draw_alerts(chance: random.Random) -> list[dict[str, Any]]:
             "severity": chance.choice(["info", "low", "medium", "high", "critical"]), "queue": chance.choice([True, True, False]),
             "key": chance.choice([{}, {"customer": None}, {"customer": "1"}, {"customer": "1", "shop": "ü"}, {"shop": "'a"}]),
             "entities": {name: chance.choice([None, "1", "2", "ü"]) for name in entities},
+            "tags": chance.choice([None, [], ["attack.t1110"], ["Pci", "attack.t1110"]]),
             "score": chance.choice([0, 10, 25, 100]), "event_time": ago(days=chance.choice([0, 1, 400]), seconds=at), "message": "",
         }  # fmt: skip
         decided = ago(days=chance.choice([0.1, 2, 30, 89, 91, 200]), seconds=chance.random())
@@ -170,6 +176,13 @@ def test_the_numbers_are_those_of_the_product(
         (row["severity"], row["decided_at"]) for row in queue
     ]
     assert queue
+    # The filter by tag offers the tags of the queue, and leaves its alerts of one, whatever its capitals.
+    tags = sorted({tag for row in queue for tag in row["tags"] or ()})
+    assert [row["tag"] for row in ask(tables, "queue_tags").collect()] == sorted(["all tags", *tags]) and tags
+    for tag in tags:
+        left = [row["alert_id"] for row in open_queue(tables, tag=tag.upper()).collect()]
+        assert [row["alert_id"] for row in ask(tables, "open_queue", tag.upper()).collect()] == left
+        assert left
     recent = [row for row in rows if row["decided_at"] >= ago(days=90) and row["mode"] == "active"]
     last = find_last(recent, begun)
     assert all(row["age_days"] == (NOW - row["decided_at"].astimezone(dt.timezone.utc)).days for row in asked)
@@ -223,7 +236,7 @@ def test_on_empty_tables_every_query_answers_and_every_widget_shows_a_column_of_
     schemas = {}
     for name in QUERIES:
         frame = ask(named, name)
-        assert frame.collect() == [], name
+        assert [tuple(row) for row in frame.collect()] == ([("all tags",)] if name == "queue_tags" else []), name
         schemas[name] = {field.name: field.dataType for field in frame.schema}
     for query in widget_queries():
         columns = {
@@ -252,7 +265,7 @@ def run_widget(tables: Tables, query: Any) -> DataFrame:
     keys = [query.fields[name] for name, tree in trees.items() if not tree.find(exp.AggFunc)]
     fields = ", ".join(f"{text} AS `{name}`" for name, text in query.fields.items())
     grouped = f" GROUP BY {', '.join(keys)}" if query.is_aggregated and keys else ""
-    return tables.spark.sql(f"SELECT {fields} FROM ({QUERIES[query.dataset]}){grouped}")
+    return tables.spark.sql(f"SELECT {fields} FROM ({_fill(QUERIES[query.dataset])}){grouped}")
 
 
 @pytest.mark.long
