@@ -164,7 +164,8 @@ def test_c12_2_a_filter_leaves_the_open_alerts_of_one_tag() -> None:
         assert asked == {parameter["keyword"] for parameter in each.get("parameters", [])}
     (parameter,) = next(each for each in DASHBOARD["datasets"] if each["name"] == "open_queue")["parameters"]
     assert parameter["defaultSelection"] == filter_["spec"]["selection"]["defaultSelection"]
-    assert "'all tags'" in QUERIES["open_queue"] and "'all tags'" in QUERIES["queue_tags"]
+    assert "'all tags'" in QUERIES["open_queue"]
+    assert "'all tags'" in QUERIES["queue_tags"]
 
 
 def test_every_dataset_is_shown_and_the_filters_reach_all_that_have_a_stream() -> None:

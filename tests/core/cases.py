@@ -549,15 +549,19 @@ def union_cases(draw: st.DrawFn, *, updates: bool) -> dict[str, Any]:
 
 
 @st.composite
-def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> list[dict[str, Any]]:
-    """Rows of the rules table, each after the commit `after`, in order. updates: rows that are written over as well."""
+def changes(
+    draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool, drawn: Sequence[str] = _KINDS
+) -> list[dict[str, Any]]:
+    """Rows of the rules table, each after the commit `after`, in order.
+
+    updates: rows that are written over as well. drawn: the kinds of rules to draw from.
+    """
     last = max(row["arrival"] for row in events)
-    kinds = {f"r{at}": draw(st.sampled_from(_KINDS)) for at in range(1, 1 + draw(st.sampled_from([1, 1, 2, 2, 3])))}
+    kinds = {f"r{at}": draw(st.sampled_from(drawn)) for at in range(1, 1 + draw(st.sampled_from([1, 1, 2, 2, 3])))}
     if draw(st.booleans()):
         # Rules of one kind look at the same features, see below; a session or sequence keeps its own.
-        kinds = dict.fromkeys(
-            kinds, draw(st.sampled_from([kinds["r1"], "lookback", "lookback", "tumbling", "sliding"]))
-        )
+        shared = [kind for kind in ("lookback", "lookback", "tumbling", "sliding") if kind in drawn]
+        kinds = dict.fromkeys(kinds, draw(st.sampled_from([kinds["r1"], *shared])))
     # Of each rule its row in force, and the kinds and documents of its versions: it may go back to one.
     current: dict[str, dict[str, Any]] = {}
     written: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -611,7 +615,7 @@ def changes(draw: st.DrawFn, events: list[dict[str, Any]], *, updates: bool) -> 
         elif what == "version":
             kinds[rule_id], document = draw(st.sampled_from(known))
         elif what == "kind":
-            kind = draw(st.sampled_from(_KINDS))
+            kind = draw(st.sampled_from(drawn))
             document = draw(documents(rule_id, kind))
             memory = _MEMORY_OF_KIND.get(kind, kind)
             if updates and memory not in had[rule_id] and old in rows and draw(st.booleans()):
@@ -747,7 +751,9 @@ _FIELD = re.compile(r"(?<![\w'`])[ckand](?![\w'`])")
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, updates: bool, streams: Sequence[str] = sorted(STREAMS)) -> dict[str, Any]:
+def cases(
+    draw: st.DrawFn, *, updates: bool, streams: Sequence[str] = sorted(STREAMS), kinds: Sequence[str] = _KINDS
+) -> dict[str, Any]:
     """Plain values only, so that a case that fails can be kept as it is printed."""
     events = draw(rows())
     last = max(row["arrival"] for row in events)
@@ -757,7 +763,7 @@ def cases(draw: st.DrawFn, *, updates: bool, streams: Sequence[str] = sorted(STR
     case = {
         "stream": "plain" if stream == "reserved" else stream,
         "rows": events,
-        "changes": draw(changes(events, updates=updates)),
+        "changes": draw(changes(events, updates=updates, drawn=kinds)),
         "cuts": draw(st.lists(st.integers(1, last), unique=True, max_size=6)),
         "shards": draw(st.integers(1, 3)),
         "reload": draw(st.booleans()),

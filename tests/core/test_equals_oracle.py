@@ -401,6 +401,12 @@ def test_c3_evaluator_equals_oracle_for_any_cut_and_shard_count(case: dict[str, 
     assert_engine_equals_oracle(case)
 
 
+@pytest.mark.long
+@given(cases(updates=True, kinds=["event"]))
+def test_c12_1_event_rules_equal_the_oracle(case: dict[str, Any]) -> None:
+    assert_engine_equals_oracle(case)
+
+
 def test_c12_1_event_rules_with_a_key_alert_in_every_shard() -> None:
     """Their events go to shards by their ids, so that those of one key are in several."""
     events = [{"id": f"e{at}", "at": at, "k": "x", "n": at, "arrival": at} for at in range(1, 13)]
