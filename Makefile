@@ -48,7 +48,7 @@ test-long: setup $(BROKER) ## the tests that `make test` leaves out: of rare fau
 test-notebooks: setup ## the notebooks, in order, in Jupyter by nbmake, some minutes
 	@$(BIN)/python -m pytest -m notebook tests/notebooks
 
-test-cluster: setup ## on a Spark cluster of several processes: executors, workers and drivers die in mid-batch
+test-cluster: setup $(OBJECTSTORE) ## on a Spark cluster of several processes, on folders and in a bucket: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
 
 test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from bucket import STREAM as PAY
+from bucket import BucketTables
 from dev.bench.standalone import Standalone, running
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.rules import RulesTable
@@ -34,6 +36,7 @@ from payins import (
 
 if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
+    from objectstore import S3Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 ROOT = Path(__file__).parents[2]
@@ -63,24 +66,34 @@ class Driver:
     """`lookback evaluate` on the cluster, a process of its own."""
 
     def __init__(
-        self, cluster: Standalone, tables: Tables, folder: Path, *options: str, python: Path | None = None
+        self,
+        cluster: Standalone,
+        root: object,
+        folder: Path,
+        *options: str,
+        stream: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        python: Path | None = None,
     ) -> None:
+        """stream: its declaration, of STREAM if None. more: settings beside those of Spark. python: the executors' Python."""
+        stream = stream or STREAM.to_dict()
         folder.mkdir()
         (folder / "streams").mkdir()
-        (folder / "streams/payins.yml").write_text(yaml.safe_dump(STREAM.to_dict()))
+        (folder / f"streams/{stream['stream']}.yml").write_text(yaml.safe_dump(dict(stream)))
         settings = {
+            **(more or {}).get("spark", {}),
             **cluster.settings,
             "spark.driver.memory": "1g",
             "spark.executor.memory": "700m",
             "spark.driver.defaultJavaOptions": _QUICK_JAVA,
             "spark.executor.extraJavaOptions": _QUICK_JAVA,
         }
-        (folder / "settings.yml").write_text(yaml.safe_dump({"metrics": "none", "spark": settings}))
-        command = [sys.executable, "-m", "lookback.cli", "--root", str(tables.root), "--conf", str(folder)]
+        (folder / "settings.yml").write_text(yaml.safe_dump({**(more or {}), "metrics": "none", "spark": settings}))
+        command = [sys.executable, "-m", "lookback.cli", "--root", str(root), "--conf", str(folder)]
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, "evaluate", STREAM.name, "--json", *options], stdout=out, stderr=err,
+                [*command, "evaluate", stream["stream"], "--json", *options], stdout=out, stderr=err,
                 env={**os.environ, **({} if python is None else {"PYSPARK_PYTHON": str(python)})}, start_new_session=True,
             )  # fmt: skip
 
@@ -108,6 +121,9 @@ class Driver:
     def wait_until_judged(self, arrival: int) -> None:
         self.wait_for(lambda: any(batch["arrival"] >= arrival for batch in self.batches), f"commit {arrival} judged")
 
+    def wait_for_batches(self, number: int) -> None:
+        self.wait_for(lambda: len(self.batches) >= number, f"{number} batches")
+
     def ended(self) -> int:
         return self.process.wait(_PATIENCE_SECONDS)
 
@@ -116,6 +132,17 @@ class Driver:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+class ApartTables(BucketTables):
+    """Tables in a bucket, whose commands run in processes of their own: the session of the tests knows no bucket."""
+
+    def run(self, *words: str) -> str:
+        """Runs a command and returns what it printed."""
+        command = [sys.executable, "-m", "lookback.cli", *self.options, *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
 
 def begun_batch(checkpoint: Path) -> int | None:
@@ -148,7 +175,7 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
         assert batch is not None
         assert not (checkpoint / "commits" / str(batch)).exists(), "it had ended before"
 
-    with Driver(cluster, tables, tmp_path / "first", "--every", "100 milliseconds", "--shards", "4") as driver:
+    with Driver(cluster, tables.root, tmp_path / "first", "--every", "100 milliseconds", "--shards", "4") as driver:
         arrive(1, 2)
         driver.wait_until_judged(2)
         assert len(cluster.executors()) == 2
@@ -168,7 +195,7 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
         driver.wait_until_judged(8)
 
         die_in_mid_batch(driver, driver.kill, 9, 9)
-    with Driver(cluster, tables, tmp_path / "second", "--once") as driver:
+    with Driver(cluster, tables.root, tmp_path / "second", "--once") as driver:
         arrive(10, 10)
         assert driver.ended() == 0, driver.error
 
@@ -180,6 +207,40 @@ def test_c8_executors_workers_and_drivers_may_die_in_mid_batch_and_the_alerts_ar
     plan = Checkpoint(checkpoint).read_plan()
     assert plan is not None
     assert plan.shards == 4
+
+
+def test_c13_1_machines_that_share_only_a_bucket_may_die_and_each_alert_is_there_once(
+    cluster: Standalone, server: S3Server, tmp_path: Path
+) -> None:
+    """Tables and checkpoint are in the bucket; each request takes 20 ms."""
+    rules, commits = 2, 24
+    tables = ApartTables.make(server, tmp_path / "shared", rules)
+    tables.append(commits)
+    more = yaml.safe_load((tables.conf / "settings.yml").read_text())
+    server.set_weather(delay=0.02)
+    try:
+        options = ("--every", "0 seconds", "--shards", "4")
+        with Driver(cluster, tables.root, tmp_path / "first", *options, stream=PAY, more=more) as driver:
+            driver.wait_for_batches(3)
+            os.kill(cluster.executors()[0], signal.SIGKILL)
+            driver.wait_for_batches(6)
+            cluster.workers[-1].kill()
+            driver.wait_for_batches(9)
+            cluster.add_worker()
+            assert len(driver.batches) < commits
+            driver.kill()
+        # The next one would watch for fifteen seconds whether this one still lives.
+        (tables.root / "_checkpoints" / ".evaluate_pay.owner").write_text("")
+        with Driver(cluster, tables.root, tmp_path / "second", "--once", stream=PAY, more=more) as driver:
+            assert driver.ended() == 0, driver.error
+    finally:
+        server.set_weather()
+    rows = [json.loads(line) for line in tables.run("alerts", "--json").splitlines()]
+    found = sorted((row["rule_id"], row["event_id"], row["revision"]) for row in rows)
+    assert found == sorted(
+        (f"rule{rule}", str(event), 0) for rule in range(rules) for event in range(2, 2 * commits + 2)
+    )
+    tables.run("prove", "pay")
 
 
 def test_machines_that_lack_lookback_are_told_what_to_install(
@@ -194,7 +255,7 @@ def test_machines_that_lack_lookback_are_told_what_to_install(
     python = tmp_path / "machine" / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{missing.parent}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    with Driver(cluster, tables, tmp_path / "conf", "--once", python=python) as driver:
+    with Driver(cluster, tables.root, tmp_path / "conf", "--once", python=python) as driver:
         assert driver.ended() == 2
         assert driver.error.splitlines()[-1].startswith(
             "lookback: the Python of Spark's executors has no module 'lookback'; on every machine of the cluster, install"

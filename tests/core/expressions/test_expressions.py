@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlglot.parsers.spark import SparkParser
 
 from lookback.core.errors import ExpressionError
@@ -20,7 +22,7 @@ from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import AGGREGATE_ALIASES, AGGREGATE_ARGUMENTS, FUNCTIONS
 from lookback.core.expressions.lambdas import LAMBDAS
 from lookback.core.expressions.letters import change_to_lower, change_to_upper
-from lookback.core.expressions.like import compile_like
+from lookback.core.expressions.like import compile_like, split_pattern
 from lookback.core.expressions.refusals import REMEDIES
 from lookback.core.expressions.syntax import LookbackSql, is_bare_name
 from lookback.core.values.columns import Column, from_values
@@ -496,14 +498,44 @@ def test_substring_counts_from_one_or_from_the_end() -> None:
     ],
 )
 def test_like(pattern: str, yes: list[str], no: list[str]) -> None:
-    matches = compile_like(pattern, "\\")
+    matches = compile_like(split_pattern(pattern, "\\"))
     assert all(matches(text) for text in yes)
     assert not any(matches(text) for text in no)
 
 
 def test_like_does_not_backtrack() -> None:
     # A backtracking matcher would try about 10^40 ways.
-    assert compile_like("%a" * 20 + "%b_", "\\")("a" * 5_000) is False
+    assert compile_like(split_pattern("%a" * 20 + "%b_", "\\"))("a" * 5_000) is False
+
+
+LIKE_PIECES = st.sampled_from(
+    ["%", "%", "_", "a", "b", "ab", "AB", "\u0130", "\u212a", "k", "\\\\%", "\0", "\U0001f600"]
+)
+LIKE_PATTERNS = st.lists(LIKE_PIECES, max_size=5).map("".join)
+
+
+@given(
+    st.lists(LIKE_PATTERNS, min_size=2, max_size=14),
+    st.lists(st.none() | st.text("aAbBkK%_\0\u0130\u212a\U0001f600", max_size=5), min_size=1, max_size=8),
+    st.sampled_from(["like", "ilike"]),
+    st.sampled_from([1, 300]),
+)
+def test_patterns_that_are_tried_together_match_what_each_one_matches(
+    patterns: list[str], texts: list[str | None], word: str, times: int
+) -> None:
+    """Texts that repeat are tested once; more than eight patterns of one kind are looked for at once."""
+    column = from_values(STRING, texts * times)
+    quoted = [f"'{pattern}'" for pattern in patterns]
+    joined = compile_expression(f"x {word} any ({', '.join(quoted)})", {"x": STRING}).evaluate(
+        {"x": column}, len(column)
+    )
+    alone = [
+        compile_expression(f"x {word} {each}", {"x": STRING}).evaluate({"x": column}, len(column)) for each in quoted
+    ]
+    assert joined.is_true().tolist() == [
+        any(hits) for hits in zip(*(each.is_true().tolist() for each in alone), strict=True)
+    ]
+    assert joined.is_known().tolist() == [text is not None for text in texts] * times
 
 
 def test_times_are_utc_and_before_the_epoch_round_down() -> None:

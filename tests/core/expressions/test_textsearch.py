@@ -57,6 +57,10 @@ _PIECES = [
     "^^",
 ]
 _TEXTS = st.lists(st.sampled_from(_PIECES), max_size=4).map("".join)
+_REGEXPS = [
+    "abc", "(?i)ABC", "(abc|xyz)+a?", "[aA]bc", "b?xyz.*", "(?i)k\u212ak", "STU$", "(?:abc){2}", "(?:abc){0,2}", ".*", "abc|",
+    r"\bxyz", "\u03a3abc", "[?][?][?]", r"x\x00y|\^\^\^", "(?i)stu|\u017ftu", r"\Qabc\Exyz",
+]  # fmt: skip
 _ROWS = st.lists(
     st.tuples(st.none() | _TEXTS, st.none() | _TEXTS, st.none() | st.integers(0, 2)), min_size=1, max_size=12
 )
@@ -90,6 +94,7 @@ def text_conditions(draw: st.DrawFn) -> str:
             f"{subject} like any ({quote(f'%{escaped}')}, {quote(f'{escape(other)}%')})",
             f"{plain} ilike all ({quote(f'%{escaped}%')}, {quote(f'%{escape(other)}%')})",
             f"{subject} <> {quote(text)}",
+            f"regexp_like({subject}, {quote(draw(st.sampled_from(_REGEXPS)))})",
         ])
     )  # fmt: skip
 
@@ -134,6 +139,9 @@ IMAGE = Anchor("image", False, "ab.exe")
             "cmd like '%^^%' or cmd ilike '%\U0001f600%'",
             [(Anchor("cmd", False, "^^"), Anchor("cmd", True, "\U0001f600"))],
         ),
+        ("regexp_like(cmd, 'ping\\\\s+-n.{2}(ABC|ab\\\\?cdef)x?')", [(Anchor("cmd", True, "ping"),)]),
+        ("regexp_like(cmd, '(?i)[0-9](-Enc|--File)+')", [(Anchor("cmd", True, "-enc"), Anchor("cmd", True, "--file"))]),
+        ("regexp_like(cmd, '(?:abc)?')", []),
         ("cmd like '%^%'", []),
         ("cmd like '%: %'", []),
         ("not image = 'ab.exe'", []),

@@ -16,7 +16,7 @@ from lookback.core.expressions.forms import FORMS
 from lookback.core.expressions.functions import FUNCTIONS, make_call, make_combination, make_ranked
 from lookback.core.expressions.kernels import LONG_MAX, LONG_MIN
 from lookback.core.expressions.lambdas import LAMBDAS, make_lambda, make_variable
-from lookback.core.expressions.like import make_like, quote_text
+from lookback.core.expressions.like import join_likes, make_like, quote_text
 from lookback.core.expressions.nodes import PRIMARY, UNARY, Node, make_constant, make_field, name_membership
 from lookback.core.expressions.operators import (
     RefusedOperator,
@@ -196,7 +196,8 @@ class Binder:
 
     def _bind_logic(self, tree: exp.Expr) -> Node:
         word = "and" if isinstance(tree, exp.And) else "or"
-        return make_logic(word, self.bind_all(_split_chain(tree)))
+        nodes = self.bind_all(_split_chain(tree))
+        return make_logic(word, nodes, join_likes(nodes) if word == "or" else None)
 
     def _bind_negation(self, tree: exp.Expr) -> Node:
         inner = tree.this
@@ -252,7 +253,7 @@ class Binder:
         value, *nodes = self.bind_all([tree.this, *patterns])
         likes = [make_like(value, node, escape, negated, ignores_case=ignores_case) for node in nodes]
         word = "and" if isinstance(tree.expression, exp.All) else "or"
-        return likes[0] if len(likes) == 1 else make_logic(word, likes)
+        return likes[0] if len(likes) == 1 else make_logic(word, likes, join_likes(likes) if word == "or" else None)
 
     def _bind_regexp(self, tree: exp.Expr) -> Node:
         return make_call("regexp_like", self.bind_all([tree.this, tree.expression]))

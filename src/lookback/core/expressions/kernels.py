@@ -9,18 +9,21 @@ are ten times slower. Only the column that leaves an expression must have the st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lookback.core.values.columns import Mask, Values, is_nan
+from lookback.core.values.columns import Mask, Values, is_nan, make_objects
 from lookback.core.values.types import DataType
 
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 _COMPACT_DIGITS = 18
 # The most digits of the whole quotient in Spark's decimal remainder.
 _QUOTIENT_DIGITS = 39
+# So many texts tell whether texts repeat. In logs of processes most do: the same programs start again and again.
+_SAMPLE = 256
 
 
 class KernelResult(NamedTuple):
@@ -307,3 +310,14 @@ def broadcast(value: Any, dtype: npt.DTypeLike, rows: int) -> Values:
     single = np.empty((), dtype=dtype)
     single[()] = value
     return np.broadcast_to(single, (rows,))
+
+
+def map_repeated(function: Callable[[Values], Values], texts: Values) -> Values:
+    """Applies a function to texts, to each different one once if the first of them repeat."""
+    sample = texts[:_SAMPLE].tolist()
+    if len(sample) < _SAMPLE or 2 * len(set(sample)) > _SAMPLE:
+        return function(texts)
+    listed = texts.tolist()
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(listed))}
+    found = function(make_objects(numbers))
+    return found[np.fromiter(map(numbers.__getitem__, listed), dtype=np.int64, count=len(listed))]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
 
+import ahocorasick
 import numpy as np
 
-from lookback.core.expressions.kernels import KernelResult
+from lookback.core.expressions.kernels import KernelResult, map_repeated
 from lookback.core.expressions.letters import change_to_lower
-from lookback.core.expressions.nodes import Node, make_strict
+from lookback.core.expressions.nodes import Node, TextTest, make_strict
 from lookback.core.expressions.operators import RefusedOperator
 from lookback.core.expressions.signatures import require_type
 from lookback.core.values.columns import Values
@@ -18,6 +21,10 @@ from lookback.core.values.types import BOOLEAN, STRING
 # The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
 # text.
 MAX_LIKE_PART_CHARACTERS = 100
+# A pattern between its `%`; None is any character.
+Pieces = tuple[tuple[str | None, ...], ...]
+# More texts to look for than these are found faster all at once.
+_FEW_PARTS = 8
 
 
 def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores_case: bool = False) -> Node:
@@ -44,17 +51,79 @@ def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores
     sql = f"{value.within(4)} {'not ' if negated else ''}{word} {pattern.sql}"
     if escape != "\\":
         sql += f" escape {quote_text(escape)}"
-    matches = compile_like(change_to_lower(pattern.literal) if ignores_case else pattern.literal, escape)
+    pieces = split_pattern(change_to_lower(pattern.literal) if ignores_case else pattern.literal, escape)
+    test = TextTest(require_type(word, value, STRING), ignores_case, pieces)
+    node = _make_test(sql, test, compile_like(pieces), negated=negated)
+    return node if negated else replace(node, tested=test)
 
-    folded: Callable[[str], bool] = (lambda text: matches(change_to_lower(text))) if ignores_case else matches
-    # A plain `like` runs `matches` itself, without another call for each text.
-    kernel: Callable[[str], bool] = (lambda text: not folded(text)) if negated else folded
-    text = require_type(word, value, STRING)
+
+def join_likes(nodes: Sequence[Node]) -> list[Node]:
+    """Joins neighbours among the operands of `or` that test one text, so that each text is read once for all patterns."""
+    joined: list[Node] = []
+    for test, group in groupby(nodes, lambda node: node.tested and (node.tested.text.sql, node.tested.ignores_case)):
+        likes = list(group)
+        tests = [node.tested for node in likes if node.tested is not None]
+        if test is None or len(likes) == 1:
+            joined += likes
+        else:
+            joined.append(_make_test("", tests[0], _compile_any([each.pieces for each in tests])))
+    return joined
+
+
+def _make_test(sql: str, test: TextTest, matches: Callable[[str], bool], *, negated: bool = False) -> Node:
+    hit = (lambda text: matches(change_to_lower(text))) if test.ignores_case else matches
+
+    def find_hits(texts: Values) -> Values:
+        return np.fromiter(map(hit, texts.tolist()), dtype=bool, count=len(texts))
 
     def run(values: Values) -> KernelResult:
-        return KernelResult(np.fromiter(map(kernel, values.tolist()), dtype=bool, count=len(values)))
+        hits = map_repeated(find_hits, values)
+        return KernelResult(~hits if negated else hits)
 
-    return make_strict(BOOLEAN, sql, [text], run, 4)
+    return make_strict(BOOLEAN, sql, [test.text], run, 4)
+
+
+def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
+    """Returns the test whether one of several patterns matches."""
+    whole, heads, tails, parts = set[str](), list[str](), list[str](), list[str]()
+    others: list[Callable[[str], bool]] = []
+    for pieces in patterns:
+        texts = ["".join(c or "" for c in piece) for piece in pieces]
+        if any(None in piece for piece in pieces):
+            others.append(compile_like(pieces))
+        elif len(texts) == 1:
+            whole.add(texts[0])
+        elif len(texts) == 2 and "" in texts:
+            (heads if texts[0] else tails).append(texts[0] or texts[1])
+        elif len(texts) == 3 and texts[0] == texts[2] == "" != texts[1]:
+            parts.append(texts[1])
+        else:
+            others.append(compile_like(pieces))
+    if len(parts) > _FEW_PARTS:
+        others.insert(0, _compile_parts(parts))
+        parts.clear()
+    ends = tuple(tails)
+    begins = tuple(heads)
+
+    def matches(text: str) -> bool:
+        return (
+            text in whole
+            or text.endswith(ends)
+            or text.startswith(begins)
+            or any(part in text for part in parts)
+            or any(other(text) for other in others)
+        )
+
+    return matches
+
+
+def _compile_parts(parts: Sequence[str]) -> Callable[[str], bool]:
+    """Returns the test whether a text contains one of many others."""
+    automaton = ahocorasick.Automaton()
+    for part in parts:
+        automaton.add_word(part, True)
+    automaton.make_automaton()
+    return lambda text: next(automaton.iter(text), None) is not None
 
 
 def quote_text(text: str) -> str:
@@ -62,7 +131,7 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
+def split_pattern(pattern: str, escape: str) -> Pieces:
     """Splits a pattern at `%`; None in a piece matches any character. Raises Refused."""
     pieces: list[list[str | None]] = [[]]
     position = 0
@@ -81,15 +150,14 @@ def split_pattern(pattern: str, escape: str) -> list[list[str | None]]:
             pieces.append([])
         else:
             pieces[-1].append(None if character == "_" else character)
-    return pieces
+    return tuple(map(tuple, pieces))
 
 
-def compile_like(pattern: str, escape: str) -> Callable[[str], bool]:
-    """Returns the test of a LIKE pattern. Raises Refused.
+def compile_like(pieces: Pieces) -> Callable[[str], bool]:
+    """Returns the test of a LIKE pattern, as `split_pattern` returns it. Raises Refused.
 
     Each part between `%` is matched at the first place where it fits, so the test never backtracks.
     """
-    pieces = split_pattern(pattern, escape)
     parts = [re.compile("".join("." if c is None else re.escape(c) for c in piece), re.DOTALL) for piece in pieces]
     if all(None not in piece for piece in pieces):
         return _compile_plain_like(["".join(c or "" for c in piece) for piece in pieces])

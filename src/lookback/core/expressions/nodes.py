@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -16,6 +16,8 @@ from lookback.core.values.types import DataType
 Evaluate = Callable[[Mapping[str, Column], int], Column]
 Kernel = Callable[..., KernelResult]
 
+# With one row in four left to decide, or fewer, it takes less time to take these rows than to evaluate all.
+_MOSTLY_SETTLED = 4
 # The precedence of operators, to print expressions without needless parentheses.
 OR, AND, NOT, COMPARISON, SUM, PRODUCT, UNARY, PRIMARY = range(1, 9)
 
@@ -33,6 +35,7 @@ class Node:
         fields: The names that it reads.
         compared: The symbol and the operands of a comparison, whose stored values can be compared; None for other
             operations.
+        tested: What a `like` tests; None for other operations.
     """
 
     type: DataType
@@ -42,10 +45,26 @@ class Node:
     literal: Any = None
     fields: frozenset[str] = frozenset()
     compared: tuple[str, Node, Node] | None = None
+    tested: TextTest | None = None
 
     def within(self, level: int) -> str:
         """Returns the SQL as an operand of an operator of this level, in parentheses unless it binds tighter."""
         return self.sql if self.level > level else f"({self.sql})"
+
+
+@dataclass(frozen=True)
+class TextTest:
+    """A `like` that is not negated.
+
+    Attributes:
+        text: The text.
+        ignores_case: Whether the text is compared in small letters.
+        pieces: The pattern between its `%`, character by character; None is any character.
+    """
+
+    text: Node
+    ignores_case: bool
+    pieces: tuple[tuple[str | None, ...], ...]
 
 
 def make_field(name: str, type_: DataType, sql: str) -> Node:
@@ -159,37 +178,55 @@ def replace_settled(column: Column, settled: Mask | None) -> Values:
 # Lazy operations -----------------------------------------------------------------------------------------------------
 
 
-def combine_and(inputs: Iterable[Column]) -> Column:
-    """Computes AND from left to right. False or an error settles a row, so later operands cannot make it fail."""
-    return _combine(inputs, settles=False)
+def combine(nodes: Sequence[Node], columns: Mapping[str, Column], rows: int, *, settles: bool) -> Column:
+    """Computes AND or OR of conditions from left to right.
+
+    A row is settled by an error and by the value `settles`: false for AND, true for OR. Later conditions cannot make it
+    fail, and are evaluated without the settled rows if most are.
+    """
+    first, *rest = nodes
+    column = _read_booleans(first.run(columns, rows))
+    for node in rest:
+        open_ = column.values != settles
+        if column.null is not None:
+            open_ |= column.null
+        if column.error is not None:
+            open_ &= ~column.error
+        left = int(np.count_nonzero(open_))
+        if not left:
+            break
+        if left * _MOSTLY_SETTLED > rows:
+            other = node.run(columns, rows)
+        else:
+            at = np.flatnonzero(open_)
+            other = _spread(node.run({name: columns[name].take(at) for name in node.fields}, left), at, rows)
+        column = _combine_pair(column, _read_booleans(other), settles=settles)
+    return column
 
 
-def combine_or(inputs: Iterable[Column]) -> Column:
-    """Computes OR from left to right. True or an error settles a row, so later operands cannot make it fail."""
-    return _combine(inputs, settles=True)
+def _read_booleans(column: Column) -> Column:
+    if column.type.name == "boolean":
+        return column
+    return replace(column, values=np.zeros(len(column), dtype=bool))
 
 
-def _combine(inputs: Iterable[Column], settles: bool) -> Column:
-    rest = iter(inputs)
-    first = next(rest)
-    value: Values = first.values if first.type.name == "boolean" else np.zeros(len(first), dtype=bool)
-    null, error = first.null, first.error
-    for column in rest:
-        other = column.values if column.type.name == "boolean" else np.zeros(len(column), dtype=bool)
-        if null is None and error is None and column.null is None and column.error is None:
-            value = value | other if settles else value & other
-            continue
-        value, null, error = _combine_pair(
-            (value, null, error), Column(first.type, other, column.null, column.error), settles
-        )
-    return Column(first.type, value, null, error)
+def _spread(column: Column, at: Values, rows: int) -> Column:
+    """Puts the rows of a column at some positions among `rows`; the others are false."""
+
+    def spread(mask: Values) -> Mask:
+        found = np.zeros(rows, dtype=bool)
+        found[at] = mask
+        return found
+
+    null, error = (None if mask is None else spread(mask) for mask in (column.null, column.error))
+    return replace(column, values=spread(_read_booleans(column).values), null=null, error=error)
 
 
-def _combine_pair(
-    state: tuple[Values, Mask | None, Mask | None], column: Column, settles: bool
-) -> tuple[Values, Mask | None, Mask | None]:
-    value, null, error = state
-    known = ~value if not settles else value
+def _combine_pair(before: Column, column: Column, *, settles: bool) -> Column:
+    value, null, error = before.values, before.null, before.error
+    if null is None and error is None and column.null is None and column.error is None:
+        return replace(before, values=value | column.values if settles else value & column.values)
+    known = value == settles
     if null is not None:
         known = known & ~null
     if error is not None:
@@ -198,14 +235,14 @@ def _combine_pair(
     if column.error is not None:
         error = either_mask(error, mask_or_none(column.error & open_))
         open_ = open_ & ~column.error
-    decides = open_ & (column.values if settles else ~column.values)
+    decides = open_ & (column.values == settles)
     if column.null is not None:
         decides = decides & ~column.null
     decided = known | decides
     unknown = either_mask(null, column.null)
     if unknown is not None:
         unknown = unknown & ~decided if error is None else unknown & ~decided & ~error
-    return (decided if settles else ~decided), mask_or_none(unknown), error
+    return replace(before, values=decided == settles, null=mask_or_none(unknown), error=error)
 
 
 class Choice:

@@ -55,8 +55,7 @@ from lookback.core.expressions.nodes import (
     Choice,
     Kernel,
     Node,
-    combine_and,
-    combine_or,
+    combine,
     make_constant,
     make_strict,
     print_as,
@@ -310,15 +309,18 @@ def require_condition(node: Node, what: str) -> Node:
     return cast_implicitly(node, BOOLEAN)
 
 
-def make_logic(word: str, nodes: Sequence[Node]) -> Node:
-    """Makes `and` or `or` of conditions, evaluated from left to right as far as needed. Raises Refused."""
-    level, combine = (AND, combine_and) if word == "and" else (OR, combine_or)
-    conditions = [require_condition(node, repr(word)) for node in nodes]
+def make_logic(word: str, nodes: Sequence[Node], joined: Sequence[Node] | None = None) -> Node:
+    """Makes `and` or `or` of conditions, evaluated from left to right as far as needed. Raises Refused.
+
+    joined: fewer nodes that say the same in the same order.
+    """
+    level = AND if word == "and" else OR
+    conditions = [require_condition(node, repr(word)) for node in joined or nodes]
     # The first operand needs no parentheses, even if it is a chain of the same operator.
     shown = [node.within(level - (index == 0)) for index, node in enumerate(nodes)]
 
     def run(columns: Mapping[str, Column], rows: int) -> Column:
-        return combine(condition.run(columns, rows) for condition in conditions)
+        return combine(conditions, columns, rows, settles=word == "or")
 
     return Node(BOOLEAN, f" {word} ".join(shown), run, level, fields=union_fields(nodes))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lookback.core.expressions.characters import write_characters
-from lookback.core.expressions.kernels import KernelResult
+from lookback.core.expressions.kernels import KernelResult, map_repeated
 from lookback.core.expressions.operators import RefusedOperator
 from lookback.core.expressions.patterns import (
     Alternation,
@@ -88,6 +89,43 @@ def translate(text: str, group: int | None = None) -> Pattern:
     )
 
 
+def find_required_texts(text: str) -> list[str]:
+    """Finds texts of ASCII of which each match of a Java pattern has one, in small letters; none if that is not known."""
+    return _find_required(Parser(text).parse())
+
+
+def _find_required(tree: Tree) -> list[str]:
+    match tree:
+        case Characters():
+            return [_find_letter(tree)] if _find_letter(tree) else []
+        case Group(body=body):
+            return _find_required(body)
+        case Repeat(body=body, least=least):
+            return _find_required(body) if least else []
+        case Alternation(branches=branches):
+            found = [_find_required(branch) for branch in branches]
+            return [text for texts in found for text in texts] if all(found) else []
+        case Concatenation(parts=parts):
+            runs = groupby(parts, lambda part: bool(_find_letter(part)))
+            known = [
+                each
+                for is_run, run in runs
+                for each in ([["".join(map(_find_letter, run))]] if is_run else map(_find_required, run))
+            ]
+            # The best are those of which the shortest is longest.
+            return max(filter(None, known), key=lambda texts: (min(map(len, texts)), -len(texts)), default=[])
+    return []
+
+
+def _find_letter(tree: Tree) -> str:
+    """Returns the small letter or the sign of ASCII that a part matches, whatever the case; '' for other parts."""
+    codes = {first for first, last in tree.ranges if first == last} if isinstance(tree, Characters) else set()
+    letters = {chr(code).lower() for code in codes}
+    # Half a character is read as a question mark.
+    is_one = isinstance(tree, Characters) and len(codes) == len(tree.ranges) and len(letters) == 1 and max(codes) < 128
+    return letters.pop() if is_one and letters != {"?"} else ""
+
+
 # Calls ---------------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +168,8 @@ def match_regexp(call: Call, values: Sequence[Values]) -> KernelResult:
     def match(texts: Any, pattern: str) -> Values:
         return np.asarray(pc.match_substring_regex(texts, pattern=pattern).to_numpy(zero_copy_only=False))
 
-    return KernelResult(_search(match, translate(str(call.arguments[1].literal)), values[0]).astype(bool))
+    pattern = translate(str(call.arguments[1].literal))
+    return KernelResult(map_repeated(lambda texts: _search(match, pattern, texts).astype(bool), values[0]))
 
 
 def extract_regexp(call: Call, values: Sequence[Values]) -> KernelResult:
@@ -142,7 +181,8 @@ def extract_regexp(call: Call, values: Sequence[Values]) -> KernelResult:
         return np.asarray(pc.fill_null(found, "").to_numpy(zero_copy_only=False))
 
     group = int(call.arguments[2].literal) if len(call.arguments) > 2 else 1
-    return KernelResult(_search(extract, translate(str(call.arguments[1].literal), group), values[0]))
+    pattern = translate(str(call.arguments[1].literal), group)
+    return KernelResult(map_repeated(lambda texts: _search(extract, pattern, texts), values[0]))
 
 
 def _search(search: Callable[[Any, str], Values], pattern: Pattern, values: Values) -> Values:

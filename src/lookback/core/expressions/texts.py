@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lookback.core.expressions.kernels import KernelResult, mask_or_none
+from lookback.core.expressions.kernels import KernelResult, map_repeated, mask_or_none
 from lookback.core.expressions.letters import change_to_lower, change_to_title
 from lookback.core.expressions.signatures import Call, CallKernel
 from lookback.core.values.columns import Values, make_objects
@@ -46,9 +46,13 @@ def map_growing(measure: Callable[..., int], make: Callable[..., str]) -> CallKe
 
 def map_texts(function: Callable[..., str]) -> CallKernel:
     """Makes the kernel of a function that returns no longer texts than it takes."""
-    return lambda call, values: KernelResult(
-        make_objects([function(*row) for row in zip(*(v.tolist() for v in values), strict=True)])
-    )
+
+    def run(call: Call, values: Sequence[Values]) -> KernelResult:
+        if len(values) == 1:
+            return KernelResult(map_repeated(lambda texts: make_objects(map(function, texts.tolist())), values[0]))
+        return KernelResult(make_objects(map(function, *(each.tolist() for each in values))))
+
+    return run
 
 
 def measure_joined(*texts: str) -> int:

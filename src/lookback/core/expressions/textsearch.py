@@ -24,6 +24,7 @@ from sqlglot import exp
 from lookback.core.expressions.compiling import CANONICAL, Expression
 from lookback.core.expressions.letters import change_to_lower
 from lookback.core.expressions.like import split_pattern
+from lookback.core.expressions.regexps import find_required_texts
 from lookback.core.expressions.syntax import parse, unwrap
 from lookback.core.values.columns import Column
 from lookback.core.values.keys import Int64s
@@ -187,7 +188,7 @@ def _find_clauses(node: exp.Expr, types: Mapping[str, DataType]) -> list[Clause]
         merged = tuple(dict.fromkeys(chain.from_iterable(rarest)))
         return [merged] if len(merged) <= _MAX_ANCHORS else []
     subject, texts, is_lower = _find_texts(node)
-    if subject is None or not all(map(_is_rare, texts)) or len(texts) > _MAX_ANCHORS:
+    if subject is None or not texts or not all(map(_is_rare, texts)) or len(texts) > _MAX_ANCHORS:
         return []
     field, is_lowered = _read_subject(subject)
     if types.get(field) != STRING:
@@ -215,6 +216,8 @@ def _find_texts(node: exp.Expr) -> tuple[exp.Expr | None, list[str], bool]:
         return node.this, [each.name for each in node.expressions], False
     if isinstance(node, exp.Anonymous) and str(node.name).lower() in _TESTS and _is_text(node.expressions[1]):
         return node.expressions[0], [node.expressions[1].name], False
+    if isinstance(node, exp.Anonymous) and str(node.name).lower() == "regexp_like":
+        return node.expressions[0], find_required_texts(node.expressions[1].name), True
     return nothing
 
 
