@@ -18,7 +18,7 @@ OBJECTSTORE = $(VENV)/objectstore
 TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lab test test-long test-notebooks test-cluster test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs docs-release packages links check fix clean java chromium
+.PHONY: help setup demo lab test test-long test-notebooks test-cluster test-unity test-runtimes test-browser test-objectstore test-core fuzz fuzz-coverage soak soak-load bench bench-peers bench-shapes pictures audit docs docs-release packages links check fix clean java chromium
 
 help: ## list the commands
 	@echo "Lookback: rules over event streams, on Spark and Delta. First: make demo"
@@ -50,6 +50,10 @@ test-notebooks: setup ## the notebooks, in order, in Jupyter by nbmake, some min
 
 test-cluster: setup $(OBJECTSTORE) ## on a Spark cluster of several processes, on folders and in a bucket: executors, workers and drivers die in mid-batch
 	@$(BIN)/python -m pytest -m cluster tests/spark/test_cluster.py
+
+test-unity: setup ## tables of a catalog on a running server of the open-source Unity Catalog, UNITY, with its connector and Delta in the folder JARS
+	@test -n "$(UNITY)" -a -n "$(JARS)" || { echo "name the server and the folder: make test-unity UNITY=http://127.0.0.1:8080 JARS=FOLDER; see docs/how-to/unity-catalog.md" >&2; exit 1; }
+	@LOOKBACK_UNITY=$(UNITY) LOOKBACK_JARS=$(JARS) $(BIN)/python -m pytest -m "long or not long" tests/spark/test_catalog.py
 
 test-runtimes: setup ## on the Spark of each Databricks Runtime, RUNTIMES of them ("4.0 4.1 4.2", or --brief), with what each brings
 	@$(BIN)/python dev/tools/runtimes.py $(RUNTIMES)

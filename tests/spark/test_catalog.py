@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from lookback import notebook
 from lookback.cli import main
 from lookback.core.errors import SetupError
 from lookback.core.streams.declaration import Stream
+from lookback.questions import VIEWS
 from lookback.spark.operations import maintenance
 from lookback.spark.operations.catalog import AS_IT_SHOULD_BE, set_up
 from lookback.spark.operations.grants import Grantees
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 NAMES = (*PRODUCT_TABLES, STREAM.name)
+# The address of a running server of the open-source Unity Catalog, of which the catalog `unity` is used: `make test-unity`.
+SERVER = os.environ.get("LOOKBACK_UNITY")
+CATALOG = "unity" if SERVER else "spark_catalog"
 COMMENTED = Stream.from_dict({**STREAM.to_dict(), "comments": {"amount": 'What was paid, it\'s in "euros"'}})
 
 
@@ -84,11 +89,17 @@ def test_tables_get_the_comments_that_they_lack_once(tables: Tables) -> None:
 
 
 @pytest.fixture
-def catalog(spark: SparkSession) -> Iterator[Tables]:
+def catalog(spark: SparkSession, tmp_path: Path) -> Iterator[Tables]:
     """A schema of a catalog that is not there yet."""
+    if SERVER:
+        for key, value in {"": "io.unitycatalog.spark.UCSingleCatalog", ".uri": SERVER, ".token": ""}.items():
+            spark.conf.set(f"spark.sql.catalog.{CATALOG}{key}", value)
     name = f"lookback_{uuid.uuid4().hex}"
-    yield Tables.catalog(spark, "spark_catalog", name)
-    spark.sql(f"drop schema if exists spark_catalog.{name} cascade")
+    tables = Tables.catalog(spark, CATALOG, name, str(tmp_path / "files") if SERVER else None)
+    yield tables
+    for view in VIEWS if SERVER else ():
+        spark.sql(f"drop view if exists {tables.identifier(view)}")
+    spark.sql(f"drop schema if exists {CATALOG}.{name} cascade")
 
 
 @pytest.mark.long
@@ -99,8 +110,8 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
         recorded.append(statement)
         return []
 
-    place = f"spark_catalog.{catalog.schema_name}"
-    volume = f"/Volumes/spark_catalog/{catalog.schema_name}/checkpoints"
+    place = f"{CATALOG}.{catalog.schema_name}"
+    volume = f"/Volumes/{CATALOG}/{catalog.schema_name}/checkpoints"
     steps = set_up(catalog, STREAMS, checkpoints=volume, roles=Grantees(service="svc"), unity=unity)
 
     assert [step.done for step in steps if step.thing.startswith(("schema", "volume"))] == ["created"] * 2
@@ -111,7 +122,7 @@ def test_a_catalog_is_set_up_once_evaluated_and_maintained(catalog: Tables, tmp_
         f"ALTER TABLE {place}.late_events ADD CONSTRAINT late_events_pk PRIMARY KEY (stream, event_id, arrival)",
         f"ALTER TABLE {place}.metrics ADD CONSTRAINT metrics_pk PRIMARY KEY (metrics_id)",
         f"ALTER TABLE {place}.payins ADD CONSTRAINT payins_pk PRIMARY KEY (id)",
-        "GRANT USE CATALOG ON CATALOG spark_catalog TO svc",
+        f"GRANT USE CATALOG ON CATALOG {CATALOG} TO svc",
         f"GRANT USE SCHEMA ON SCHEMA {place} TO svc",
         f"GRANT CREATE TABLE, CREATE VOLUME ON SCHEMA {place} TO svc",
         f"GRANT SELECT, MODIFY ON SCHEMA {place} TO svc",
@@ -157,7 +168,7 @@ def test_every_command_works_on_the_tables_of_a_catalog(
     ]
     (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, rows)))
     files = tmp_path / "files"
-    named = ["--catalog", "spark_catalog", "--schema", str(catalog.schema_name)]
+    named = ["--catalog", CATALOG, "--schema", str(catalog.schema_name)]
     place = [*named, "--root", str(files), "--conf", str(conf)]
 
     def run(*command: str, code: int = 0) -> str:
@@ -177,8 +188,8 @@ def test_every_command_works_on_the_tables_of_a_catalog(
     ):
         assert "or you may not read it; the job set_up or `lookback init` creates the tables" in run(*command, code=2)
     with pytest.raises(SetupError, match="or you may not read it"):
-        notebook.open_workspace("", "spark_catalog", str(catalog.schema_name), str(conf), "payins")
-    assert not catalog.spark.catalog.databaseExists(f"spark_catalog.{catalog.schema_name}")
+        notebook.open_workspace("", CATALOG, str(catalog.schema_name), str(conf), "payins")
+    assert not catalog.spark.catalog.databaseExists(f"{CATALOG}.{catalog.schema_name}")
 
     run("init")
     run("rules", "push", f"{conf}/rule.yml")
@@ -202,13 +213,13 @@ def test_every_command_works_on_the_tables_of_a_catalog(
     (told,) = listed("forget", "payins", "--where", "customer = 1", "--yes")
     assert (told["rows"]["payins"], told["rows"]["alerts"], told["waiting"]) == (2, 1, True)
     assert catalog.read("payins").count() == 3
-    workspace = notebook.open_workspace(str(files), "spark_catalog", str(catalog.schema_name), str(conf), "payins")
+    workspace = notebook.open_workspace(str(files), CATALOG, str(catalog.schema_name), str(conf), "payins")
     assert workspace.checkpoint("evaluate") == f"{files}/_checkpoints/evaluate_payins"
     # As the job does it: counted unless told otherwise.
-    counted = forgetting("", "spark_catalog", str(catalog.schema_name), str(conf), "payins", "customer = 0")
+    counted = forgetting("", CATALOG, str(catalog.schema_name), str(conf), "payins", "customer = 0")
     assert (counted.dry_run, counted.rows["payins"], catalog.read("payins").count()) == (True, 3, 3)
     assert f"{counted.total} rows would be deleted" in capsys.readouterr().out
-    assert main(["status", "--catalog", "spark_catalog", "--conf", str(conf)]) == 2
+    assert main(["status", "--catalog", CATALOG, "--conf", str(conf)]) == 2
     assert "catalog and schema go together" in capsys.readouterr().err
 
 
@@ -226,7 +237,7 @@ def test_a_comment_in_place_of_which_spark_would_put_a_variable_is_refused(table
 @pytest.mark.long
 def test_a_table_that_was_made_before_is_clustered_from_now_on(catalog: Tables) -> None:
     spark = catalog.spark
-    spark.sql(f"create schema spark_catalog.{catalog.schema_name}")
+    spark.sql(f"create schema {CATALOG}.{catalog.schema_name}")
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in make_events_schema(STREAM))
     spark.sql(f"create table {catalog.identifier(STREAM.name)} ({columns}) using delta")
     append(catalog, make_events(5, seed=1))

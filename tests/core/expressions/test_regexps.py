@@ -51,6 +51,25 @@ def test_c12_3_every_form_of_a_match_is_the_same_and_null_gives_null(form: str) 
     assert evaluate("text not rlike '^a'", "abc", "b", None) == [False, True, None]
 
 
+def test_c12_3_a_long_run_of_one_set_is_found_where_it_is_long_enough() -> None:
+    texts = [
+        "a" * 99,
+        "a" * 100,
+        "b" + "a" * 100 + "b",
+        "a" * 99 + "\n" + "a" * 99,
+        "a" * 50 + "é" + "a" * 50,
+        None,
+        "?" * 99 + "\ud800",
+    ]
+    assert matches("a{100,}", *texts) == [False, True, True, False, False, None, False]
+    assert matches(".{100,}", *texts) == [False, True, True, False, True, None, True]
+    assert matches("(?s).{100,200}", *texts) == [False, True, True, True, True, None, True]
+    assert matches("[?]{100}", *texts) == [False] * 5 + [None, True]
+    # With anything beside the run, RE2 looks.
+    assert matches("b[^b]{100}", *texts) == [False, False, True, False, False, None, False]
+    assert matches("a{100}$", *texts) == [False, True, False, False, False, None, False]
+
+
 def test_c12_3_other_tests_of_texts() -> None:
     assert evaluate("text ilike any ('CMD%', '%.Ps1')", "cmd.exe", "a.PS1", "sh", None) == [True, True, False, None]
     assert evaluate("text like any ('cmd%', '%.ps1')", "cmd.exe", "a.PS1") == [True, False]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,127}", re.ASCII)
 # A table of another catalog or schema, used for look-ups.
 _FULL_NAME = re.compile(r"(\w[\w-]{0,254}\.){2}\w[\w-]{0,254}", re.ASCII)
+# What Spark's settings call a catalog on a server of the open-source Unity Catalog.
+_OPEN_UNITY = "io.unitycatalog.spark.UCSingleCatalog"
 # Catalogs of a workspace outside Unity Catalog.
 _LEGACY_CATALOGS = ("spark_catalog", "hive_metastore")
 
@@ -77,6 +79,11 @@ class AddressedTables:
             return self.root
         if self.volume is None:
             raise SetupError("tables of a catalog need a checkpoint folder: give one in a volume, /Volumes/...")
+        if self.is_open_unity and self.volume.startswith("/Volumes/"):
+            raise SetupError(
+                "Spark reaches no volumes of the open-source Unity Catalog: give root, a folder or a bucket such as "
+                "s3a://bucket/fraud, for checkpoints and the files of the tables"
+            )
         if self.is_unity and not self.volume.startswith(("/", "dbfs:")) and "://" not in self.volume:
             raise SetupError(
                 f"root must be the volume for checkpoints, such as /Volumes/main/fraud/checkpoints, got {self.volume!r}"
@@ -111,8 +118,16 @@ class AddressedTables:
 
     @property
     def is_unity(self) -> bool:
-        """Whether the tables are in Unity Catalog, which has volumes, keys and grants."""
-        return self.catalog_name is not None and self.catalog_name not in _LEGACY_CATALOGS
+        """Whether the tables are in Unity Catalog on Databricks, which has volumes, keys and grants."""
+        is_named = self.catalog_name is not None and self.catalog_name not in _LEGACY_CATALOGS
+        return is_named and not self.is_open_unity
+
+    @property
+    def is_open_unity(self) -> bool:
+        """Whether the tables are in the open-source Unity Catalog, of which Spark's connector reaches tables and views."""
+        if self.catalog_name is None or on_databricks() or is_connect(self.spark):
+            return False
+        return self.spark.conf.get(f"spark.sql.catalog.{self.catalog_name}", None) == _OPEN_UNITY
 
     def holding(self, *streams: Stream) -> Self:
         """Returns these tables, with events read from the external tables that the streams declare."""

@@ -197,6 +197,9 @@ class Tables(ReadableTables):
         settings = ", ".join(f"{quote_text(key)} = {quote_text(value)}" for key, value in properties.items())
         column = self.choose_clustering(name, event_time)
         layout = f"CLUSTER BY ({quote_name(column)}) " if column else ""
+        if self.is_open_unity:
+            # Delta 4.4 cannot follow the change feed of tables that the open-source server manages, nor compact them.
+            layout += f"LOCATION {quote_text(f'{self.files}/{name}')} "
         self.spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.identifier(name)} ({columns}) USING delta {layout}"
             f"COMMENT {quote_text(comment)} TBLPROPERTIES ({settings})"
