@@ -168,9 +168,19 @@ def test_what_is_granted_is_not_granted_again_and_what_is_refused_is_left_to_som
     assert len(unity.ran) == len(set(unity.ran)) == len(list_grants(PLACE, ROLES, ["transactions"])) - 3
 
 
+def make_session(**catalogs: str) -> Any:
+    """A session that answers for its settings alone: the class of each catalog."""
+    settings = {f"spark.sql.catalog.{name}": each for name, each in catalogs.items()}
+    return SimpleNamespace(conf=SimpleNamespace(get=settings.get))
+
+
 def test_unity_catalog_is_every_catalog_but_those_that_came_before_it() -> None:
-    nothing: Any = None
+    nothing = make_session(open="io.unitycatalog.spark.UCSingleCatalog", other="org.example.Catalog")
     assert Tables.catalog(nothing, "main", "fraud").is_unity
+    assert Tables.catalog(nothing, "other", "fraud").is_unity
+    # The open-source one has neither volumes nor grants for Spark.
+    assert not Tables.catalog(nothing, "open", "fraud").is_unity
+    assert Tables.catalog(nothing, "open", "fraud").is_open_unity
     assert not Tables.catalog(nothing, "hive_metastore", "fraud").is_unity
     assert not Tables.catalog(nothing, "spark_catalog", "fraud").is_unity
     assert not Tables.local(nothing, "lakehouse").is_unity
@@ -424,7 +434,7 @@ def test_where_databricks_connect_is_installed_its_session_is_taken_and_what_it_
 
 
 def test_checkpoints_of_a_catalog_are_in_a_volume_that_this_machine_reaches() -> None:
-    nothing: Any = None
+    nothing = make_session(open="io.unitycatalog.spark.UCSingleCatalog")
     place = Settings.local(catalog="main", schema="fraud")
     assert place.root == "/Volumes/main/fraud/checkpoints"
     tables = Tables.of(nothing, place)
@@ -435,7 +445,12 @@ def test_checkpoints_of_a_catalog_are_in_a_volume_that_this_machine_reaches() ->
         _ = Tables.of(nothing, Settings.local("../lakehouse", catalog="main", schema="fraud")).files
     with pytest.raises(SetupError, match="need a checkpoint folder"):
         _ = Tables.catalog(nothing, "main", "fraud").files
+    with pytest.raises(
+        SetupError, match="no volumes of the open-source Unity Catalog: give root, a folder or a bucket"
+    ):
+        _ = Tables.of(nothing, Settings.local(catalog="open", schema="fraud")).files
     assert Tables.of(nothing, Settings.local("/tmp/x", catalog="main", schema="fraud")).files == "/tmp/x"
+    assert Tables.of(nothing, Settings.local("/tmp/x", catalog="open", schema="fraud")).files == "/tmp/x"
     with pytest.raises(SetupError, match="go together, got catalog='main', schema=''"):
         Settings.local(catalog="main")
 
