@@ -23,8 +23,8 @@ from lookback.core.values.types import BOOLEAN, STRING
 MAX_LIKE_PART_CHARACTERS = 100
 # A pattern between its `%`; None is any character.
 Pieces = tuple[tuple[str | None, ...], ...]
-# More texts to look for than these are found faster all at once.
-_FEW_PARTS = 8
+# From so many texts on, an automaton that looks for all at once is faster than one search after another.
+_PARTS_AT_ONCE = 9
 
 
 def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores_case: bool = False) -> Node:
@@ -38,7 +38,7 @@ def make_like(value: Node, pattern: Node, escape: str, negated: bool, *, ignores
         ignores_case: Whether it is `ilike`: text and pattern are compared in small letters, as Spark does.
 
     Raises:
-        RefusedOperator: The pattern is no literal, or is not a valid one, or `ilike` has a text in capital letters.
+        RefusedOperator: The pattern is not a literal or is invalid, or `ilike` has a text in capital letters.
     """
     word = "ilike" if ignores_case else "like"
     if not isinstance(pattern.literal, str):
@@ -99,7 +99,7 @@ def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
             parts.append(texts[1])
         else:
             others.append(compile_like(pieces))
-    if len(parts) > _FEW_PARTS:
+    if len(parts) >= _PARTS_AT_ONCE:
         others.insert(0, _compile_parts(parts))
         parts.clear()
     ends = tuple(tails)
@@ -118,7 +118,7 @@ def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
 
 
 def _compile_parts(parts: Sequence[str]) -> Callable[[str], bool]:
-    """Returns the test whether a text contains one of many others."""
+    """Returns the test whether a text contains any of these parts."""
     automaton = ahocorasick.Automaton()
     for part in parts:
         automaton.add_word(part, True)

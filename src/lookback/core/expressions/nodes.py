@@ -35,7 +35,7 @@ class Node:
         fields: The names that it reads.
         compared: The symbol and the operands of a comparison, whose stored values can be compared; None for other
             operations.
-        tested: What a `like` tests; None for other operations.
+        tested: The text and the pattern of a `like` that is not negated; None for other operations.
     """
 
     type: DataType
@@ -211,7 +211,7 @@ def _read_booleans(column: Column) -> Column:
 
 
 def _spread(column: Column, at: Values, rows: int) -> Column:
-    """Puts the rows of a column at some positions among `rows`; the others are false."""
+    """Makes a column of `rows` rows that has these rows at these positions, and false elsewhere."""
 
     def spread(mask: Values) -> Mask:
         found = np.zeros(rows, dtype=bool)
