@@ -508,6 +508,27 @@ def test_like_does_not_backtrack() -> None:
     assert compile_like(split_pattern("%a" * 20 + "%b_", "\\"))("a" * 5_000) is False
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2, None]), st.none() | st.integers(0, 3)), min_size=1, max_size=40),
+    st.sampled_from([
+        "n = 1 and 6 / m > 2", "n = 1 and 6 / m > 2 and m <> 3", "n <> 1 or 6 / m > 2", "n = 0 or m = 1 or 6 / m = 3",
+        "(n = 1 or n = 2) and (m is null or 6 / m < 4)", "n > 0 and not (m = 1 and 6 / (m - 1) > 1)", "null and 6 / m > 2 or n = 2",
+    ]),
+)  # fmt: skip
+def test_a_row_gets_the_value_that_it_has_alone(rows: list[tuple[int | None, int | None]], condition: str) -> None:
+    """The operands of `and` and `or` are evaluated without the rows that are settled, if most are."""
+    expression = compile_expression(condition, {"n": INT, "m": INT})
+
+    def evaluate_rows(chosen: list[tuple[int | None, int | None]]) -> list[tuple[Any, bool]]:
+        columns = {
+            name: from_values(INT, list(values)) for name, values in zip("nm", zip(*chosen, strict=True), strict=True)
+        }
+        found = expression.evaluate(columns, len(chosen))
+        return [(found.item(row), found.error is not None and bool(found.error[row])) for row in range(len(chosen))]
+
+    assert evaluate_rows(rows) == [value for row in rows for value in evaluate_rows([row])]
+
+
 LIKE_PIECES = st.sampled_from(
     ["%", "%", "_", "a", "b", "ab", "AB", "\u0130", "\u212a", "k", "\\\\%", "\0", "\U0001f600"]
 )
@@ -524,17 +545,14 @@ def test_patterns_that_are_tried_together_match_what_each_one_matches(
     patterns: list[str], texts: list[str | None], word: str, times: int
 ) -> None:
     """Texts that repeat are tested once; more than eight patterns of one kind are looked for at once."""
-    column = from_values(STRING, texts * times)
     quoted = [f"'{pattern}'" for pattern in patterns]
-    joined = compile_expression(f"x {word} any ({', '.join(quoted)})", {"x": STRING}).evaluate(
-        {"x": column}, len(column)
-    )
-    alone = [
-        compile_expression(f"x {word} {each}", {"x": STRING}).evaluate({"x": column}, len(column)) for each in quoted
-    ]
-    assert joined.is_true().tolist() == [
-        any(hits) for hits in zip(*(each.is_true().tolist() for each in alone), strict=True)
-    ]
+
+    def match(condition: str, column: Column) -> Column:
+        return compile_expression(condition, {"x": STRING}).evaluate({"x": column}, len(column))
+
+    joined = match(f"x {word} any ({', '.join(quoted)})", from_values(STRING, texts * times))
+    alone = [match(f"x {word} {each}", from_values(STRING, list(texts))).is_true().tolist() for each in quoted]
+    assert joined.is_true().tolist() == [any(hits) for hits in zip(*alone, strict=True)] * times
     assert joined.is_known().tolist() == [text is not None for text in texts] * times
 
 
