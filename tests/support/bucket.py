@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +81,17 @@ class BucketTables:
         place = parse_place(f"s3a://bucket/{self.name}")
         assert isinstance(place, ObjectPath)
         return replace(place, settings=tuple(settings.items()))
+
+    def release(self) -> None:
+        """Lets the next evaluation begin at once; it would watch for fifteen seconds whether a killed one still lives."""
+        (self.root / "_checkpoints" / ".evaluate_pay.owner").write_text("")
+
+    def require_each_alert_once(self, printed: str, rules: int) -> None:
+        """Asserts that these lines of `alerts --json` are one alert of each of so many rules for each event."""
+        rows = [json.loads(line) for line in printed.splitlines()]
+        found = sorted((row["rule_id"], row["event_id"], row["revision"]) for row in rows)
+        events = range(2, 2 * self.commits + 2)
+        assert found == sorted((f"rule{rule}", str(event), 0) for rule in range(rules) for event in events)
 
     def append(self, commits: int) -> None:
         """Appends commits of two events."""

@@ -196,8 +196,7 @@ class Binder:
 
     def _bind_logic(self, tree: exp.Expr) -> Node:
         word = "and" if isinstance(tree, exp.And) else "or"
-        nodes = self.bind_all(_split_chain(tree))
-        return make_logic(word, nodes, join_likes(nodes) if word == "or" else None)
+        return _make_chain(word, self.bind_all(_split_chain(tree)))
 
     def _bind_negation(self, tree: exp.Expr) -> Node:
         inner = tree.this
@@ -253,7 +252,7 @@ class Binder:
         value, *nodes = self.bind_all([tree.this, *patterns])
         likes = [make_like(value, node, escape, negated, ignores_case=ignores_case) for node in nodes]
         word = "and" if isinstance(tree.expression, exp.All) else "or"
-        return likes[0] if len(likes) == 1 else make_logic(word, likes, join_likes(likes) if word == "or" else None)
+        return likes[0] if len(likes) == 1 else _make_chain(word, likes)
 
     def _bind_regexp(self, tree: exp.Expr) -> Node:
         return make_call("regexp_like", self.bind_all([tree.this, tree.expression]))
@@ -358,6 +357,10 @@ class Binder:
 
 class _OperandProblems(Exception):
     """Raised for operands whose problems are already recorded."""
+
+
+def _make_chain(word: str, nodes: Sequence[Node]) -> Node:
+    return make_logic(word, nodes, join_likes(nodes) if word == "or" else None)
 
 
 def _split_chain(tree: exp.Expr) -> list[exp.Expr]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lookback.core.expressions.kernels import KernelResult, map_repeated
 from lookback.core.expressions.letters import change_to_lower
-from lookback.core.expressions.nodes import Node, TextTest, make_strict
+from lookback.core.expressions.nodes import Node, Pieces, TextTest, make_strict
 from lookback.core.expressions.operators import RefusedOperator
 from lookback.core.expressions.signatures import require_type
 from lookback.core.values.columns import Values
@@ -21,8 +21,6 @@ from lookback.core.values.types import BOOLEAN, STRING
 # The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
 # text.
 MAX_LIKE_PART_CHARACTERS = 100
-# A pattern between its `%`; None is any character.
-Pieces = tuple[tuple[str | None, ...], ...]
 # From so many texts on, an automaton that looks for all at once is faster than one search after another.
 _PARTS_AT_ONCE = 9
 
@@ -84,7 +82,7 @@ def _make_test(sql: str, test: TextTest, matches: Callable[[str], bool], *, nega
 
 
 def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
-    """Returns the test whether one of several patterns matches."""
+    """Returns a function that tells whether any of the patterns matches a text."""
     whole, heads, tails, parts = set[str](), list[str](), list[str](), list[str]()
     others: list[Callable[[str], bool]] = []
     for pieces in patterns:
@@ -118,7 +116,7 @@ def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
 
 
 def _compile_parts(parts: Sequence[str]) -> Callable[[str], bool]:
-    """Returns the test whether a text contains any of these parts."""
+    """Returns a function that tells whether a text contains any of these parts."""
     automaton = ahocorasick.Automaton()
     for part in parts:
         automaton.add_word(part, True)

@@ -15,6 +15,8 @@ from lookback.core.values.types import DataType
 
 Evaluate = Callable[[Mapping[str, Column], int], Column]
 Kernel = Callable[..., KernelResult]
+# A pattern of `like` between its `%`, character by character; None is any character.
+Pieces = tuple[tuple[str | None, ...], ...]
 
 # With one row in four left to decide, or fewer, it takes less time to take these rows than to evaluate all.
 _MOSTLY_SETTLED = 4
@@ -59,12 +61,12 @@ class TextTest:
     Attributes:
         text: The text.
         ignores_case: Whether the text is compared in small letters.
-        pieces: The pattern between its `%`, character by character; None is any character.
+        pieces: The pattern.
     """
 
     text: Node
     ignores_case: bool
-    pieces: tuple[tuple[str | None, ...], ...]
+    pieces: Pieces
 
 
 def make_field(name: str, type_: DataType, sql: str) -> Node:
