@@ -54,8 +54,20 @@ def test_c13_3_a_late_batch_sends_as_many_requests_as_an_early_one(server: S3Ser
     counts = count_requests(BucketTables.make(server, tmp_path / "long", 1), 10 * FIRST + WINDOW + 2)
     early, *later = (find_mean(counts[start : start + WINDOW]) for start in (FIRST, 3 * FIRST, 10 * FIRST))
     assert total(early) <= MOST_REQUESTS, early
+    # A commit that was listed is read by one request.
+    assert early.get("head log of pay", 0) <= 0.2, early
     for each in later:
         assert total(each) <= 1.05 * total(early) + 1, f"{early}\n{each}"
+
+
+def test_c13_3_a_batch_of_many_commits_reads_each_of_them_once(server: S3Server, tmp_path: Path) -> None:
+    tables = BucketTables.make(server, tmp_path / "together", 1)
+    tables.append(40)
+    tables.admit(files=1_000)
+    with server.count_requests() as counts:
+        tables.run("evaluate", "pay", "--once")
+    assert counts["get log of pay"] <= 60, counts
+    assert counts["head log of pay"] <= 5, counts
 
 
 def test_c13_3_neither_many_rules_nor_a_long_log_of_events_ask_for_more_requests(

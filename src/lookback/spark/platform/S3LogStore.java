@@ -14,7 +14,13 @@ import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.ThreadFactory;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 import io.delta.storage.CloseableIterator;
@@ -23,9 +29,11 @@ import io.delta.storage.S3SingleDriverLogStore;
 import org.apache.commons.io.IOUtils;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.FutureDataInputStreamBuilder;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.util.functional.FutureIO;
+import org.apache.hadoop.fs.s3a.S3AFileStatus;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import org.apache.hadoop.fs.s3a.S3AUtils;
 import software.amazon.awssdk.core.exception.SdkException;
@@ -44,13 +52,17 @@ public class S3LogStore extends S3SingleDriverLogStore {
     private static final String UNORDERED_BUCKET = "--x-s3";
 
     // Files that never change.
-    private static final Pattern COMMIT = Pattern.compile("[0-9]{20}\\.(json|crc)");
-    // The lengths of files as they were listed last, by their paths, and the contents of the short ones that were read.
-    private static final int MAX_LENGTHS = 10000;
+    private static final Pattern COMMIT = Pattern.compile("([0-9]{20})\\.(json|crc)");
+    private static final Pattern VERSION = Pattern.compile("[0-9]{20}");
+    // The files as they were listed last, by their paths, and the contents of the short ones that were read.
+    private static final int MAX_LISTED = 10000;
     private static final int MAX_CONTENTS = 200;
     private static final int MAX_CONTENT_BYTES = 65536;
-    private static final Map LISTED = makeCache(MAX_LENGTHS);
+    private static final Map LISTED = makeCache(MAX_LISTED);
     private static final Map CONTENTS = makeCache(MAX_CONTENTS);
+    // Who reads a commit reads the next ones: with 30 ms a request, eight commits take 40 ms instead of 300.
+    private static final int COMMITS_AHEAD = 8;
+    private static final ExecutorService READERS = Executors.newFixedThreadPool(COMMITS_AHEAD, new Daemons());
 
     public S3LogStore(Configuration conf) {
         super(conf);
@@ -62,31 +74,74 @@ public class S3LogStore extends S3SingleDriverLogStore {
      * next listing shows other files.
      */
     public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
-        Listed listed = (Listed) LISTED.get(path.toString());
+        FileStatus listed = (FileStatus) LISTED.get(path.toString());
         if (listed == null) {
             return super.read(path, conf);
         }
-        Content content = (Content) CONTENTS.get(path.toString());
-        if (content == null || !content.tag.equals(listed.tag)) {
-            InputStream stream = open(path, listed.length, conf);
-            if (listed.length > MAX_CONTENT_BYTES) {
-                return iterate(stream);
-            }
-            try {
-                content = new Content(listed.tag, IOUtils.toByteArray(stream));
-            } finally {
-                stream.close();
-            }
-            CONTENTS.put(path.toString(), content);
+        FileSystem files = path.getFileSystem(conf);
+        if (listed.getLen() > MAX_CONTENT_BYTES) {
+            return iterate(open(listed, files));
         }
-        return iterate(new ByteArrayInputStream(content.bytes));
+        Matcher commit = COMMIT.matcher(path.getName());
+        if (commit.matches() && commit.group(2).equals("json")) {
+            long version = Long.parseLong(commit.group(1));
+            for (int at = 1; at <= COMMITS_AHEAD; at++) {
+                Object next = LISTED.get(new Path(path.getParent(), nameVersion(version + at) + ".json").toString());
+                if (next != null && ((FileStatus) next).getLen() <= MAX_CONTENT_BYTES) {
+                    FutureTask task = getTask((FileStatus) next, files);
+                    if (!task.isDone()) {
+                        READERS.execute(task);
+                    }
+                }
+            }
+        }
+        FutureTask task = getTask(listed, files);
+        task.run();
+        byte[] content = null;
+        try {
+            content = (byte[]) FutureIO.awaitFuture((Future) task);
+        } finally {
+            if (content == null) {
+                CONTENTS.remove(nameContent(listed));
+            }
+        }
+        return iterate(new ByteArrayInputStream(content));
     }
 
-    private static InputStream open(Path path, long length, Configuration conf) throws IOException {
-        FutureDataInputStreamBuilder builder = path.getFileSystem(conf).openFile(path);
+    /** Returns what reads a file, or has read it. */
+    private static FutureTask getTask(final FileStatus listed, final FileSystem files) {
+        synchronized (CONTENTS) {
+            FutureTask task = (FutureTask) CONTENTS.get(nameContent(listed));
+            if (task == null) {
+                task = new FutureTask(new Callable() {
+                    public Object call() throws IOException {
+                        InputStream stream = open(listed, files);
+                        try {
+                            return IOUtils.toByteArray(stream);
+                        } finally {
+                            stream.close();
+                        }
+                    }
+                });
+                CONTENTS.put(nameContent(listed), task);
+            }
+            return task;
+        }
+    }
+
+    private static String nameContent(FileStatus listed) {
+        return listed.getPath() + "#" + ((S3AFileStatus) listed).getETag();
+    }
+
+    private static String nameVersion(long version) {
+        return String.format("%020d", new Object[] {Long.valueOf(version)});
+    }
+
+    private static InputStream open(FileStatus listed, FileSystem files) throws IOException {
+        FutureDataInputStreamBuilder builder = files.openFile(listed.getPath());
         builder.opt("fs.option.openfile.read.policy", "whole-file");
-        // S3A asks for the length of a file unless it is told.
-        builder.opt("fs.option.openfile.length", String.valueOf(length));
+        // S3A asks for the length and the tag of a file unless it is told.
+        builder.withFileStatus(listed);
         return (InputStream) FutureIO.awaitFuture((Future) builder.build());
     }
 
@@ -102,23 +157,12 @@ public class S3LogStore extends S3SingleDriverLogStore {
         });
     }
 
-    private static class Listed {
-        final String tag;
-        final long length;
-
-        Listed(String tag, long length) {
-            this.tag = tag;
-            this.length = length;
-        }
-    }
-
-    private static class Content {
-        final String tag;
-        final byte[] bytes;
-
-        Content(String tag, byte[] bytes) {
-            this.tag = tag;
-            this.bytes = bytes;
+    /** Lets the JVM end. */
+    private static class Daemons implements ThreadFactory {
+        public Thread newThread(Runnable task) {
+            Thread thread = new Thread(task, "log reader");
+            thread.setDaemon(true);
+            return thread;
         }
     }
 
@@ -146,9 +190,7 @@ public class S3LogStore extends S3SingleDriverLogStore {
         }
         String prefix = files.pathToKey(folder) + "/";
         String first = prefix + path.getName();
-        // `startAfter` leaves out the name itself: begin before it.
-        int last = first.length() - 1;
-        String before = first.substring(0, last) + (char) (first.charAt(last) - 1);
+        String before = prefix + nameBefore(path.getName());
         ListObjectsV2Request.Builder request = ListObjectsV2Request.builder()
             .bucket(files.getBucket()).prefix(prefix).delimiter("/").startAfter(before);
         S3Client client = files.getS3AInternals().getAmazonS3Client("list a log");
@@ -156,24 +198,27 @@ public class S3LogStore extends S3SingleDriverLogStore {
         try {
             ListObjectsV2Response page;
             String token = null;
+            boolean isEmpty = true;
             do {
                 page = client.listObjectsV2((ListObjectsV2Request) request.continuationToken(token).build());
+                isEmpty &= page.contents().isEmpty();
                 for (Object each : page.contents()) {
                     S3Object object = (S3Object) each;
                     if (object.key().compareTo(first) >= 0) {
                         Path file = new Path(folder, object.key().substring(prefix.length()));
-                        long length = object.size().longValue();
-                        found.add(new FileStatus(
-                            length, false, 1, files.getDefaultBlockSize(folder), object.lastModified().toEpochMilli(), file
-                        ));
+                        FileStatus status = new S3AFileStatus(
+                            object.size().longValue(), object.lastModified().toEpochMilli(), file,
+                            files.getDefaultBlockSize(folder), null, object.eTag(), null
+                        );
+                        found.add(status);
                         if (COMMIT.matcher(file.getName()).matches()) {
-                            LISTED.put(file.toString(), new Listed(object.eTag(), length));
+                            LISTED.put(file.toString(), status);
                         }
                     }
                 }
                 token = page.nextContinuationToken();
             } while (token != null);
-            if (found.isEmpty() && client.listObjectsV2(
+            if (isEmpty && client.listObjectsV2(
                 (ListObjectsV2Request) ListObjectsV2Request.builder()
                     .bucket(files.getBucket()).prefix(prefix).maxKeys(Integer.valueOf(1)).build()
             ).contents().isEmpty()) {
@@ -183,6 +228,19 @@ public class S3LogStore extends S3SingleDriverLogStore {
             throw S3AUtils.translateException("list", folder, error);
         }
         return found.iterator();
+    }
+
+    /**
+     * Returns a name to list after, as `startAfter` leaves out the name itself. It is before the version before: so the
+     * answer for the next version shows that the log is there, and no second request has to.
+     */
+    private static String nameBefore(String name) {
+        if (VERSION.matcher(name).lookingAt()) {
+            long version = Long.parseLong(name.substring(0, 20));
+            return version > 0 ? nameVersion(version - 1) : "";
+        }
+        int last = name.length() - 1;
+        return name.substring(0, last) + (char) (name.charAt(last) - 1);
     }
 
     /**

@@ -55,8 +55,6 @@ _STATE_STORE = {"spark.sql.streaming.stateStore.providerClass": f"{_CHECKPOINTS}
 _QUERY_SETTINGS = {
     **_RESULT_SETTINGS,
     **_STATE_STORE,
-    # Every batch sends marks to each shard, so timers fire with the next batch. An extra batch would only delay it.
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # The offset log version that Lookback reads and repairs; a later one names the sources.
     "spark.sql.streaming.offsetLog.formatVersion": "1",
 }
