@@ -65,7 +65,7 @@ def run(parts: Sequence[str], *, quick: bool) -> int:
 
 
 class _Pages:
-    """The pages of one shard, as a state store has them, and its timers, which never fire here."""
+    """The pages of one shard, as a state store has them."""
 
     def __init__(self) -> None:
         self._pages: dict[str, bytes] = {}
@@ -82,11 +82,6 @@ class _Pages:
     def removeKey(self, name: tuple[str]) -> None:  # noqa: N802
         """Removes a page."""
         del self._pages[name[0]]
-
-    def registerTimer(self, time: int) -> None:  # noqa: N802
-        """Does nothing."""
-
-    deleteTimer = registerTimer  # noqa: N815
 
     def count_bytes(self, name: str = "") -> int:
         """Counts the bytes of one page, or of all."""
@@ -139,15 +134,14 @@ def _measure_shards(shards: int, rows: int) -> dict[str, Any]:
         start = time.process_time()
         for label in labels:
             frame = pd.DataFrame(payloads[label], columns=["kind", "payload"])
-            handle: Any = stores[label]
+            pages: Any = stores[label]
             shard = shard_module.Shard(
                 Declarations.of(STREAM),
                 {STREAM.name: STREAM},
                 labels,
                 Path(f"scale-{shards}-{rows}"),
                 label,
-                handle,
-                handle,
+                pages,
             )
             answers.append(pa.Table.from_pandas(shard.judge([frame]), preserve_index=False))
         spent["judge"].append(time.process_time() - start)

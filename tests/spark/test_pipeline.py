@@ -406,7 +406,7 @@ def test_state_is_pages_in_rocksdb_and_falls_when_the_watermark_passes(ready: Ta
         later = {"id": f"later-{day}", "at": START + day * 86_400_000_000, "customer": 1, "shop": "a", "amount": "1.00"}
         append(ready, [{**later, "arrival": 1}])
         evaluate(ready)
-    # The timers of the first events' pages fired when the watermark of the first day reached Spark.
+    # Each shard dropped the pages of the first events when the watermark passed their windows.
     assert not early & runs()
 
 

@@ -78,16 +78,6 @@ class FeatureState:
         emptied_in[-1] = -1
         return emptied_in[find_keys(keys, distinct)]
 
-    def next_expiry(self, stored: StoredRun) -> int:
-        """Returns the watermark at which half of the run's rows are below the floor or can be combined."""
-        if self.buckets is None:
-            return stored.middle_time + self.width + 1
-        resolution = self.buckets.resolution
-        times = [align_down(stored.middle_time, resolution) + self.width]
-        if stored.due < NEVER_DUE:
-            times.append(align_down(stored.due, resolution) + self.buckets.lag)
-        return min(times) + resolution
-
     def merge(self, runs: Sequence[Run]) -> Run:
         """Merges rows without those below the floor, and combines those in closed buckets."""
         if self.buckets is None or not any(run.parts is not None or (run.times < self.closed).any() for run in runs):

@@ -42,7 +42,7 @@ MANIFEST, _RULES = "manifest", "rules"
 # Longer texts continue in the next row of their page.
 _MAX_ROW_CHARACTERS = 2**26
 # The fields that the manifest has as they are.
-_PLAIN = ("high", "advanced", "last_commit", "origin", "timer", "declared")
+_PLAIN = ("high", "advanced", "last_commit", "origin", "declared")
 
 
 class StateCounts(NamedTuple):
@@ -74,7 +74,6 @@ class ShardState:
         last_commit: The last commit judged.
         deferred: The events that warming versions have yet to judge, by the name of their keyed table.
         origin: A text unique to this state, set when it was created.
-        timer: When the shell wakes to drop old state, in the shell's unit.
         declared: The mark of the declaration by which the last batch was judged (see `Declared.mark`).
         cache: Decides which pages stay in memory.
         runs: Loads, holds and saves the runs of window rows.
@@ -90,7 +89,6 @@ class ShardState:
     last_commit: int | None = None
     deferred: Deferred = field(default_factory=Deferred)
     origin: str = ""
-    timer: int | None = None
     declared: str = ""
     cache: Cache = SHARED_CACHE
 

@@ -85,12 +85,6 @@ class WindowRows:
                     self._rewrite(feature, at, at + 1)
         self.row_sets.drop_old(self.segments)
 
-    def next_expiry(self) -> int | None:
-        """Returns the next watermark at which `drop_old` has something to drop; None if never."""
-        times = [feature.next_expiry(stored) for feature in self.features.values() for stored in feature.runs]
-        times += [stored.due for stored in self.row_sets.list_runs()]
-        return min(times) if times else None
-
     def reset(self, feature_id: str, keys: Iterable[Key]) -> None:
         """Empties the windows of these keys: rows of earlier segments no longer count."""
         feature = self.features[feature_id]

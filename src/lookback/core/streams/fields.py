@@ -28,7 +28,7 @@ _STRUCTS = re.compile(r"\s*array\s*<.*\bstruct\s*<.*", re.ASCII | re.IGNORECASE 
 RESERVED_FIELDS = frozenset(
     {
         *("ingested_at", "arrival", "committed_at", "_change_type", "_commit_version", "_commit_timestamp"),
-        *("_kind", "_committed", "_wakes"),
+        *("_kind", "_committed"),
     }
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from lookback.core.errors import SetupError
 from lookback.core.expressions.compiling import Expression, recompile
@@ -56,11 +57,10 @@ BLOCKS = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-KIND, _COMMITTED, _WAKES = "_kind", "_committed", "_wakes"
+KIND, _COMMITTED = "_kind", "_committed"
 # The kinds of changes that matter; updates have another number.
 INSERTED, DELETED = 1, 2
 _KINDS = {"insert": INSERTED, "delete": DELETED}
-_WAKING_BLOCKS = StructType([*BLOCKS.fields, StructField(_WAKES, TimestampType())])
 # With up to this many fields, a query reads all of them, so that a rule that needs another field does not need a new
 # query. Shards get only the fields that rules read.
 _MAX_FIELDS_READ_WHOLE = 32
@@ -82,14 +82,11 @@ def find_shard_labels(spark: SparkSession, shards: int) -> list[str]:
 def build_event_blocks(
     changes: DataFrame, declarations: Declarations, plan: Plan, labels: list[str], checkpoint: Checkpoint
 ) -> DataFrame:
-    """Packs the events of a change feed into blocks, without a watermark column, so that Spark drops no late rows."""
+    """Packs the events of a change feed into blocks."""
     stream = declarations.last
     fields = stream.fields if len(stream.fields) <= _MAX_FIELDS_READ_WHOLE else plan.coverage.fields
     rows = select_changes(changes, declarations, fields)
-    blocks = rows.mapInArrow(Dispatch(declarations, plan.coverage, tuple(labels), checkpoint), _WAKING_BLOCKS)
-    # Spark's watermark is used only to fire timers.
-    woken = blocks.withWatermark(_WAKES, f"{stream.max_out_of_orderness} microseconds")
-    return woken.select(*BLOCKS.names)
+    return rows.mapInArrow(Dispatch(declarations, plan.coverage, tuple(labels), checkpoint), BLOCKS)
 
 
 def select_changes(changes: DataFrame, declarations: Declarations, fields: Iterable[str]) -> DataFrame:
@@ -147,22 +144,26 @@ class Dispatch:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the blocks of `batches`. Spark's mapInArrow calls this."""
-        coverage: Coverage | None = None
         builder = BlockBuilder(self.declarations, self.labels)
-        for chunk in merge_batches(batches):
-            coverage = coverage or self._read_coverage(frozenset(chunk.schema.names))
-            kinds = chunk.column(KIND).to_numpy()
-            for kind in (INSERTED, DELETED):
-                at = np.flatnonzero(kinds == kind)
-                if len(at):
-                    yield builder.build(take_rows(chunk, at), kind, coverage)
+        with ThreadPoolExecutor(1) as reader:
+            # In a bucket this is two requests, while the JVM reads the events.
+            planned = reader.submit(self._read_planned)
+            for chunk in merge_batches(batches):
+                coverage = planned.result()
+                if not coverage.fields <= frozenset(chunk.schema.names):
+                    coverage = self.coverage
+                kinds = chunk.column(KIND).to_numpy()
+                for kind in (INSERTED, DELETED):
+                    at = np.flatnonzero(kinds == kind)
+                    if len(at):
+                        yield builder.build(take_rows(chunk, at), kind, coverage)
 
-    def _read_coverage(self, read: frozenset[str]) -> Coverage:
+    def _read_planned(self) -> Coverage:
         try:
             plan = self.checkpoint.read_plan()
         except (OSError, SetupError):
             plan = None
-        return self.coverage if plan is None or not plan.coverage.fields <= read else plan.coverage
+        return self.coverage if plan is None else plan.coverage
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,6 @@ class BlockBuilder:
         events = Events.of(columns, commits, stream)
         header: dict[str, Any] = {"deleted": kind == DELETED, "rows": len(commits), "coverage": coverage.to_dict()}
         future: list[LateEvent] = []
-        wakes: int | None = None
         if kind == INSERTED:
             ahead = chunk.column(_COMMITTED)
             if ahead.null_count < len(ahead):
@@ -196,7 +196,6 @@ class BlockBuilder:
                 sent = sent.filter(pa.array(events.times - most <= bounds))
                 events, future = split_future(events, bounds, stream, most)
             header["marks"] = list(find_marks(events, commits).items())
-            wakes = int(events.times.max()) if len(events) else None
         else:
             header["marks"] = [(int(commit), None) for commit in np.unique(commits)]
         header["future"] = [{**vars(late), "event_time": late.event_time.isoformat()} for late in future]
@@ -208,7 +207,6 @@ class BlockBuilder:
             for head, (here, own) in zip(headers, routing.route(events, len(self.labels)), strict=True)
         ]
         rows = {"shard": list(self.labels), "kind": [EVENTS] * len(payloads), "payload": payloads}
-        rows[_WAKES] = [wakes] * len(payloads)
         return pa.RecordBatch.from_pydict(rows, schema=_ARROW_BLOCKS)
 
 
@@ -310,7 +308,6 @@ _ARROW_BLOCKS = pa.schema(
         pa.field("shard", pa.string(), False),
         pa.field("kind", pa.string(), False),
         pa.field("payload", pa.binary(), False),
-        pa.field(_WAKES, pa.timestamp("us", tz="UTC")),
     ]
 )
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessorHandle, TimerValues
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
     from lookback.core.streams.declaration import Stream
     from lookback.core.streams.declarations import Declarations
@@ -42,7 +42,6 @@ class ShardProcessor(StatefulProcessor):
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Opens the pages. Spark calls this before the first rows of a batch."""
-        self._handle = handle
         self._pages = handle.getMapState(PAGES, _NAME, _PAGE)
 
     def handleInputRows(  # type: ignore[override]  # noqa: N802 - Spark's name
@@ -53,16 +52,6 @@ class ShardProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Evaluates one batch of one shard."""
         yield self._open_shard(key).judge(rows)
-
-    def handleExpiredTimer(  # noqa: N802
-        self,
-        key: Any,
-        timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
-    ) -> Iterator[pd.DataFrame]:
-        """Drops state that no window needs any more."""
-        self._open_shard(key).drop_old()
-        return iter(())
 
     def close(self) -> None:
         """Does nothing, because nothing is kept open."""
@@ -80,7 +69,6 @@ class ShardProcessor(StatefulProcessor):
             self._labels,
             self._query,
             str(key[0]),
-            self._handle,
             self._pages,
             schedule,
             histories,

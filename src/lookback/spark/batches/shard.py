@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import MapState
 
 from lookback.core.engine.batch import Batch
 from lookback.core.engine.evaluation import Evaluator
@@ -90,7 +90,6 @@ class Shard:
         labels: Sequence[str],
         query: Place,
         label: str,
-        handle: StatefulProcessorHandle,
         pages: MapState,
         schedule: Schedule | None = None,
         histories: Histories | None = None,
@@ -108,7 +107,7 @@ class Shard:
                 query=histories.query_id,
             )
         self._first = label == labels[0]
-        self._handle, self._pages = handle, ShardPages(pages, self._query, label)
+        self._pages = ShardPages(pages, self._query, label)
 
     def judge(self, rows: Iterable[pd.DataFrame]) -> pd.DataFrame:
         """Evaluates one batch."""
@@ -170,14 +169,6 @@ class Shard:
             if text != (self._pages.get_text(WAITING) or ""):
                 self._pages.put(WAITING, encode_text(text))
 
-    def drop_old(self) -> None:
-        """Drops state that no window needs any more."""
-        state, _ = self._open_state()
-        state.timer = None
-        state.drop_old()
-        self._save_state(state)
-        self._pages.keep_copies(state.manifest)
-
     def _open_state(self) -> tuple[ShardState, bool]:
         """Returns the shard's state, and whether it was in memory. Otherwise reads it, reusing runs still in memory."""
         known = _IN_MEMORY.pop((self._query, self._label), None)
@@ -206,14 +197,7 @@ class Shard:
             del _IN_MEMORY[key]
 
     def _save_state(self, state: ShardState) -> None:
-        expiry = state.windows.next_expiry()
-        timer = None if expiry is None else expiry // 1_000 + 1
-        if timer != state.timer:
-            if state.timer is not None:
-                self._handle.deleteTimer(state.timer)
-            if timer is not None:
-                self._handle.registerTimer(timer)
-            state.timer = timer
+        state.drop_old()
         state.save()
         if len(_IN_MEMORY) >= _MAX_IN_MEMORY:
             _IN_MEMORY.pop(next(iter(_IN_MEMORY)))

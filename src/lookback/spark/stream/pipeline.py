@@ -301,7 +301,7 @@ class Evaluation:
         query_id = None if self._warm_ups is None else self.checkpoint.ensure_query_id()
         processor = ShardProcessor(declarations, self.streams, labels, self.checkpoint.folder, schedule, query_id)
         answers = blocks.groupBy("shard").transformWithStateInPandas(
-            processor, BLOCKS, outputMode="Append", timeMode="EventTime"
+            processor, BLOCKS, outputMode="Append", timeMode="None"
         )
         writer = (
             answers.writeStream.queryName(f"lookback-{self.stream.name}")
