@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from dev.bench.lakehouse import rows_of
 from dev.bench.sets import COMMIT_ROWS, SECOND, TIME, Columns, EventSet
 from lookback.places import ObjectPath, Place
 
 COMMITS_PER_SECOND = 2
+# Delta's default, too, is ten commits.
+_CHECKPOINT_INTERVAL = 10
 _LONGEST_START, _LONGEST_END = 120.0, 30.0
 
 
@@ -128,6 +131,19 @@ def append(table: Place, version: int, rows: pa.Table) -> None:
     _make(log / f"{version:020d}.crc", json.dumps(checksum))
 
 
+def _write_checkpoint(table: ObjectPath) -> None:
+    """Writes the checkpoint of a table's log in a bucket, as whoever writes a table does once in a while."""
+    settings = dict(table.settings)
+    options = {
+        "AWS_ENDPOINT_URL": settings["fs.s3a.endpoint"],
+        "AWS_REGION": settings["fs.s3a.endpoint.region"],
+        "AWS_ACCESS_KEY_ID": settings["fs.s3a.access.key"],
+        "AWS_SECRET_ACCESS_KEY": settings["fs.s3a.secret.key"],
+        "AWS_ALLOW_HTTP": "true",
+    }
+    DeltaTable(f"s3://{table.store}/{table.key}", storage_options=options).create_checkpoint()
+
+
 def put_on_list(table: Place, name: str, values: Iterable[int]) -> int:
     """Puts numbers on a list, for good, as one commit of the table `lists`. Returns the commit."""
     texts = pa.array(values).cast(pa.string())
@@ -181,6 +197,8 @@ def _append_until_told(pipe: Connection, table: Place, source: _Source, rate: in
         due = max(due, time.monotonic()) + 1 / COMMITS_PER_SECOND
         before = time.monotonic()
         append(table, first + number, rows_of(source.rows(rate, number, ahead)))
+        if isinstance(table, ObjectPath) and (first + number) % _CHECKPOINT_INTERVAL == 0:
+            _write_checkpoint(table)
         took.append(time.monotonic() - before)
         number += 1
     return took
