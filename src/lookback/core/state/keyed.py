@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.keyruns import Key, KeyRun, Rows, RunPages, select_rows
+from lookback.core.state.keyruns import Key, KeyRun, Rows, select_rows
 from lookback.core.state.pieces import Store
 from lookback.core.state.tableruns import TableRuns, find_successor
 from lookback.core.values.cache import SHARED_CACHE, Cache
@@ -127,7 +127,7 @@ class KeyedTable:
     cache: Cache = SHARED_CACHE
 
     def __post_init__(self, store: Store | None) -> None:
-        self._runs = TableRuns(RunPages(self.name, store, self.cache))
+        self._runs = TableRuns(self.name, store, self.cache)
         # Entries that changed since the last save, entries that were only read since, and entries of the batch before.
         self._changed = _ChangedEntries()
         self._read: dict[Key, _Entry] = {}
@@ -135,7 +135,7 @@ class KeyedTable:
 
     def use_store(self, store: Store | None) -> None:
         """Reads and writes pages in another store from now on."""
-        self._runs.pages.store = store
+        self._runs.store = store
 
     def get(self, key: Key) -> Any | None:
         """Returns the value of a key; None if it has none. If you change a value in place, put it again."""
@@ -316,7 +316,7 @@ class KeyedTable:
             self._runs.merge(len(self._changed))
         if touched:
             self._keep_decoded(touched)
-        self._runs.pages.save()
+        self._runs.save()
         self._changed, self._read = _ChangedEntries(), {}
 
     def clear(self) -> list[str]:

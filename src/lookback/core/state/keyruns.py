@@ -1,20 +1,19 @@
 """Stores keys with their values as runs of immutable pages. A newer run overrides older ones key by key.
 
 A hash of the key assigns it to one of the run's pages, whose number is a power of two. A value is JSON text, or rows in
-the columns of its page. This module writes and merges runs; `keyed` decides which runs to merge, and when.
+the columns of its page. `tableruns` keeps the runs of a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lookback.core.errors import StateError
-from lookback.core.state.pieces import Store, require_integers
-from lookback.core.values.cache import Cache
+from lookback.core.state.pieces import require_integers
 from lookback.core.values.columns import Mask, Values, make_objects
 from lookback.core.values.keycolumns import KeyColumns
 from lookback.core.values.keys import Int64s, Keys, list_ranges
@@ -334,133 +333,6 @@ class KeyRun:
 
 def _open_pages(wakes: Sequence[int]) -> dict[int, Page]:
     return {number: Page(wake) for number, wake in enumerate(wakes) if wake != _ABSENT}
-
-
-@dataclass(eq=False)
-class RunPages:
-    """The pages of a table's runs: those in the store, and those waiting for the next save.
-
-    Attributes:
-        name: The name of the table.
-        store: Where pages are saved; None if nothing is saved.
-        cache: Decides which pages stay in memory.
-        unsaved: New pages by name.
-        removed: The names of stored pages for the next save to remove.
-    """
-
-    name: str
-    store: Store | None
-    cache: Cache
-    unsaved: dict[str, Page | bytes] = field(default_factory=dict)
-    removed: list[str] = field(default_factory=list)
-
-    def save(self) -> None:
-        """Writes unsaved changes to the store."""
-        assert self.store is not None
-        for name in self.removed:
-            self.store.remove(name)
-        for name, page in self.unsaved.items():
-            if isinstance(page, bytes):
-                self.store.put(name, page)
-            elif page.rows is not None:
-                self.store.put(name, page.rows.encode())
-                self.cache.hold(page, page.rows.memory_bytes)
-        self.unsaved, self.removed = {}, []
-
-    def load_index(self, run: KeyRun) -> dict[int, Page]:
-        """Reads the pages of a run, without their rows."""
-        assert self.store is not None
-        name = run.name_index(self.name)
-        return run.read_index(self.store.get(name) or b"", name)
-
-    def load(self, run: KeyRun, number: int, page: Page) -> Rows:
-        """Reads the rows of a page."""
-        assert self.store is not None
-        name = run.name_page(self.name, number)
-        page.rows = rows = Rows.decode(self.store.get(name) or b"", name)
-        self.cache.hold(page, rows.memory_bytes)
-        return rows
-
-    def load_part(self, run: KeyRun, part: int, depth: int) -> Rows:
-        """Returns the rows whose hash has `part` as its lowest `depth` bits."""
-        parts = [Rows.from_entries([])]
-        for number in run.numbers_in(part, depth):
-            page = run.opened.get(number)
-            if page is not None:
-                parts.append(page.rows if page.rows is not None else self.load(run, number, page))
-        rows = parts[-1] if len(parts) <= 2 else merge_rows(parts)[0]
-        return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
-
-    def add_run(self, number: int, rows: Rows) -> KeyRun:
-        """Writes rows as a new run."""
-        run = KeyRun.begin(number, len(rows))
-        self._add_rows(run, rows, range(2**run.depth))
-        run.rows = int(np.maximum(rows.counts, 0).sum())
-        self._add_index(run)
-        return run
-
-    def merge_part(
-        self, target: KeyRun, sources: Sequence[KeyRun], depth: int, *, is_oldest: bool
-    ) -> tuple[int, list[tuple[Key, KeyRun, int]]]:
-        """Merges the next part of the sources into their target, and drops the sources' pages of that part.
-
-        Args:
-            target: The run to merge into.
-            sources: The runs to merge, from oldest to newest.
-            depth: The depth of the merge's parts.
-            is_oldest: Whether no older run has rows that forgotten keys must override.
-
-        Returns:
-            The number of rows read, and the keys whose newest row here is past the horizon: (key, source that has the
-            row, count of the row).
-        """
-        part = target.parts_done
-        loaded = [self.load_part(run, part, depth) for run in sources]
-        rows, run_of = merge_rows(loaded)
-        is_void = rows.wakes <= np.array([run.horizon for run in sources])[run_of]
-        figures = rows.keys.take(is_void).list_pairs(), run_of[is_void].tolist(), rows.counts[is_void].tolist()
-        void = [(key, sources[at], count) for key, at, count in zip(*figures, strict=True)]
-        if is_oldest:
-            rows = rows.take(~is_void & ~rows.is_forgotten)
-        elif is_void.any():
-            # A forgotten key must still override the rows that older runs may have of it.
-            rows = rows.forget(is_void)
-        self._add_rows(target, rows, target.numbers_in(part, depth))
-        for run in sources:
-            if run.depth >= depth:
-                self._drop_pages(run, [number for number in run.numbers_in(part, depth) if number in run.opened])
-        return sum(map(len, loaded)), void
-
-    def finish_merge(self, target: KeyRun, sources: Sequence[KeyRun]) -> None:
-        """Completes a merge once all parts are merged, and removes the remaining pages of the sources."""
-        target.sources = 0
-        for run in sources:
-            self.drop_run(run)
-        self._add_index(target)
-
-    def drop_run(self, run: KeyRun) -> None:
-        """Removes all pages of a run."""
-        self._drop_pages(run, list(run.opened))
-        if run.has_index:
-            self._drop_name(run.name_index(self.name))
-
-    def _add_rows(self, run: KeyRun, rows: Rows, numbers: Sequence[int]) -> None:
-        for number, page in run.add_rows(rows, numbers):
-            self.unsaved[run.name_page(self.name, number)] = page
-
-    def _add_index(self, run: KeyRun) -> None:
-        """Adds the page of the wakes of a complete run, if it has one."""
-        if run.keys and run.has_index:
-            self.unsaved[run.name_index(self.name)] = run.encode_index()
-
-    def _drop_pages(self, run: KeyRun, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self.cache.forget(run.opened.pop(number))
-            self._drop_name(run.name_page(self.name, number))
-
-    def _drop_name(self, name: str) -> None:
-        if self.unsaved.pop(name, None) is None:
-            self.removed.append(name)
 
 
 def merge_rows(parts: Sequence[Rows]) -> tuple[Rows, Int64s]:

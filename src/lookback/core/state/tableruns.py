@@ -7,13 +7,15 @@ So the bytes that a batch writes are proportional to the keys that it changes, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lookback.core.state.keyruns import Key, KeyRun, Page, Rows, RunPages, hash_key, hash_keys, merge_rows
+from lookback.core.state.keyruns import Key, KeyRun, Page, Rows, hash_key, hash_keys, merge_rows
+from lookback.core.state.pieces import Store
+from lookback.core.values.cache import Cache
 from lookback.core.values.keys import Int64s, Keys, find_keys
 from lookback.core.values.times import NEVER_DUE
 
@@ -30,17 +32,25 @@ _ROWS_PER_CHANGE, _MIN_ROWS = 6, 2_048
 
 @dataclass(eq=False)
 class TableRuns:
-    """The runs of a keyed table.
+    """The runs of a keyed table, and their pages: those in the store, and those waiting for the next save.
 
     Attributes:
-        pages: The pages of the runs.
+        name: The name of the table.
+        store: Where pages are saved; None if nothing is saved.
+        cache: Decides which pages stay in memory.
         runs: The runs from oldest to newest.
         made: The number of runs made so far.
+        unsaved: New pages by name.
+        removed: The names of stored pages for the next save to remove.
     """
 
-    pages: RunPages
+    name: str
+    store: Store | None
+    cache: Cache
     runs: list[KeyRun] = field(default_factory=list)
     made: int = 0
+    unsaved: dict[str, Page | bytes] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
 
     @property
     def keys(self) -> int:
@@ -56,7 +66,7 @@ class TableRuns:
         """Drops all runs and returns the names of their pages in the store, which the caller must remove."""
         for run in self.runs:
             self._drop_run(run)
-        names, self.runs, self.pages.removed = self.pages.removed, [], []
+        names, self.runs, self.removed = self.removed, [], []
         return names
 
     def to_json(self) -> list[Any]:
@@ -65,6 +75,19 @@ class TableRuns:
             if not run.has_index:
                 self.open_run(run)
         return [self.made, [run.to_json() for run in self.runs]]
+
+    def save(self) -> None:
+        """Writes unsaved changes to the store."""
+        assert self.store is not None
+        for name in self.removed:
+            self.store.remove(name)
+        for name, page in self.unsaved.items():
+            if isinstance(page, bytes):
+                self.store.put(name, page)
+            elif page.rows is not None:
+                self.store.put(name, page.rows.encode())
+                self.cache.hold(page, page.rows.memory_bytes)
+        self.unsaved, self.removed = {}, []
 
     # Keys -------------------------------------------------------------------------------------------------------------
 
@@ -75,7 +98,7 @@ class TableRuns:
             number = hashed & ((1 << run.depth) - 1)
             page = (run.pages if run.pages is not None else self.open_run(run)).get(number)
             if page is not None:
-                rows = page.rows if page.rows is not None else self.pages.load(run, number, page)
+                rows = self._load(run, number, page)
                 at = rows.find(key)
                 if at is not None:
                     return run, rows, at
@@ -100,7 +123,7 @@ class TableRuns:
             for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
                 page = pages.get(int(numbers[part[0]])) if len(part) else None
                 if page is not None:
-                    rows = page.rows if page.rows is not None else self.pages.load(run, int(numbers[part[0]]), page)
+                    rows = self._load(run, int(numbers[part[0]]), page)
                     at = own[part]
                     places = find_keys(keys.take(at), rows.keys)
                     is_there = places >= 0
@@ -126,9 +149,7 @@ class TableRuns:
         depth = max((run.depth for run in self.runs), default=0)
         for part in range(2**depth if self.runs else 0):
             runs = list(self._list_current(part))[::-1]
-            for run in runs:
-                self.open_run(run)
-            rows, run_of = merge_rows([self.pages.load_part(run, part, depth) for run in runs])
+            rows, run_of = merge_rows([self._load_part(run, part, depth) for run in runs])
             horizons = np.array([run.horizon for run in runs])[run_of]
             yield rows.take(~rows.is_forgotten & (rows.wakes > horizons))
 
@@ -143,7 +164,7 @@ class TableRuns:
                 continue
             for number, page in self.open_run(run).items():
                 if page.wake <= watermark:
-                    rows = page.rows if page.rows is not None else self.pages.load(run, number, page)
+                    rows = self._load(run, number, page)
                     is_due = (rows.wakes > run.swept) & (rows.wakes <= watermark)
                     found.append(rows.keys.take(is_due))
                     later = rows.wakes[rows.wakes > watermark]
@@ -162,7 +183,9 @@ class TableRuns:
         """Returns the pages of a run. Reads their wakes if they are not in memory."""
         if run.pages is not None:
             return run.pages
-        pages = self.pages.load_index(run)
+        assert self.store is not None
+        name = run.name_index(self.name)
+        pages = run.read_index(self.store.get(name) or b"", name)
         for target in self.runs:
             sources, depth = self._find_sources(target)
             if run in sources and run.depth >= depth:
@@ -171,16 +194,56 @@ class TableRuns:
         run.pages = pages
         return pages
 
+    def _load(self, run: KeyRun, number: int, page: Page) -> Rows:
+        """Returns the rows of a page. Reads them if they are not in memory."""
+        if page.rows is not None:
+            return page.rows
+        assert self.store is not None
+        name = run.name_page(self.name, number)
+        page.rows = rows = Rows.decode(self.store.get(name) or b"", name)
+        self.cache.hold(page, rows.memory_bytes)
+        return rows
+
+    def _load_part(self, run: KeyRun, part: int, depth: int) -> Rows:
+        """Returns the rows whose hash has `part` as its lowest `depth` bits."""
+        pages = self.open_run(run)
+        parts = [self._load(run, at, pages[at]) for at in run.numbers_in(part, depth) if at in pages]
+        rows, _ = merge_rows(parts or [Rows.from_entries([])])
+        return rows if run.depth >= depth else rows.take((rows.hashes & (2**depth - 1)) == part)
+
     def add(self, rows: Rows) -> KeyRun:
         """Adds a run of rows, which override those of all existing runs."""
         self.made += 1
-        run = self.pages.add_run(self.made, rows)
+        run = KeyRun.begin(self.made, len(rows))
+        self._add_rows(run, rows, range(2**run.depth))
+        run.rows = int(np.maximum(rows.counts, 0).sum())
+        self._add_index(run)
         self.runs.append(run)
         return run
 
+    def _add_rows(self, run: KeyRun, rows: Rows, numbers: Sequence[int]) -> None:
+        for number, page in run.add_rows(rows, numbers):
+            self.unsaved[run.name_page(self.name, number)] = page
+
+    def _add_index(self, run: KeyRun) -> None:
+        """Adds the page of the wakes of a complete run, if it has one."""
+        if run.keys and run.has_index:
+            self.unsaved[run.name_index(self.name)] = run.encode_index()
+
     def _drop_run(self, run: KeyRun) -> None:
-        self.open_run(run)
-        self.pages.drop_run(run)
+        """Removes all pages of a run."""
+        self._drop_pages(run, list(self.open_run(run)))
+        if run.has_index:
+            self._drop_name(run.name_index(self.name))
+
+    def _drop_pages(self, run: KeyRun, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.cache.forget(run.opened.pop(number))
+            self._drop_name(run.name_page(self.name, number))
+
+    def _drop_name(self, name: str) -> None:
+        if self.unsaved.pop(name, None) is None:
+            self.removed.append(name)
 
     def drop_forgotten(self) -> None:
         """Drops the oldest runs as long as all their keys are forgotten."""
@@ -254,24 +317,39 @@ class TableRuns:
             self._finish_merge(target, sources)
 
     def _merge_part(self, target: KeyRun, sources: list[KeyRun], depth: int) -> int:
-        """Merges the rows of one part. Returns the number of rows read."""
+        """Merges the rows of the next part and drops the sources' pages of it. Returns the number of rows read."""
+        part = target.parts_done
+        loaded = [self._load_part(run, part, depth) for run in sources]
+        rows, run_of = merge_rows(loaded)
+        is_void = rows.wakes <= np.array([run.horizon for run in sources])[run_of]
+        void = rows.keys.take(is_void).list_pairs(), run_of[is_void].tolist(), rows.counts[is_void].tolist()
+        if self.runs[0] is sources[0]:
+            rows = rows.take(~is_void & ~rows.is_forgotten)
+        elif is_void.any():
+            # A forgotten key must still override the rows that older runs may have of it.
+            rows = rows.forget(is_void)
+        self._add_rows(target, rows, target.numbers_in(part, depth))
         for run in sources:
-            self.open_run(run)
-        read, void = self.pages.merge_part(target, sources, depth, is_oldest=self.runs[0] is sources[0])
-        for key, source, count in void:
+            if run.depth >= depth:
+                self._drop_pages(run, [number for number in run.numbers_in(part, depth) if number in run.opened])
+        for key, at, count in zip(*void, strict=True):
             # If a run newer than the target has the key, the row has been subtracted already.
             if count > 0 and self.locate(key)[0] in (None, target, *sources):
-                source.rows -= count
-        return read
+                sources[at].rows -= count
+        return sum(map(len, loaded))
 
     def _finish_merge(self, target: KeyRun, sources: list[KeyRun]) -> None:
+        """Completes a merge once all parts are merged, and removes the remaining pages of the sources."""
         for run in sources:
             self.runs.remove(run)
             target.rows += run.rows
             run.successor = target
         if not target.keys:
             self.runs.remove(target)
-        self.pages.finish_merge(target, sources)
+        target.sources = 0
+        for run in sources:
+            self._drop_run(run)
+        self._add_index(target)
 
 
 def find_successor(run: KeyRun) -> KeyRun:
