@@ -50,9 +50,9 @@ class Aggregate(ABC):
         """
         return self.build_index(values)
 
-    @abstractmethod
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Aggregates the indexed rows [low, high) of each window; low == high is an empty window."""
+        return self.subtract_rows(index, high, index, low)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
         """Aggregates the first `high` rows of `index` except the first `low` of `without`, which must be among them.

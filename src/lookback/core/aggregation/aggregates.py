@@ -1,4 +1,4 @@
-"""The aggregates that measures can use: one small class each, and one table that names them.
+"""The aggregates that measures can use: small classes, and one table that names them.
 
 The types that an aggregate accepts are checked when a measure is compiled: `AGGREGATE_ARGUMENTS` in
 expressions/functions.py.
@@ -6,7 +6,7 @@ expressions/functions.py.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lookback.core.aggregation.aggregate import Aggregate
-from lookback.core.aggregation.edges import First, Last
+from lookback.core.aggregation.edges import Edge
 from lookback.core.aggregation.exact import (
     MAX_ERROR,
     SMALL_SUM,
@@ -33,6 +33,9 @@ from lookback.core.values.columns import Column, Values, from_values, normalize_
 from lookback.core.values.sortable import read_sortable
 from lookback.core.values.types import BIGINT, DOUBLE, DataType, decimal, parse_type
 
+# Returns the smaller or the larger of each pair of values.
+_Pick = Callable[[Values, Values], Values]
+
 
 class Count(Aggregate):
     """The number of rows, for count(*) and count(x); the caller leaves out rows where x is NULL."""
@@ -47,10 +50,6 @@ class Count(Aggregate):
     def build_index(self, values: Values) -> Any:
         """Returns None: counting needs no index."""
         return None
-
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Counts the rows of each range."""
-        return (high - low,)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
         """Counts the remaining rows."""
@@ -85,10 +84,6 @@ class Sum(Aggregate):
     def build_index(self, values: Values) -> Any:
         """Returns the prefix sums, one longer than the values."""
         return prefix_sums(values)
-
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Returns the count and sum of each range."""
-        return self.subtract_rows(index, high, index, low)
 
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
         """Returns the count and sum of the remaining rows."""
@@ -158,10 +153,6 @@ class Variance(Sum):
             np.cumsum(np.square(values, dtype=np.float64), out=rough[1:])
         return prefix_sums(values), squares, rough, values, []
 
-    def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
-        """Returns the count, sum and sum of squares of each range."""
-        return self.subtract_rows(index, high, index, low)
-
     def subtract_rows(self, index: Any, high: Int64s, without: Any, low: Int64s) -> Partial:
         """Returns the count, sum and sum of squares of the remaining rows."""
         (sums, modulo, rough, _, _), (sums_without, modulo_without, rough_without, _, _) = index, without
@@ -199,14 +190,13 @@ class _Extreme(Aggregate):
 
     _BLOCK = 32
 
+    def __init__(self, pick: _Pick) -> None:
+        self._pick = pick
+
     def result_type(self, argument: DataType | None) -> DataType:
         """Returns the argument's type."""
         assert argument is not None
         return argument
-
-    @abstractmethod
-    def pick(self, left: Values, right: Values) -> Values:
-        """Returns the extreme of each pair."""
 
     def build_index(self, values: Values) -> Any:
         """Returns the values in blocks of 32, each row's extremes to both ends of its block, and a sparse table."""
@@ -219,12 +209,12 @@ class _Extreme(Aggregate):
         grid = padded.reshape(blocks, block)
         prefix, suffix = grid.copy(), grid.copy()
         for at in range(1, block):
-            prefix[:, at] = self.pick(prefix[:, at - 1], prefix[:, at])
-            suffix[:, block - 1 - at] = self.pick(suffix[:, block - at], suffix[:, block - 1 - at])
+            prefix[:, at] = self._pick(prefix[:, at - 1], prefix[:, at])
+            suffix[:, block - 1 - at] = self._pick(suffix[:, block - at], suffix[:, block - 1 - at])
         table = [suffix[:, 0]]
         while len(table[-1]) > 2 ** (len(table) - 1):
             step = 2 ** (len(table) - 1)
-            table.append(self.pick(table[-1][:-step], table[-1][step:]))
+            table.append(self._pick(table[-1][:-step], table[-1][step:]))
         return padded, prefix.ravel(), suffix.ravel(), table
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
@@ -236,18 +226,18 @@ class _Extreme(Aggregate):
             return count, best
         first, last = low // self._BLOCK, (high - 1) // self._BLOCK
         wide = np.flatnonzero((count > 0) & (first < last))
-        best[wide] = self.pick(suffix[low[wide]], prefix[high[wide] - 1])
+        best[wide] = self._pick(suffix[low[wide]], prefix[high[wide] - 1])
         between = last[wide] - first[wide] - 1
         for level, extremes in enumerate(table):
             at = (between >= 2**level) & (between < 2 ** (level + 1))
             rows = wide[at]
-            ends = self.pick(extremes[first[rows] + 1], extremes[last[rows] - 2**level])
-            best[rows] = self.pick(best[rows], ends)
+            ends = self._pick(extremes[first[rows] + 1], extremes[last[rows] - 2**level])
+            best[rows] = self._pick(best[rows], ends)
         narrow = np.flatnonzero((count > 0) & (first == last))
         best[narrow] = padded[low[narrow]]
         for step in range(1, int(count[narrow].max()) if len(narrow) else 0):
             narrow = narrow[count[narrow] > step]
-            best[narrow] = self.pick(best[narrow], padded[low[narrow] + step])
+            best[narrow] = self._pick(best[narrow], padded[low[narrow] + step])
         return count, best
 
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -256,7 +246,7 @@ class _Extreme(Aggregate):
             return left
         both = np.flatnonzero((left[0] > 0) & (right[0] > 0))
         best = np.where(left[0] > 0, left[1], right[1])
-        best[both] = self.pick(left[1][both], right[1][both])
+        best[both] = self._pick(left[1][both], right[1][both])
         return left[0] + right[0], best
 
     def finish(self, partial: Partial, argument: DataType | None) -> Column:
@@ -266,22 +256,10 @@ class _Extreme(Aggregate):
         return normalize_zeros(Column(self.result_type(argument), partial[1], empty if empty.any() else None))
 
 
-class Min(_Extreme):
-    """The smallest value; NaN is the greatest double, as in Spark."""
-
-    def pick(self, left: Values, right: Values) -> Values:
-        """Returns the smaller of each pair."""
-        smaller: Values = np.fmin(left, right) if left.dtype.kind == "f" else np.minimum(left, right)
-        return smaller
-
-
-class Max(_Extreme):
-    """The largest value; NaN is the greatest double, as in Spark."""
-
-    def pick(self, left: Values, right: Values) -> Values:
-        """Returns the larger of each pair."""
-        larger: Values = np.maximum(left, right)
-        return larger
+def _pick_smaller(left: Values, right: Values) -> Values:
+    """Returns the smaller of each pair; NaN is the greatest double, as in Spark and for `np.maximum`."""
+    smaller: Values = np.fmin(left, right) if left.dtype.kind == "f" else np.minimum(left, right)
+    return smaller
 
 
 class _Ranked(_Extreme):
@@ -290,7 +268,8 @@ class _Ranked(_Extreme):
     Of equal ranks, the largest or smallest value counts, so that the order of rows does not matter.
     """
 
-    def __init__(self, type_: DataType) -> None:
+    def __init__(self, pick: _Pick, type_: DataType) -> None:
+        super().__init__(pick)
         self._type = type_
 
     def result_type(self, argument: DataType | None) -> DataType:
@@ -307,23 +286,15 @@ class _Ranked(_Extreme):
         return from_values(self._type, values)
 
 
-class MaxBy(_Ranked, Max):
-    """The value beside the largest rank."""
-
-
-class MinBy(_Ranked, Min):
-    """The value beside the smallest rank."""
-
-
 AGGREGATES: dict[str, Aggregate] = {
     "count": Count(),
     "count_distinct": CountDistinct(),
     "sum": Sum(),
     "avg": Avg(),
-    "min": Min(),
-    "max": Max(),
-    "first": First(),
-    "last": Last(),
+    "min": _Extreme(_pick_smaller),
+    "max": _Extreme(np.maximum),
+    "first": Edge(is_last=False),
+    "last": Edge(is_last=True),
     "stddev_samp": Variance(is_sample=True, is_root=True),
     "stddev_pop": Variance(is_sample=False, is_root=True),
     "var_samp": Variance(is_sample=True, is_root=False),
@@ -334,7 +305,7 @@ AGGREGATES: dict[str, Aggregate] = {
 }
 # The aggregate that a function names with a number, such as percentile(0.9), and those with the type of the value.
 PERCENTILE = "percentile"
-RANKING: dict[str, type[_Ranked]] = {"max_by": MaxBy, "min_by": MinBy}
+RANKING: dict[str, _Pick] = {"max_by": np.maximum, "min_by": _pick_smaller}
 
 
 @lru_cache(maxsize=1_000)
@@ -342,5 +313,5 @@ def find_aggregate(function: str) -> Aggregate:
     """Returns the aggregate of a feature's function: a name in AGGREGATES, percentile(p), or max_by(type)."""
     name, _, rest = function.partition("(")
     if name in RANKING:
-        return RANKING[name](parse_type(rest[:-1]))
+        return _Ranked(RANKING[name], parse_type(rest[:-1]))
     return Percentile(float(rest[:-1])) if name == PERCENTILE else AGGREGATES[name]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lookback.core.aggregation.aggregate import Aggregate
 from lookback.core.aggregation.exact import Int64s, Partial
@@ -24,6 +22,9 @@ class Edge(Aggregate):
     """
 
     is_ordered = True
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
 
     def result_type(self, argument: DataType | None) -> DataType:
         """Returns the argument's type."""
@@ -47,28 +48,28 @@ class Edge(Aggregate):
         """Returns the rows."""
         return times, arrivals, values
 
-    @abstractmethod
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the position of the first or last of the rows [low, high)."""
-
-    @abstractmethod
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks the windows whose row is that of `right`, if both sides have one; on a tie, `right` arrived later."""
-
-    @abstractmethod
     def find_running(self, times: Int64s) -> Int64s:
         """Returns for each row the position of the first or last row up to it; rows are in order of arrival."""
+        if self._is_last:
+            is_picked = times == np.maximum.accumulate(times)
+        else:
+            is_picked = np.diff(np.minimum.accumulate(times), prepend=times[:1]) < 0
+        return np.maximum.accumulate(np.where(is_picked, np.arange(len(times)), 0))
 
     def aggregate_ranges(self, index: Any, low: Int64s, high: Int64s) -> Partial:
         """Returns the count of each range and the time, arrival and value of its row, undefined for an empty range."""
         if not len(index[0]):
             return high - low, low.copy(), low.copy(), np.full(len(low), "", dtype=object)
-        rows = np.where(high > low, self.find_row(low, high), 0)
+        rows = np.where(high > low, high - 1 if self._is_last else low, 0)
         return high - low, *(part[rows] for part in index)
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Adds the counts and picks the first or last row of each pair; where only one side has rows, its row."""
-        takes_right = (right[0] > 0) & ((left[0] == 0) | self.prefers_right(left, right))
+        """Adds the counts and picks the first or last row of each pair; where only one side has rows, its row.
+
+        Of equal rows, that of `right` arrived later.
+        """
+        is_after = (right[1] > left[1]) | ((right[1] == left[1]) & (right[2] >= left[2]))
+        takes_right = (right[0] > 0) & ((left[0] == 0) | (is_after == self._is_last))
         picked = (np.where(takes_right, b, a) for a, b in zip(left[1:], right[1:], strict=True))
         return left[0] + right[0], *picked
 
@@ -83,42 +84,6 @@ class Edge(Aggregate):
             has_value = digits is not None and text[digits.end()] == "="
             values.append(read(text[digits.end() + 1 + int(digits[0]) :]) if digits and has_value else None)
         return from_values(argument, values)
-
-
-class First(Edge):
-    """The value of the first row."""
-
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the first rows."""
-        return low
-
-    def find_running(self, times: Int64s) -> Int64s:
-        """Returns the earliest rows."""
-        is_earliest = np.diff(np.minimum.accumulate(times), prepend=times[:1]) < 0
-        return np.maximum.accumulate(np.where(is_earliest, np.arange(len(times)), 0))
-
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks where the right row is earlier."""
-        is_before: npt.NDArray[np.bool_] = (right[1] < left[1]) | ((right[1] == left[1]) & (right[2] < left[2]))
-        return is_before
-
-
-class Last(Edge):
-    """The value of the last row."""
-
-    def find_row(self, low: Int64s, high: Int64s) -> Int64s:
-        """Returns the last rows."""
-        return high - 1
-
-    def find_running(self, times: Int64s) -> Int64s:
-        """Returns the latest rows."""
-        is_latest = times == np.maximum.accumulate(times)
-        return np.maximum.accumulate(np.where(is_latest, np.arange(len(times)), 0))
-
-    def prefers_right(self, left: Partial, right: Partial) -> npt.NDArray[np.bool_]:
-        """Marks where the right row is not earlier."""
-        is_after: npt.NDArray[np.bool_] = (right[1] > left[1]) | ((right[1] == left[1]) & (right[2] >= left[2]))
-        return is_after
 
 
 # How to read the value of a packed text, by type. All other types are read as integers.
