@@ -10,50 +10,17 @@ With a gap of 10 minutes, the row of 10:09 arrives last:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from lookback.core.values.times import NEVER_DUE
 
+# An event of a session, as tables store it: its time, then one value per slot. A value is None if the slot's measure
+# leaves the event out. Rows written before a slot was added lack its value.
+SessionRow = list[Any]
 
-class SessionRow(list[Any]):
-    """An event of a session, as a list that tables can store: its time, then one value per slot.
-
-    A value is None if the slot's measure leaves the event out. Rows written before a slot was added lack its value.
-    """
-
-    __slots__ = ()
-
-    time = property(itemgetter(0), doc="The time of the event.")
-
-    @staticmethod
-    def values_of(rows: Iterable[SessionRow], slot: int) -> list[Any]:
-        """Returns the value of each row in a slot; None if the row lacks it."""
-        at = slot + 1
-        return [row[at] if at < len(row) else None for row in rows]
-
-
-_time, _start = attrgetter("time"), attrgetter("start")
-
-
-@dataclass
-class SessionRows:
-    """The state of one key: the values of its group_by fields, and its rows by (time, arrival)."""
-
-    stored_key: list[Any]
-    rows: list[SessionRow]
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> SessionRows:
-        """Decodes the output of `to_value`."""
-        rows = [row if type(row) is SessionRow else SessionRow(row) for row in value["rows"]]
-        return cls(value["key"], rows)
-
-    def to_value(self) -> dict[str, Any]:
-        """Encodes the state for a keyed table."""
-        return {"key": self.stored_key, "rows": self.rows}
+_time, _start = itemgetter(0), attrgetter("start")
 
 
 @dataclass(eq=False)
@@ -69,13 +36,13 @@ class OpenSession:
     @property
     def start(self) -> int:
         """The time of its first row."""
-        time: int = self.rows[0].time
+        time: int = self.rows[0][0]
         return time
 
     @property
     def last(self) -> int:
         """The time of its last row."""
-        time: int = self.rows[-1].time
+        time: int = self.rows[-1][0]
         return time
 
 
@@ -100,7 +67,7 @@ class Sessions:
     def end(self, session: OpenSession) -> int:
         """Returns the exclusive end of a session."""
         rows = session.rows
-        end: int = min(rows[-1].time + self.gap + 1, rows[0].time + self.longest)
+        end: int = min(rows[-1][0] + self.gap + 1, rows[0][0] + self.longest)
         return end
 
     def is_cut(self, session: OpenSession) -> bool:
@@ -118,7 +85,7 @@ class Sessions:
         Returns the new and changed sessions, and the starts that no session has any longer; None if the row was not
         added.
         """
-        time = int(row.time)
+        time = int(row[0])
         first, last = self._find_region(time)
         if first < last and time >= self.listed[first].start + self.longest:
             # That session ended before the row, so the row begins a new session or becomes the first of the next one.
@@ -146,7 +113,7 @@ class Sessions:
         """Adds a row that makes a session of listed[first:last] too long: cuts all their rows into new sessions."""
         before = self.listed[first:last]
         rows = [each for session in before for each in session.rows]
-        rows.insert(bisect_right(rows, row.time, key=_time), row)
+        rows.insert(bisect_right(rows, row[0], key=_time), row)
         known = {(id(session.rows[0]), id(session.rows[-1])): session for session in before}
         after, changed = [], []
         for part in self._cut(rows):
@@ -178,7 +145,7 @@ class Sessions:
         sessions: list[list[SessionRow]] = []
         end = -NEVER_DUE
         for row in rows:
-            time = row.time
+            time = row[0]
             if time >= end:
                 sessions.append([])
                 longest_end = time + self.longest
@@ -200,6 +167,6 @@ def _merge(parts: list[OpenSession], row: SessionRow) -> OpenSession:
     right = [each for part in parts[at + 1 :] for each in part.rows]
     session.rows[:0] = left
     session.rows += right
-    session.rows.insert(bisect_right(session.rows, row.time, key=_time), row)
+    session.rows.insert(bisect_right(session.rows, row[0], key=_time), row)
     session.log += [*left, *right, row]
     return session

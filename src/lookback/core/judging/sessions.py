@@ -7,8 +7,8 @@ With a gap of 10 minutes and disorder of 5, 10:09 arrives last, late but in time
     from 10:00                                  2!     5!     ends just after 10:15, and with 10:09 just after 10:30
     from 10:16                                  2!     !      retracted: 10:09 joins it with the session from 10:00
 
-State is two keyed tables: the rows of each key (`SessionRows`), which are cut into sessions (`Sessions`), and the last
-verdict on each session (`SessionMemory`).
+State is two keyed tables: for each key the values of its group_by fields and its rows by (time, arrival), which are
+cut into sessions (`Sessions`), and the last verdict on each session (`SessionMemory`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lookback.core.aggregation.distinct import count_from_start
 from lookback.core.aggregation.edges import Edge
 from lookback.core.judging.answers import list_answers
 from lookback.core.judging.measuring import select_kept, select_values
-from lookback.core.judging.opensessions import OpenSession, SessionRow, SessionRows, Sessions
+from lookback.core.judging.opensessions import OpenSession, SessionRow, Sessions
 from lookback.core.judging.rulerun import RuleRun
 from lookback.core.judging.segment import Order
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, memories_value, read_memories
@@ -143,23 +143,20 @@ def delete_from_sessions(
         value = table.get(key)
         if value is None:
             continue
-        known, time = SessionRows.from_value(value), int(deleted.times[at])
+        rows, time = value["rows"], int(deleted.times[at])
         likely = (events for events, mask in zip(answered, wanted, strict=True) if mask is None or mask[at])
-        ranks = (_find_row(known.rows, time, _measured_values(rule, events, at, slots)) for events in likely)
+        ranks = (_find_row(rows, time, _measured_values(rule, events, at, slots)) for events in likely)
         rank = next((rank for rank in ranks if rank is not None), None)
         if rank is not None:
-            known = SessionRows(known.stored_key, [*known.rows[:rank], *known.rows[rank + 1 :]])
-            if known.rows:
-                # These sessions may end earlier now, so check them once the watermark reaches the first row.
-                table.put(key, known.to_value(), known.rows[0].time)
-            else:
-                table.put(key, None)
+            rows = [*rows[:rank], *rows[rank + 1 :]]
+            # These sessions may end earlier now, so check them once the watermark reaches the first row.
+            table.put(key, {**value, "rows": rows} if rows else None, rows[0][0] if rows else NEVER_DUE)
 
 
 def _find_row(rows: Sequence[SessionRow], time: int, values: Mapping[int, Any]) -> int | None:
     """Finds a row by its time and its values by slot, or returns None; a missing value counts as equal."""
     for rank, row in enumerate(rows):
-        if row.time == time and all(
+        if row[0] == time and all(
             slot + 1 >= len(row) or replace_nan(row[slot + 1]) == replace_nan(value) for slot, value in values.items()
         ):
             return rank
@@ -200,7 +197,7 @@ class _Judge:
         assert isinstance(rule_run.spec.window, Session)
         self._rule_run, self._measures, self._gap = rule_run, rule_run.rule.measures, rule_run.spec.window.gap
         self._longest, self._lateness = rule_run.stream.max_session, rule_run.rule.allowed_lateness
-        # A `SessionRows` per key.
+        # By key, {"key": the values of its group_by fields, "rows": its rows by (time, arrival)}.
         self._table = rule_run.state.table(rule_run.rule.store)
         # By key, the `SessionMemory` of each session with a row of alerts, by start.
         self._memories = rule_run.state.table(rule_run.rule.memory)
@@ -239,14 +236,9 @@ class _Judge:
     def _process_key(self, key: Key, positions: Int64s, values: list[list[Any]], taken: Mask) -> Iterator[_Result]:
         """Moves the sessions of one key through the segment, yields their results, and marks the events they take."""
         rule_run, timeline = self._rule_run, self._rule_run.timeline
-        value = self._table.get(key)
-        known = (
-            SessionRows(rule_run.list_stored_keys(positions[:1])[0], [])
-            if value is None
-            else SessionRows.from_value(value)
-        )
-        self._stored_keys[key] = known.stored_key
-        sessions = Sessions.from_rows(self._gap, self._longest, known.rows)
+        value = self._table.get(key) or {"key": rule_run.list_stored_keys(positions[:1])[0], "rows": []}
+        self._stored_keys[key] = value["key"]
+        sessions = Sessions.from_rows(self._gap, self._longest, value["rows"])
         watermark, closed_until = timeline.start, None
         for at in positions.tolist():
             before, watermark = watermark, int(rule_run.watermarks[at])
@@ -255,7 +247,7 @@ class _Judge:
             if closed_until is None or watermark != before:
                 closed_until = rule_run.earliest_in_time(watermark)
                 sessions.forget(closed_until)
-            row = SessionRow((int(rule_run.events.times[at]), *(column[at] for column in values)))
+            row = [int(rule_run.events.times[at]), *(column[at] for column in values)]
             added = sessions.add(row, closed_until)
             if added is None:
                 continue
@@ -270,7 +262,7 @@ class _Judge:
         yield from self._end_sessions(key, sessions, watermark, timeline.end)
         sessions.forget(rule_run.earliest_in_time(timeline.end))
         rows = [row for session in sessions.listed for row in session.rows]
-        value = SessionRows(known.stored_key, rows).to_value() if rows else None
+        value = {"key": value["key"], "rows": rows} if rows else None
         self._table.put(key, value, self._find_wake(sessions, timeline.end))
 
     def _end_sessions(self, key: Key, sessions: Sessions, before: int, after: int) -> Iterator[_Result]:
@@ -334,12 +326,12 @@ class _Judge:
         begins: dict[int, int] = {}
         ends: dict[int, Int64s] = {}
         for name, log in logs.items():
-            values = SessionRow.values_of(log, slot)
+            values = [row[slot + 1] if slot + 1 < len(row) else None for row in log]
             begins[name] = len(listed)
             counted = np.cumsum([0, *(value is not None for value in values)])
             ends[name] = (len(listed) + counted).astype(np.int64)
             if isinstance(aggregate, Edge):
-                times = [row.time for row, value in zip(log, values, strict=True) if value is not None]
+                times = [row[0] for row, value in zip(log, values, strict=True) if value is not None]
                 running.append(len(listed) + aggregate.find_running(np.array(times, dtype=np.int64)))
             listed += [value for value in values if value is not None]
         low = np.array([begins[id(result.log)] for result in shown], dtype=np.int64)
