@@ -108,6 +108,14 @@ def replace(
     return gone
 
 
+def put_due(table: KeyedTable, watermark: int) -> list[Key]:
+    """Puts the keys that are due again as they are, and returns them."""
+    due = table.find_due(watermark).list_pairs()
+    for key in due:
+        table.put(key, table.get(key), table.find_wake(key))
+    return due
+
+
 def moved(table: KeyedTable) -> KeyedTable:
     """Another table with the same keys, which come as those of a piece of history do."""
     other = KeyedTable("moved")
@@ -159,7 +167,7 @@ def test_a_table_is_the_dict_that_it_stands_for(steps: list[tuple[Any, ...]], ca
             elif step == "get":
                 assert table.get(given_[0]) == truth.get(given_[0], (0, None))[1]
             elif step == "due":
-                assert table.due(given_[0]) == sorted(key for key, (wake, _) in truth.items() if wake <= given_[0])
+                assert put_due(table, given_[0]) == sorted(key for key, (wake, _) in truth.items() if wake <= given_[0])
             elif step == "forget_due":
                 table.forget_due(given_[0])
                 truth = {key: entry for key, entry in truth.items() if entry[0] > given_[0]}
@@ -360,7 +368,7 @@ def test_a_batch_reads_the_pages_of_its_keys() -> None:
         store.reads = 0
         for at in range(10):
             assert table.get((at * 1_000, 0)) is not None
-        assert table.due(10**6 - 1) == []
+        assert not len(table.find_due(10**6 - 1))
         found.append(store.reads)
     assert found[1] <= found[0] + 20
     assert found[1] <= 60
@@ -371,14 +379,14 @@ def test_due_keys_are_found_without_a_look_at_the_others(monkeypatch: pytest.Mon
     opened = []
     find = KeyedTable._find
     monkeypatch.setattr(KeyedTable, "_find", lambda table, key: opened.append(key) or find(table, key))
-    assert table.due(10**6 + 9) == [(at, 0) for at in range(10)]
+    assert table.find_due(10**6 + 9).list_pairs() == [(at, 0) for at in range(10)]
     assert len(opened) == 10
     for at in range(10):
         table.put((at, 0), None)
     table.save()
     opened.clear()
     # Keys that were due are not found again.
-    assert reopened(table, store, Cache()).due(10**6 + 9) == []
+    assert not len(reopened(table, store, Cache()).find_due(10**6 + 9))
     assert not opened
 
 

@@ -213,7 +213,7 @@ class _Judge:
         positions_by_key = dict(rule_run.group_by_key(rule_run.wanted))
         none: Int64s = np.zeros(0, dtype=np.int64)
         values = self._slot_values()
-        for key in sorted({*positions_by_key, *self._table.due(rule_run.timeline.end)}):
+        for key in sorted({*positions_by_key, *self._table.find_due(rule_run.timeline.end).list_pairs()}):
             results += self._process_key(key, positions_by_key.get(key, none), values, taken)
         rule_run.count_taken(taken)
         if rule_run.is_evaluated:

@@ -206,7 +206,7 @@ class KeyedTable:
             self._runs.merge(len(rows))
 
     def put(self, key: Key, value: Any | None, wake: int = NEVER_DUE) -> None:
-        """Sets the value of a key; None forgets the key. `due` returns the key from the watermark `wake` on."""
+        """Sets the value of a key; None forgets the key. `find_due` finds the key from the watermark `wake` on."""
         entry = self._open(key)
         if value is None and not entry.exists:
             return
@@ -230,15 +230,6 @@ class KeyedTable:
             entry = self._open(swept.pair(at))
             is_due[at] = entry.exists and entry.wake <= watermark
         return swept.take(is_due)
-
-    def due(self, watermark: int) -> list[Key]:
-        """Returns the keys whose wake is at or below the watermark, sorted."""
-        for key in {key for keys in self._runs.sweep(watermark) for key in keys.list_pairs()}:
-            entry = self._open(key)
-            # Rewrite the key even if nothing else changes, since its run is not searched for it again.
-            if entry.exists and entry.wake <= watermark and key not in self._changed:
-                self._mark_changed(key, entry)
-        return self._changed.list_due(watermark)
 
     def forget_due(self, watermark: int) -> None:
         """Forgets the keys whose wake is at or below the watermark."""
