@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,6 @@ class Rows:
     texts: Values
     lengths: Int64s | None = None
     columns: KeyColumns | None = None
-    _positions: dict[int, int] | None = None
-    _hashes: Int64s | None = None
 
     def __len__(self) -> int:
         return len(self.low)
@@ -108,12 +107,15 @@ class Rows:
         mask: Mask = self.counts == _FORGOTTEN
         return mask
 
-    @property
+    @cached_property
     def hashes(self) -> Int64s:
         """The hash of each key."""
-        if self._hashes is None:
-            self._hashes = hash_keys(self.keys)
-        return self._hashes
+        return hash_keys(self.keys)
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        """The position of each low half; if several keys share one, that of the last."""
+        return dict(zip(self.low.tolist(), range(len(self)), strict=True))
 
     @property
     def memory_bytes(self) -> int:
@@ -123,9 +125,6 @@ class Rows:
 
     def find(self, key: Key) -> int | None:
         """Returns the position of a key; None if it has no row."""
-        if self._positions is None:
-            # If several keys share a low half, this is the position of the last one.
-            self._positions = dict(zip(self.low.tolist(), range(len(self)), strict=True))
         low, high = key
         at = self._positions.get(low, -1)
         while at >= 0 and self.low.item(at) == low:
