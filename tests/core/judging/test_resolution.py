@@ -83,7 +83,7 @@ class Shard:
     def rows(self) -> list[tuple[int, ...]]:
         """(time, *what is kept of it) of each row of the first feature that counts."""
         feature = next(f for f in self.state.features.values() if f.buckets and f.buckets.function == "sum")
-        runs = [self.state.runs.load(stored) for stored in feature.runs]
+        runs = [self.state.runs.load(stored, Run) for stored in feature.runs]
         columns = [(run.times, *(run.parts or (run.values,))) for run in runs]
         return sorted(each for column in columns for each in zip(*(part.tolist() for part in column), strict=True))
 

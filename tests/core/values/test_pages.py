@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lookback.core.aggregation.runs import Run, make_run, merge_runs, remove_rows
+from lookback.core.aggregation.runs import Run, make_run, match_rows, merge_runs
 from lookback.core.errors import StateError
 from lookback.core.values import pages
 from lookback.core.values.keys import Keys, number_keys
@@ -85,17 +85,17 @@ def test_runs_merge_in_order_of_arrival_and_drop_what_is_below_the_floor() -> No
 def test_a_row_of_nan_is_removed_as_any_other() -> None:
     keys = Keys(np.array([1, 1]), np.zeros(2, dtype=np.int64))
     run = make_run(*number_keys(keys), np.array([4, 4]), np.array([float("nan"), 1.0]))
-    left, held = remove_rows(run, keys.take(np.array([0])), np.array([4]), np.array([float("nan")]))
+    is_found, held = match_rows(run, keys.take(np.array([0])), np.array([4]), np.array([float("nan")]))
     assert held.tolist() == [0]
-    assert left.values is not None
-    assert left.values.tolist() == [1.0]
+    assert is_found.tolist() == [True, False]
 
 
 def test_one_row_goes_for_each_that_is_removed() -> None:
     keys = Keys(np.array([1, 1, 2]), np.zeros(3, dtype=np.int64))
     run = make_run(*number_keys(keys), np.array([4, 4, 4]), None)
-    left, held = remove_rows(run, keys.take(np.array([0, 2])), np.array([4, 5]), None)
+    is_found, held = match_rows(run, keys.take(np.array([0, 2])), np.array([4, 5]), None)
     assert held.tolist() == [0]
+    left = run.take(~is_found)
     assert left.times.tolist() == [4, 4]
     assert left.keys.low.tolist() == [1, 2]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from lookback.core.aggregation.grouping import Queries
 from lookback.core.errors import StateError
 from lookback.core.values.cache import estimate_bytes
 from lookback.core.values.columns import Mask, Values, replace_nan
-from lookback.core.values.keys import Int64s, Keys, TimeSearch, find_keys, number_sorted_keys, order_by_group
+from lookback.core.values.keys import Int64s, Keys, TimeSearch, list_ranges, number_sorted_keys, order_by_group
 from lookback.core.values.pages import decode_page, encode_page
 from lookback.core.values.windows import align_down
 
@@ -181,23 +181,13 @@ class Run:
         Returns:
             For each row found, the position of its key in `groups`, and its own position.
         """
-        low, high = self._find_ranges(np.maximum(groups, 0), first, last)
-        counts = np.where(groups >= 0, high - low, 0)
-        numbers = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        starts = np.cumsum(counts) - counts
-        return numbers, np.arange(len(numbers), dtype=np.int64) - starts[numbers] + low[numbers]
+        low, high = self.find_ranges(groups, first, last)
+        return np.repeat(np.arange(len(low), dtype=np.int64), high - low), list_ranges(low, high - low)
 
     def find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows [low, high) of each window; 0 and 0 if the run lacks its key, which then has the number -1."""
         low, high = self._find_ranges(np.maximum(groups, 0), first, last)
         return np.where(groups < 0, 0, low), np.where(groups < 0, 0, high)
-
-    def has_rows(self, keys: Keys, times: Int64s) -> Mask:
-        """Marks the pairs of key and time at which the run has a row, shape (keys,)."""
-        groups = find_keys(keys, self.keys)
-        low, high = self._find_ranges(np.maximum(groups, 0), times, times)
-        has_rows: Mask = (groups >= 0) & (high > low)
-        return has_rows
 
     def _find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the rows [low, high) of each window; its key must be in the run."""
@@ -321,15 +311,7 @@ def combine_runs(runs: Sequence[Run], floor: int | None, buckets: Buckets, close
     return Run(run.keys, starts, run.times[edges[:-1]], None, combined)
 
 
-class Sorted(Protocol):
-    """Any kind of run (see `Run`)."""
-
-    keys: Keys
-    starts: Int64s
-    times: Int64s
-
-
-def concat_rows(runs: Sequence[Sorted]) -> tuple[Int64s, Keys, Int64s]:
+def concat_rows(runs: Sequence[Run]) -> tuple[Int64s, Keys, Int64s]:
     """Concatenates the rows of runs. Returns the number of each row's key, the distinct keys, and the times."""
     numbers, keys = number_sorted_keys(Keys.concat(run.keys for run in runs))
     each = np.split(numbers, np.cumsum([len(run.keys) for run in runs])[:-1])
@@ -347,15 +329,6 @@ def _narrow(part: Values) -> Values:
         return part
     narrow: Values = part.astype(np.int64)
     return narrow
-
-
-def remove_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Run, Int64s]:
-    """Removes one row for each (key, time, value), if the run has it.
-
-    Returns the remaining run, and the positions of those (key, time, value) that it had.
-    """
-    is_removed, had = match_rows(run, keys, times, values)
-    return (run.take(~is_removed), had) if len(had) else (run, had)
 
 
 def match_rows(run: Run, keys: Keys, times: Int64s, values: Values | None) -> tuple[Mask, Int64s]:

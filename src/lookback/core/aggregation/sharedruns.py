@@ -293,10 +293,6 @@ class FeatureColumn:
         selected = self.run.select(self.place.selection)[at]
         return numbers[selected], at[selected]
 
-    def has_rows(self, keys: Keys, times: Int64s) -> Mask:
-        """Marks the pairs of key and time at which the feature has a row, shape (keys,)."""
-        return self.to_run().has_rows(keys, times)
-
     def find_ranges(self, groups: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Finds the feature's rows [low, high) of each window, counted among its own (see `Run.find_ranges`)."""
         low, high = self.run.frame.find_ranges(groups, first, last)
@@ -400,7 +396,7 @@ def merge_shared_runs(
     Returns:
         The merged run and the place of each feature; None if no rows are left.
     """
-    numbers, keys, times = concat_rows(runs)
+    numbers, keys, times = concat_rows([run.frame for run in runs])
     order = order_by_group(numbers, times)
     times, earliest = times[order], int(times.min())
     masks: dict[Hashable, Mask | None] = {}

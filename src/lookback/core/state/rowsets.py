@@ -50,7 +50,7 @@ class RowSets:
     def load_rows(self, feature_id: str, stored: StoredRun) -> FeatureColumn:
         """Returns the rows of a feature in a run."""
         assert stored.places is not None
-        return FeatureColumn(self._stored.load_shared(stored), stored.places[feature_id])
+        return FeatureColumn(self._stored.load(stored, SharedRun), stored.places[feature_id])
 
     def add_rows(
         self, row_set: str, numbers: Int64s, keys: Keys, times: Int64s, kept: Sequence[Kept], segment: int
@@ -145,7 +145,7 @@ class RowSets:
         names = dict.fromkeys(name for stored in old for name in stored.places or ())
         places = {name: [(stored.places or {}).get(name) for stored in old] for name in names}
         floors = {name: self._features[name].floor for name in names}
-        merged = merge_shared_runs([self._stored.load_shared(stored) for stored in old], places, floors)
+        merged = merge_shared_runs([self._stored.load(stored, SharedRun) for stored in old], places, floors)
         for stored in old:
             self._stored.drop(stored)
         runs[start:end] = [] if merged is None else [self._add_run(*merged, segment)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from lookback.core.state.pieces import Pieces
 from lookback.core.values.cache import ArrayFile, Cache
 from lookback.core.values.keys import Int64s
 from lookback.core.values.times import NEVER_DUE
+
+_AnyRun = TypeVar("_AnyRun", bound=Run | SharedRun)
 
 # Merge four runs of one size class into one of the next, which is four times as large.
 _RUNS_PER_CLASS = 4
@@ -117,23 +119,14 @@ class StoredRuns:
         if self._unsaved.pop(stored.run_id, None) is None:
             self._removed.append(stored.run_id)
 
-    def load(self, stored: StoredRun) -> Run:
-        """Returns the run of one feature, read from the store unless it is in memory."""
+    def load(self, stored: StoredRun, kind: type[_AnyRun]) -> _AnyRun:
+        """Returns a run, read from the store unless it is in memory; `kind` is SharedRun for one that features share."""
         if stored.run is None and not self._open_file(stored):
-            stored.run = Run.decode(self._read_page(stored), stored.run_id)
-        run = stored.run
-        assert isinstance(run, Run)
-        self.hold(stored)
-        return run
-
-    def load_shared(self, stored: StoredRun) -> SharedRun:
-        """Returns a run that features share, read from the store unless it is in memory."""
-        if stored.run is None and not self._open_file(stored):
-            stored.run = shared = SharedRun.decode(self._read_page(stored), stored.run_id)
-            if not all(map(shared.has_place, (stored.places or {}).values())):
+            stored.run = read = kind.decode(self._read_page(stored), stored.run_id)
+            if isinstance(read, SharedRun) and not all(map(read.has_place, (stored.places or {}).values())):
                 raise StateError(f"{stored.run_id}: a page of window state is damaged; start with a new checkpoint")
         run = stored.run
-        assert isinstance(run, SharedRun)
+        assert isinstance(run, kind)
         self.hold(stored)
         return run
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, remove_rows, subtract_rows
+from lookback.core.aggregation.runs import Buckets, Run, combine_runs, make_run, match_rows, subtract_rows
 from lookback.core.aggregation.sharedruns import FeatureColumn
 from lookback.core.state.discarded import DiscardedRows
 from lookback.core.state.featurestate import FeatureState
@@ -15,7 +15,7 @@ from lookback.core.state.rowsets import RowSets
 from lookback.core.state.storedruns import StoredRun, StoredRuns, count_alike
 from lookback.core.state.tables import KeyedTables
 from lookback.core.values.columns import Values
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.keys import Int64s, Keys, find_keys
 from lookback.core.values.times import NEVER_DUE
 
 # Name prefix of a feature's keyed table of resets.
@@ -119,10 +119,11 @@ class WindowRows:
             if not len(left):
                 break
             part = None if values is None else values[left]
-            run, held = remove_rows(self._load_own(feature, feature.runs[at]), keys.take(left), times[left], part)
+            run = self._load_own(feature, feature.runs[at])
+            is_removed, held = match_rows(run, keys.take(left), times[left], part)
             if len(held):
                 left = np.delete(left, held)
-                self._replace_runs(feature, at, at + 1, run)
+                self._replace_runs(feature, at, at + 1, run.take(~is_removed))
         return left
 
     def has_rows_at(self, feature_id: str, keys: Keys, times: Int64s) -> bool:
@@ -132,7 +133,10 @@ class WindowRows:
         """
         if self.features[feature_id].buckets is not None or not len(times):
             return False
-        return any(len(rows) and rows.has_rows(keys, times).any() for rows in self._list_current(feature_id))
+        return any(
+            len(rows) and len(rows.find_rows(find_keys(keys, rows.keys), times, times)[0])
+            for rows in self._list_current(feature_id)
+        )
 
     def gather_rows(self, feature_id: str) -> Run | None:
         """Returns all rows of a feature as one run; None if it has none."""
@@ -211,7 +215,7 @@ class WindowRows:
     def _load(self, feature_id: str, stored: StoredRun) -> Run | FeatureColumn:
         """Returns the rows of a feature in a run."""
         if stored.places is None:
-            return self.runs.load(stored)
+            return self.runs.load(stored, Run)
         return self.row_sets.load_rows(feature_id, stored)
 
     def _load_current(self, feature_id: str, stored: StoredRun) -> Run | FeatureColumn:
@@ -221,7 +225,7 @@ class WindowRows:
 
     def _load_own(self, feature: FeatureState, stored: StoredRun) -> Run:
         """Does the same for one of the feature's own runs."""
-        run = self.runs.load(stored)
+        run = self.runs.load(stored, Run)
         if feature.last_reset <= stored.segment:
             return run
         is_emptied = feature.find_resets(run.keys) > stored.segment
