@@ -13,7 +13,7 @@ from lookback.core.rules.coverage import Coverage
 from lookback.core.streams.events import Events, find_commit_edges
 from lookback.core.streams.watermarks import Mark
 from lookback.core.values.columns import Column
-from lookback.core.values.keys import Int64s, encode_keys
+from lookback.core.values.keys import Int64s, count_earlier, encode_keys
 from lookback.core.values.types import BIGINT
 
 # Long batches are judged in parts to bound the memory that judges need in addition to the events: up to 850 bytes per
@@ -60,7 +60,7 @@ class Batch:
         kept = []
         for part, index, group in zip(parts, at, (written, removed), strict=True):
             is_kept = np.ones(len(part), dtype=bool)
-            is_kept[index] = _count_before(group) >= unchanged[group]
+            is_kept[index] = count_earlier(group) >= unchanged[group]
             kept.append(part.take(is_kept))
         return replace(self, events=kept[0], deleted=kept[1] if len(kept[1]) else None)
 
@@ -70,15 +70,6 @@ def _number_rows(events: Events, at: Int64s, names: Sequence[str]) -> Int64s:
     columns = [Column(BIGINT, events.commits[at]), *(events.columns[name].take(at) for name in names)]
     keys = encode_keys(columns, len(at), has_repeats=False)
     return np.stack([keys.low, keys.high], axis=1)
-
-
-def _count_before(groups: Int64s) -> Int64s:
-    """Counts for each row the earlier rows of its group."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    before = np.empty(len(groups), dtype=np.int64)
-    before[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
-    return before
 
 
 class CommitRanges:

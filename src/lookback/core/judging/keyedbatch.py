@@ -24,7 +24,7 @@ from lookback.core.state.keyed import Key
 from lookback.core.state.keyruns import Rows
 from lookback.core.values.columns import Mask, from_values
 from lookback.core.values.keycolumns import KeyColumns
-from lookback.core.values.keys import Int64s, Keys, find_keys, order_by_group, order_by_number
+from lookback.core.values.keys import Int64s, Keys, count_earlier, find_keys, order_by_group, order_by_number
 from lookback.core.values.types import BIGINT
 
 # The columns of rows in state, before those of the fields that are kept.
@@ -100,10 +100,7 @@ class KeyedBatch:
         nexts = np.zeros(len(self.keys), dtype=np.int64)
         np.maximum.at(nexts, numbers, self._stored.values[_NUMBER] + 1)
         nexts[list(self.states)] = [state.next for state in self.states.values()]
-        arrived = order_by_number(own) if len(own) else own
-        ordered = own[arrived]
-        self._row_numbers: Int64s = np.empty(len(own), dtype=np.int64)
-        self._row_numbers[arrived] = np.arange(len(own)) - np.searchsorted(ordered, ordered) + nexts[ordered]
+        self._row_numbers = nexts[own] + count_earlier(own)
         at = self.order
         self.rows = KeyedRows(
             self.numbers[at],
@@ -145,12 +142,6 @@ class KeyedBatch:
         """Returns the positions among all rows of those of the marked events that satisfy a condition, by its bit."""
         is_found = mask[self._positions] & (self._events.bits >> bit & 1 > 0)
         return np.flatnonzero(np.append(np.zeros(self._count, dtype=bool), is_found)[self.order])
-
-    def mark_keys(self, at: Int64s) -> Mask:
-        """Marks the keys of the rows at positions among all rows, shape (keys,)."""
-        marked = np.zeros(len(self.keys), dtype=bool)
-        marked[self.rows.keys[at]] = True
-        return marked
 
     def _read_field(self, name: str, at: Int64s) -> list[Any]:
         """Reads the values of a kept field for the rows at these positions."""

@@ -31,7 +31,7 @@ from lookback.core.judging.steps import Steps
 from lookback.core.judging.taken import Array, ArrayPart
 from lookback.core.rules.compiled import COUNT
 from lookback.core.values.columns import Column, Mask, make_objects
-from lookback.core.values.keys import Int64s, list_ranges
+from lookback.core.values.keys import Int64s, list_between, list_ranges
 from lookback.core.values.types import BIGINT, BOOLEAN, array
 
 # Up to this many rows or matches, evaluating a condition is faster than preparing lookups.
@@ -83,13 +83,6 @@ class KeyedRows:
     def find_able(self, step: int) -> Int64s:
         """Returns the positions of the rows that satisfy the gate of a step."""
         return np.flatnonzero(self.bits >> step & 1)
-
-
-def list_between(first: Int64s, last: Int64s) -> Int64s:
-    """Lists the positions in any of the ranges, ascending; `last` is inclusive."""
-    rows = int(last.max(initial=-1)) + 1
-    edges = np.bincount(first, minlength=rows + 1) - np.bincount(last + 1, minlength=rows + 1)
-    return np.flatnonzero(np.cumsum(edges) > 0)
 
 
 @dataclass(frozen=True)

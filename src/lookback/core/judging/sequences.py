@@ -24,14 +24,13 @@ from lookback.core.judging.keyedbatch import Answer, KeyedBatch
 from lookback.core.judging.keyedevents import KeyedEvents
 from lookback.core.judging.keyjudge import Answers, Judging, KeyJudge, Question, SequenceRun
 from lookback.core.judging.keystates import KeyState
-from lookback.core.judging.matches import list_between
 from lookback.core.judging.rulerun import RuleRun, SelectKeys
 from lookback.core.judging.steps import Steps
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.events import Events
 from lookback.core.values.columns import Mask
-from lookback.core.values.keys import Int64s, Keys
+from lookback.core.values.keys import Int64s, Keys, list_between
 from lookback.core.values.lists import Lists
 
 # The number of keys whose candidates are settled together while they are judged event by event.
@@ -80,7 +79,7 @@ def _judge_rows(common: SequenceRun, events: KeyedEvents, may_complete: Mask) ->
     is_kept = batch.times >= oldest - within
     is_followed: Mask = np.zeros(len(batch.keys), dtype=bool)
     if common.is_fixed or common.absent is not None or common.resets:
-        is_followed = batch.mark_keys(candidates)
+        is_followed[batch.rows.keys[candidates]] = True
     if common.is_fixed:
         is_followed[batch.numbers[is_kept]] = True
     is_followed[list(batch.states)] = True

@@ -31,7 +31,7 @@ from lookback.core.judging.tiledwindows import OpenKeys, SegmentWindows, WindowR
 from lookback.core.judging.verdicts import Judgement, Memory, Subject, Verdicts, memories_value, read_memories
 from lookback.core.state.keyed import Key
 from lookback.core.values.columns import Column, Mask, to_text, to_texts
-from lookback.core.values.keys import Int64s, Keys, list_ranges
+from lookback.core.values.keys import Int64s, Keys, list_between, list_ranges
 from lookback.core.values.times import NEVER_DUE, to_utc
 from lookback.core.values.windows import TiledWindow
 
@@ -134,8 +134,9 @@ class _RuleJudge:
         is_effective = self._rule_run.find_effective(results.starts + self._tiles.size)
         if verdicts.errors.any():
             self._count_failures(results, np.flatnonzero(verdicts.errors), is_effective)
-        is_held = _mark_ranges(results.firsts, results.counts, np.flatnonzero(verdicts.holds), len(results.starts))
-        at, windows = _list_marked(results, np.flatnonzero(~verdicts.errors), (is_held | is_watched) & is_effective)
+        firsts, may_get = results.firsts[verdicts.holds], is_watched.copy()
+        may_get[list_between(firsts, firsts + results.counts[verdicts.holds] - 1)] = True
+        at, windows = _list_marked(results, np.flatnonzero(~verdicts.errors), may_get & is_effective)
         order = np.lexsort((results.causes[at], results.phases[at], results.commit_indexes[at], windows))
         at, windows = at[order], windows[order]
         holds = verdicts.holds[at]
@@ -219,13 +220,6 @@ class _RuleJudge:
         if memory is not None:
             memories[start] = memory
             self._changed.add(row.key)
-
-
-def _mark_ranges(firsts: Int64s, counts: Int64s, at: Int64s, size: int) -> Mask:
-    """Marks the elements of the ranges at positions `at`; each range has `counts` elements from `firsts` on."""
-    change = np.bincount(firsts[at], minlength=size + 1) - np.bincount((firsts + counts)[at], minlength=size + 1)
-    mask: Mask = np.cumsum(change[:size]) > 0
-    return mask
 
 
 def _list_marked(results: WindowResults, at: Int64s, is_marked: Mask) -> tuple[Int64s, Int64s]:

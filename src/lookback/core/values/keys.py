@@ -248,6 +248,15 @@ def order_by_number(numbers: Int64s) -> Int64s:
     return order.astype(np.int64, copy=False)
 
 
+def count_earlier(numbers: Int64s) -> Int64s:
+    """Counts for each row the earlier rows with the same number (from 0)."""
+    order = order_by_number(numbers) if len(numbers) else numbers
+    ordered = numbers[order]
+    earlier = np.empty(len(numbers), dtype=np.int64)
+    earlier[order] = np.arange(len(numbers)) - np.searchsorted(ordered, ordered)
+    return earlier
+
+
 def find_keys(wanted: Keys, sorted_keys: Keys) -> Int64s:
     """Finds the positions of `wanted` in distinct keys sorted by (low, high); -1 for a key that is not there."""
     count = len(sorted_keys.low)
@@ -356,6 +365,13 @@ def list_ranges(first: Int64s, counts: Int64s) -> Int64s:
     """Returns the numbers first, first + 1, ... of each range, one range after another."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - ends + counts, counts)
+
+
+def list_between(first: Int64s, last: Int64s) -> Int64s:
+    """Lists the positions in any of the ranges, ascending; `last` is inclusive."""
+    rows = int(last.max(initial=-1)) + 1
+    edges = np.bincount(first, minlength=rows + 1) - np.bincount(last + 1, minlength=rows + 1)
+    return np.flatnonzero(np.cumsum(edges) > 0)
 
 
 def search_rows(values: Int64s, wanted: Int64s) -> Int64s:
