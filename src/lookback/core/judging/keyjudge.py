@@ -127,8 +127,15 @@ class KeyJudge:
             self._pass_time(rule_run.timeline.end)
 
     def _follow(self, match: FixedMatch | None, row: Row) -> tuple[FixedMatch | None, FixedMatch | None]:
+        """Returns the match that an arriving row belongs to, and the one that is open after it; None for none."""
         is_until = row.bits >> self._steps.until & 1 > 0
-        return FixedMatch.follow(match, row, self._spec.within, is_until=is_until)
+        if match is not None and row.time < match.begin:
+            return None, match
+        if match is None or row.time > match.begin + self._spec.within:
+            if not row.bits & 1:
+                return None, None if is_until else match
+            match = FixedMatch(row.time, row.number)
+        return match, None if is_until else match
 
     def _is_reset(self, row: Row) -> bool:
         """Returns whether an alert has removed a row that may have counted for this one."""

@@ -15,9 +15,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from lookback.core.judging.taken import Row, SortKey, sort_key
+
+# Returns the time of a row, or of the row that started a wait.
+time_of = attrgetter("time")
 
 
 @dataclass(eq=False)
@@ -64,19 +68,6 @@ class FixedMatch(NamedTuple):
 
     begin: int
     since: int
-
-    @staticmethod
-    def follow(
-        match: FixedMatch | None, row: Row, within: int, *, is_until: bool
-    ) -> tuple[FixedMatch | None, FixedMatch | None]:
-        """Returns the match that an arriving row belongs to, and the one that is open after it; None for none."""
-        if match is not None and row.time < match.begin:
-            return None, match
-        if match is None or row.time > match.begin + within:
-            if not row.bits & 1:
-                return None, None if is_until else match
-            match = FixedMatch(row.time, row.number)
-        return match, None if is_until else match
 
 
 @dataclass(eq=False)
@@ -188,8 +179,3 @@ class KeyState:
 
 def _read_rows(listed: Iterable[Sequence[Any]]) -> list[Row]:
     return [Row(*each) for each in listed]
-
-
-def time_of(each: Row | Wait) -> int:
-    """Returns the time of a row, or of the row that started a wait."""
-    return each.time

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from lookback.core.values.columns import is_nan, replace_nan
 
@@ -44,21 +45,8 @@ class Row(NamedTuple):
         return self.time, self.number
 
 
-class Placed(Protocol):
-    """Anything with a place among the rows of a key: a row, or a wait that a row starts."""
-
-    @property
-    def time(self) -> int:
-        """The time of the row, in microseconds."""
-
-    @property
-    def number(self) -> int:
-        """The number of the row."""
-
-
-def sort_key(each: Placed) -> SortKey:
-    """Returns the sort key of a row, or of the row that starts a wait."""
-    return each.time, each.number
+# Returns the sort key of a row, or of the row that starts a wait.
+sort_key = attrgetter("time", "number")
 
 
 class Array:
