@@ -316,9 +316,13 @@ class Evaluator:
                         (entry.rule_id, entry.version) for entry, rule in users if rule.lane < WARMING_LANE
                     )
         # One row no matter how many shards have such an event: the output must not depend on the number of shards.
+        message = (
+            f"commit {commit} deleted an event that is not in the rule's windows with its current values: either it "
+            "never counted there, or it was updated after it arrived, and its original values count until the windows "
+            "have passed"
+        )
         for rule_id, version in sorted(unmatched):
-            row = LogRow(self.stream.name, rule_id, version, "delete_unmatched", describe_unmatched(commit), commit)
-            output.notes.append(row)
+            output.notes.append(LogRow(self.stream.name, rule_id, version, "delete_unmatched", message, commit))
         for entry, rule in drop_stopped(state, rules):
             if rule.spec.kind in DELETERS:
                 with contain_failure(output, state, [(entry, rule)], commit):
@@ -481,11 +485,3 @@ def _keep_rows(segment: Segment, rules: Rules, output: Output) -> None:
     for each in sharing.values():
         with contain_failure(output, segment.state, [user for _, users in each for user in users], commit):
             segment.store_shared_rows([feature for feature, _ in each])
-
-
-def describe_unmatched(commit: int) -> str:
-    """Returns the rule_log message for a deleted event that a rule's windows do not have with its current values."""
-    return (
-        f"commit {commit} deleted an event that is not in the rule's windows with its current values: either it never "
-        "counted there, or it was updated after it arrived, and its original values count until the windows have passed"
-    )

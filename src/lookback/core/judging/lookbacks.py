@@ -317,14 +317,12 @@ class _Item:
         position: The position of the arriving event.
         rank: The rank of the judged event among those of its key.
         key: The key.
-        number: The number of the key.
         judged: The judged event.
     """
 
     position: int
     rank: int
     key: Key
-    number: int
     judged: _JudgedEvent
 
 
@@ -363,7 +361,7 @@ class _Revising:
                     rank = bisect_right(times, time)
                     rows.insert(rank, row)
                     times.insert(rank, time)
-                    items.append(_Item(at, len(rows), key, int(rule_run.grouping.numbers[at]), row))
+                    items.append(_Item(at, len(rows), key, row))
         items.sort(key=lambda item: (item.position, item.rank))
         if items:
             self._judge(items)
@@ -372,7 +370,7 @@ class _Revising:
     def _find_entered(self, key: Key, rows: list[_JudgedEvent], times: list[int], at: int) -> list[_Item]:
         """Finds the judged events whose windows an arriving event enters, oldest first."""
         rule_run = self._rule_run
-        time, number = int(rule_run.events.times[at]), int(rule_run.grouping.numbers[at])
+        time = int(rule_run.events.times[at])
         ranks: set[int] = set()
         for window in self._windows:
             first, last = window.find_affected_times(time)
@@ -386,19 +384,18 @@ class _Revising:
                 "are judged again (max_revisions of the stream)"
             )
             rule_run.add_note("revisions_limited", message, int(rule_run.events.commits[at]))
-        return [_Item(at, rank, key, number, rows[rank]) for rank in ordered[:most]]
+        return [_Item(at, rank, key, rows[rank]) for rank in ordered[:most]]
 
     def _judge(self, items: list[_Item]) -> None:
         """Measures all items at once and writes them in order."""
         rule_run, rule = self._rule_run, self._rule_run.rule
-        numbers = np.array([item.number for item in items], dtype=np.int64)
         positions = np.array([item.position for item in items], dtype=np.int64)
         times = np.array([item.judged.time for item in items], dtype=np.int64)
         columns: dict[str, Column] = {}
         is_complete = np.ones(len(items), dtype=bool)
         for measure in rule.measures:
             assert isinstance(measure.window, Lookback)
-            queries = Queries(numbers, positions, *measure.window.bounds(times))
+            queries = Queries(rule_run.grouping.numbers[positions], positions, *measure.window.bounds(times))
             columns[measure.name] = rule_run.measuring.measure(measure.feature, None, queries)
             complete_from = rule_run.state.features[measure.feature.feature_id].complete_from
             if complete_from is not None:
