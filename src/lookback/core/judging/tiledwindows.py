@@ -61,7 +61,7 @@ class OpenKeys:
             if self._table.find_wake(key) < until:
                 # Keeping the key longer than needed avoids writing it again for every event.
                 wake = until + (until - end) // _SPARE
-                self._table.put(key, {"key": [column[row] for column in columns], "until": wake}, wake)
+                self._table.put(key, {"key": [column[row] for column in columns]}, wake)
         self._table.forget_due(end)
 
 
