@@ -77,10 +77,11 @@ def parse_datetime(text: str) -> dt.datetime:
     *parts, fraction, zone = match.groups()
     microsecond = int((fraction or "")[:6].ljust(6, "0"))
     year, month, date, hour, minute, second = (int(part or 0) for part in parts)
-    return dt.datetime(year, month, date, hour, minute, second, microsecond, tzinfo=_read_zone(zone or "Z"))
+    return dt.datetime(year, month, date, hour, minute, second, microsecond, tzinfo=read_zone(zone or "Z"))
 
 
-def _read_zone(text: str) -> dt.timezone:
+def read_zone(text: str) -> dt.timezone:
+    """Reads a zone as the pattern of a time has it. Raises ValueError for a distance that no zone has."""
     if text[0] not in "+-":
         return dt.timezone.utc
     hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
