@@ -35,33 +35,26 @@ _MAX_INT64_DIGITS = 18
 _NARROW = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 _TEXTS = pa.map_(pa.string(), pa.string())
 _TIME = pa.timestamp("us", tz="UTC")
-ALERTS_SCHEMA = pa.schema(
-    [
-        ("alert_id", pa.string()),
-        ("revision", pa.int32()),
-        ("verdict", pa.string()),
-        ("rule_id", pa.string()),
-        ("rule_version", pa.int64()),
-        ("mode", pa.string()),
-        ("severity", pa.string()),
-        ("stream", pa.string()),
-        ("key", _TEXTS),
-        ("event_id", pa.string()),
-        ("event_time", _TIME),
-        ("window_start", _TIME),
-        ("window_end", _TIME),
-        ("window_complete", pa.bool_()),
-        ("measures", _TEXTS),
-        ("message", pa.string()),
-        ("evidence", pa.list_(pa.string())),
-        ("arrival", pa.int64()),
-        ("entities", _TEXTS),
-        ("score", pa.int64()),
-        ("change", pa.int32()),
-        ("queue", pa.bool_()),
-        ("tags", pa.list_(pa.string())),
-    ]
-)
+# Annotation of a field, without None -> type of its column.
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "bool": pa.bool_(),
+    "dt.datetime": _TIME,
+    "Sequence[str]": pa.list_(pa.string()),
+    **dict.fromkeys(("Mapping[str, Any]", "Mapping[str, str | None]"), _TEXTS),
+}
+
+
+def make_schema(rows: type[Any], **others: pa.DataType) -> pa.Schema:
+    """Makes the columns of a dataclass of rows. others: the types of columns that are not the usual ones."""
+    types = {name: _TYPES[annotation.removesuffix(" | None")] for name, annotation in rows.__annotations__.items()}
+    return pa.schema({**types, **others})
+
+
+# The last field is set when the row is written.
+ALERTS_SCHEMA = pa.schema([*make_schema(Alert, revision=pa.int32(), change=pa.int32())][:-1])
+LATE_SCHEMA = make_schema(LateEvent)
 # The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.
 _ORDER_COLUMNS = pa.schema(
     [("order_phase", pa.int8()), ("order_time", pa.int64()), ("order_event", pa.string()), ("order_key", pa.string())]
@@ -76,16 +69,6 @@ FLAGGED_SCHEMA = pa.schema(
         ("event_time", _TIME),
         ("arrival", pa.int64()),
         ("bits", pa.list_(pa.int64())),
-    ]
-)
-LATE_SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("event_id", pa.string()),
-        ("event_time", _TIME),
-        ("arrival", pa.int64()),
-        ("late_by_us", pa.int64()),
-        ("action", pa.string()),
     ]
 )
 
