@@ -46,10 +46,7 @@ class RuleCompiler:
     ) -> CompiledRule | RuleError:
         """Compiles a document; returns the error of one that is wrong. `limited` applies the stream's limits."""
         declarations = self._declarations if limited else self._unlimited
-        compiled = _open_compiler(declarations[stream])(document)
-        if lane and isinstance(compiled, CompiledRule):
-            compiled = _open_lanes(declarations[stream])(document, lane)
-        return compiled
+        return _open_compiler(declarations[stream])(document, lane)
 
     def check(self, stream: str, document: str, rule_id: str | None, *, limited: bool) -> None:
         """Checks that a document is that of a rule. Raises Rejected and RuleError."""
@@ -75,20 +72,14 @@ class RuleCompiler:
 
 
 @functools.lru_cache(maxsize=_MAX_DECLARATIONS)
-def _open_compiler(declaration: str) -> Callable[[str], CompiledRule | RuleError]:
-    """Returns a cached function that compiles documents for a declared stream."""
+def _open_compiler(declaration: str) -> Callable[[str, int], CompiledRule | RuleError]:
+    """Returns a cached function that compiles documents in a lane for a declared stream."""
     stream = Stream.from_dict(json.loads(declaration))
-    return functools.lru_cache(maxsize=_MAX_COMPILED)(functools.partial(_compile, stream))
+    # A document may be in two lanes.
+    return functools.lru_cache(maxsize=2 * _MAX_COMPILED)(functools.partial(_compile, stream))
 
 
-@functools.lru_cache(maxsize=_MAX_DECLARATIONS)
-def _open_lanes(declaration: str) -> Callable[[str, int], CompiledRule | RuleError]:
-    """Returns the same for lanes other than the first."""
-    stream = Stream.from_dict(json.loads(declaration))
-    return functools.lru_cache(maxsize=_MAX_COMPILED)(functools.partial(_compile, stream))
-
-
-def _compile(stream: Stream, document: str, lane: int = 0) -> CompiledRule | RuleError:
+def _compile(stream: Stream, document: str, lane: int) -> CompiledRule | RuleError:
     try:
         read = read_document(document)
         return compile_rule(read, stream, lane=lane) if lane else compile_rule(read, stream)
