@@ -27,7 +27,7 @@ from lookback.core.judging.measuring import select_kept
 from lookback.core.rules.changes import RuleChange
 from lookback.core.rules.compiled import CompiledMeasure, CompiledRule, Feature
 from lookback.core.rules.rulebook import RuleBook
-from lookback.core.rules.versions import WITH_STATE, Entry
+from lookback.core.rules.versions import Entry
 from lookback.core.state.shard import ShardState
 from lookback.core.streams.alerts import Alert, AlertOrder
 from lookback.core.streams.arrival import arrival_number
@@ -251,7 +251,7 @@ class _Book(RuleBook):
         """Takes a rule out of force."""
         self._rules.pop(rule_id, None)
 
-    def in_force(self, statuses: Any = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
+    def in_force(self) -> list[tuple[Entry, CompiledRule]]:
         """Returns the rules, by rule_id."""
         return [(self.entries[rule_id], rule) for rule_id, rule in sorted(self._rules.items())]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -44,7 +44,6 @@ from lookback.core.rules.quarantine import NOT_THE_RULES, describe_error
 from lookback.core.rules.roles import WARMING
 from lookback.core.rules.rulelog import ACTIONS, LogRow
 from lookback.core.rules.versions import (
-    EVALUATED,
     WARM,
     WITH_STATE,
     Entry,
@@ -120,10 +119,9 @@ class RuleBook:
             self.stream, self.streams = stream, {**self.streams, stream.name: stream}
             self._compiler = RuleCompiler(self.streams)
 
-    def in_force(self, statuses: Iterable[str] = WITH_STATE) -> list[tuple[Entry, CompiledRule]]:
-        """Returns the stream's readable rules with these statuses, by rule_id, a challenger after the version beside it."""
-        known = ((entry, self._compiler.compile_in_force(entry)) for entry in self._entries_of_stream(statuses))
-        return [(entry, rule) for entry, rule in known if isinstance(rule, CompiledRule)]
+    def in_force(self) -> list[tuple[Entry, CompiledRule]]:
+        """Returns the stream's readable rules in force, by rule_id, a challenger after the version beside it."""
+        return [(entry, rule) for entry, rule in self._compile_own() if isinstance(rule, CompiledRule)]
 
     def list_judged(self) -> list[tuple[Entry, CompiledRule]]:
         """Returns the rules in force, and those that are warming, which raise no alerts."""
@@ -181,15 +179,13 @@ class RuleBook:
 
     def unreadable(self) -> list[tuple[Entry, str]]:
         """Returns the rules in force that this release, or the current declaration, cannot read, with the reasons."""
-        known = ((entry, self._compiler.compile_in_force(entry)) for entry in self._entries_of_stream(WITH_STATE))
+        known = self._compile_own()
         return [(entry, _join_problems(error.problems)) for entry, error in known if isinstance(error, RuleError)]
 
-    def _entries_of_stream(self, statuses: Iterable[str]) -> list[Entry]:
-        wanted, challengers = set(statuses), self.challengers
-        listed: list[Entry] = []
-        for rule_id, entry in sorted(self.entries.items()):
-            listed += (entry, challengers[rule_id]) if rule_id in challengers else (entry,)
-        return [entry for entry in listed if entry.status in wanted and entry.stream == self.stream.name]
+    def _compile_own(self) -> Iterator[tuple[Entry, CompiledRule | RuleError]]:
+        for entry in sorted([*self.entries.values(), *self.challengers.values()], key=lambda each: each.rule_id):
+            if entry.status in WITH_STATE and entry.stream == self.stream.name:
+                yield entry, self._compiler.compile_in_force(entry)
 
     def mark_broken(self, entry: Entry) -> None:
         """Marks a version that raised an unexpected exception, so that it is no longer judged."""
@@ -315,22 +311,24 @@ class RuleBook:
     def _put(self, change: RuleChange, write: Any) -> None:
         rule_id = require_rule_id(change)
         roles = self._list_roles(rule_id)
-        warming = [each.entry for each in self.warming.list_known(rule_id)]
-        highest = max([*(each.highest for each in roles[:1]), *(each.version for each in warming)], default=0)
+        warming = self.warming.list_known(rule_id)
+        present = [*roles, *(each.entry for each in warming)]
+        highest = max([*(each.highest for each in roles[:1]), *(each.entry.version for each in warming)], default=0)
         version = change.version
         if version is None:
-            same = any(is_row_of(each, change.status, change.document) for each in [*roles, *warming])
+            same = any(is_row_of(each, change.status, change.document) for each in present)
             if change.change == "update" and same:
                 return
             version = highest + 1
             change = replace(change, version=version)
-        versions = {each.version for each in [*roles, *warming]}
+        versions = {each.version for each in present}
         if change.change == "update" and versions and version not in versions and version < max(versions):
             return
         name = self._compiler.find_stream(change.document)
-        concerns_us = self.stream.name in (name, *(each.stream for each in [*roles, *warming]))
+        concerns_us = self.stream.name in (name, *(each.stream for each in present))
         try:
-            self._check(change, roles, version, name)
+            check_version(change, version, present, highest)
+            self._check(change, roles, name, is_warming=bool(warming))
             check_gate(change, roles, version)
             self._put_in_force(
                 change, roles, version, name, max(highest, version), write if concerns_us else _write_nothing
@@ -339,16 +337,13 @@ class RuleBook:
             if concerns_us:
                 raise
 
-    def _check(self, change: RuleChange, roles: list[Entry], version: int, name: str) -> None:
+    def _check(self, change: RuleChange, roles: list[Entry], name: str, *, is_warming: bool) -> None:
         """Checks that a row can come into force. Raises Rejected and RuleError."""
-        warming = self.warming.list_known(str(change.rule_id))
-        highest = max([*(each.highest for each in roles[:1]), *(each.entry.version for each in warming)], default=0)
-        check_version(change, version, [*roles, *(each.entry for each in warming)], highest)
         # Limits do not apply to a status that takes load off the stream.
         limited = change.status not in ("paused", "retired", "quarantined")
         if limited:
             read_document(change.document, self.streams[name].limits)
-            if not warming:
+            if not is_warming:
                 # Rules that are warming will be in force too.
                 check_count(change, roles, self.streams[name], self._counts[name] + len(self._only_warming))
         self._compiler.check(name, str(change.document), change.rule_id, limited=limited)
@@ -366,7 +361,8 @@ class RuleBook:
         if any(each.version == version and is_row_of(each, status, document) for each in present):
             return
         entry = Entry(str(change.rule_id), version, status, document, name, highest)
-        if self._warm_first(change, entry, warming, write):
+        goes_on = self._warm(change, entry, warming, write)
+        if goes_on and status != "paused":
             self._raise_highest(roles, highest)
             return
         in_force = [each for each in roles if each.is_in_force]
@@ -375,7 +371,7 @@ class RuleBook:
             self._drop_warming(each for each in warming if each.entry.version == failing.version)
             self._enter(*end_role(self._list_roles(failing.rule_id), failing, entry))
         else:
-            if not self._keep_warming(entry, warming, write):
+            if not goes_on:
                 self._drop_warming(find_replaced(warming, status))
             self._enter(*fill_role(roles, entry))
         if name == self.stream.name:
@@ -387,16 +383,22 @@ class RuleBook:
             if warming or any(each.version not in left for each in here):
                 write("retired", f"version {version} is for stream {name!r}", version, MOVED)
 
-    def _warm_first(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
-        """Starts to warm an active or shadow version if its windows need history, and returns whether they do."""
+    def _warm(self, change: RuleChange, entry: Entry, warming: list[Warming], write: Any) -> bool:
+        """Starts to warm an active or shadow version if its windows need history, and returns whether they do.
+
+        A paused version only goes on with the warm-up of one with the same features, if there is one.
+        """
         rule = self._compiler.compile_document(entry.stream, entry.document)
-        if entry.status not in EVALUATED or entry.stream != self.stream.name or isinstance(rule, RuleError):
+        if not entry.is_in_force or entry.stream != self.stream.name or isinstance(rule, RuleError):
             return False
-        if not (self._needs_warming(entry) if change.warms is None else change.warms):
+        is_paused = entry.status == "paused"
+        if not is_paused and not (self._needs_warming(entry) if change.warms is None else change.warms):
             return False
         replaced = find_replaced(warming, entry.status)
         known = self.warming.get((entry.rule_id, entry.version))
         same = next((each for each in replaced if self._compiler.has_same_states(each.entry, rule)), None)
+        if is_paused and same is None:
+            return False
         self._drop_warming(replaced)
         if known is not None and not known.is_known:
             first = self._arrival if same is None else same.begun
@@ -408,23 +410,6 @@ class RuleBook:
             self._opened.append(Command(WARMING, opened=begun))
         self.change_warming(begun)
         write("warming", describe_warming(begun.begun), version=entry.version)
-        return True
-
-    def _keep_warming(self, entry: Entry, warming: list[Warming], write: Any) -> bool:
-        """Lets a paused version go on with the warm-up of one with the same features, if there is one; returns whether."""
-        rule = self._compiler.compile_document(entry.stream, entry.document)
-        if entry.status != "paused" or entry.stream != self.stream.name or isinstance(rule, RuleError):
-            return False
-        known = self.warming.get((entry.rule_id, entry.version))
-        replaced = find_replaced(warming, entry.status)
-        same = next((each for each in replaced if self._compiler.has_same_states(each.entry, rule)), None)
-        if same is None:
-            return False
-        self._drop_warming(replaced)
-        if known is not None and not known.is_known:
-            same = replace(known, begun=same.begun, is_known=True)
-        self.change_warming(replace(same, entry=replace(entry, lane=same.entry.lane)))
-        write("warming", describe_warming(same.begun), version=entry.version)
         return True
 
     def _needs_warming(self, entry: Entry) -> bool:
