@@ -98,11 +98,6 @@ def union_fields(nodes: Sequence[Node]) -> frozenset[str]:
     return frozenset(name for node in nodes for name in node.fields)
 
 
-def print_as(node: Node, sql: str, level: int = PRIMARY) -> Node:
-    """Returns the same operation with other SQL; it is no longer a literal."""
-    return replace(node, sql=sql, level=level, literal=None)
-
-
 def make_strict(
     type_: DataType,
     sql: str,

@@ -58,7 +58,6 @@ from lookback.core.expressions.nodes import (
     combine,
     make_constant,
     make_strict,
-    print_as,
     replace_settled,
     union_fields,
 )
@@ -96,10 +95,8 @@ def cast_node(node: Node, type_: DataType, sql: str, level: int = PRIMARY) -> No
 def cast_explicitly(node: Node, type_: DataType, tolerant: bool) -> Node:
     """Makes cast(node as type), or try_cast, which is NULL if the cast fails but not if the operand fails."""
     sql = f"{'try_cast' if tolerant else 'cast'}({node.sql} as {type_})"
-    if not tolerant:
-        return print_as(cast_node(node, type_, sql), sql)
-    if node.type == NULL or node.type == type_:
-        return print_as(cast_node(node, type_, sql), sql)
+    if not tolerant or node.type in (NULL, type_):
+        return cast_node(node, type_, sql)
     kernel = find_cast(node.type, type_)
     if kernel is None:
         raise RefusedOperator(explain_refusal(node.type, type_))
