@@ -230,17 +230,14 @@ FUNCTIONS: dict[str, Function] = {
     # numbers
     "abs": Function(type_abs, _abs),
     "ceil": Function(type_whole_number, partial(_to_whole, np.ceil)),
-    "ceiling": Function(type_whole_number, partial(_to_whole, np.ceil)),
     "floor": Function(type_whole_number, partial(_to_whole, np.floor)),
     "round": Function(type_round, _round),
     "sign": Function(takes_doubles(1), _sign),
-    "signum": Function(takes_doubles(1), _sign),
     "sqrt": Function(takes_doubles(1), take_root),
     "exp": Function(takes_doubles(1), map_doubles(find_exponential)),
     "ln": Function(takes_doubles(1), map_logarithm(math.log)),
     "log10": Function(takes_doubles(1), map_logarithm(math.log10)),
     "pow": Function(takes_doubles(2), map_doubles(find_power)),
-    "power": Function(takes_doubles(2), map_doubles(find_power)),
     "sin": Function(takes_doubles(1), map_doubles(inside_domain(math.sin))),
     "cos": Function(takes_doubles(1), map_doubles(inside_domain(math.cos))),
     "asin": Function(takes_doubles(1), map_doubles(inside_domain(math.asin))),
@@ -251,16 +248,12 @@ FUNCTIONS: dict[str, Function] = {
     "haversine_km": Function(takes_doubles(4), measure_distances),
     # strings
     "lower": Function(type_case_change, map_texts(change_to_lower)),
-    "lcase": Function(type_case_change, map_texts(change_to_lower)),
     "upper": Function(type_case_change, map_texts(change_to_upper)),
-    "ucase": Function(type_case_change, map_texts(change_to_upper)),
     "trim": Function(_STRINGS, map_texts(lambda text: text.strip(" "))),
     "ltrim": Function(_STRINGS, map_texts(lambda text: text.lstrip(" "))),
     "rtrim": Function(_STRINGS, map_texts(lambda text: text.rstrip(" "))),
     "length": Function(takes(STRING, gives=INT), _length),
-    "char_length": Function(takes(STRING, gives=INT), _length),
     "substring": Function(takes(STRING, INT, INT, gives=STRING, optional=1), map_texts(_substring)),
-    "substr": Function(takes(STRING, INT, INT, gives=STRING, optional=1), map_texts(_substring)),
     "left": Function(takes(STRING, INT, gives=STRING), map_texts(lambda text, length: _substring(text, 1, length))),
     "right": Function(
         takes(STRING, INT, gives=STRING),
@@ -284,8 +277,6 @@ FUNCTIONS: dict[str, Function] = {
     "contains": Function(_TWO_STRINGS, _map_tests(str.__contains__)),
     "cidr_match": Function(type_cidr_match, _cidr_match),
     "regexp_like": Function(type_regexp_like, match_regexp),
-    "rlike": Function(type_regexp_like, match_regexp),
-    "regexp": Function(type_regexp_like, match_regexp),
     "regexp_extract": Function(type_regexp_extract, extract_regexp),
     # times
     "hour": Function(takes(TIMESTAMP, gives=INT), _map_values(lambda time: time // (3600 * SECOND_US) % 24)),
@@ -294,7 +285,6 @@ FUNCTIONS: dict[str, Function] = {
     # Sunday is 1; the epoch was a Thursday.
     "dayofweek": Function(takes_dates(1), _map_values(lambda day: (day + 4) % 7 + 1)),
     "dayofmonth": Function(takes_dates(1), _map_values(find_day_of_month)),
-    "day": Function(takes_dates(1), _map_values(find_day_of_month)),
     "month": Function(takes_dates(1), _map_values(lambda day: count_months(day) % 12 + 1)),
     "year": Function(takes_dates(1), _map_values(lambda day: count_months(day) // 12 + 1970)),
     "quarter": Function(takes_dates(1), _map_values(lambda day: count_months(day) % 12 // 3 + 1)),
@@ -312,7 +302,6 @@ FUNCTIONS: dict[str, Function] = {
     # arrays
     "array_contains": Function(type_array_search(BOOLEAN), contains_item),
     "size": Function(type_array_size, _length),
-    "array_size": Function(type_array_size, _length),
     "array_join": Function(type_array_join, map_growing(measure_items, join_items)),
     "array_position": Function(type_array_search(BIGINT), find_item),
     "array_distinct": Function(type_array_distinct, drop_repeated),
@@ -321,6 +310,7 @@ FUNCTIONS: dict[str, Function] = {
     "element_at": Function(type_element_at, take_item),
 }
 
+# Other names of functions -> the name in canonical SQL.
 _CANONICAL = {
     "ceiling": "ceil",
     "signum": "sign",
@@ -333,9 +323,8 @@ _CANONICAL = {
     "rlike": "regexp_like",
     "regexp": "regexp_like",
     "day": "dayofmonth",
-    "nvl": "coalesce",
-    "ifnull": "coalesce",
 }
+FUNCTIONS |= {alias: FUNCTIONS[name] for alias, name in _CANONICAL.items()}
 
 
 # Combinations --------------------------------------------------------------------------------------------------------
