@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from lookback.core.errors import ExpressionError
+from lookback.core.errors import ExpressionError, Problem
 from lookback.core.expressions.compiling import Expression, compile_expression
 from lookback.core.expressions.syntax import LookbackSql, parse, unwrap
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.problems import quote_value
-from lookback.core.rules.remarks import Remark
+from lookback.core.rules.remarks import list_texts
 from lookback.core.streams.declaration import Stream
 from lookback.core.streams.eventrows import read_events
 from lookback.core.streams.events import Events
@@ -35,7 +35,9 @@ _MAX_COMPARED_VALUES = 1_000
 _IGNORED_KEYS = ("suppress", "reset_on_alert", "effective_from", "effective_until", "message", "tests")
 
 
-def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists | None = None) -> list[Remark]:
+def find_data_remarks(
+    rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists | None = None
+) -> list[Problem]:
     """Finds parts of a rule that no event in the history satisfies.
 
     These are a text compared with a field that never had this value, a condition that matched no event, a rule that
@@ -51,9 +53,7 @@ def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, list
         return []
     known = Lists.empty() if lists is None else lists
     history = read_events(events, stream, 1)[0].look_up(rule.memberships, known)
-    compared = [
-        each for place, text in _list_expressions(rule) for each in _find_unseen_values(place, text, stream, history)
-    ]
+    compared = [each for place, text in list_texts(rule) for each in _find_unseen_values(place, text, stream, history)]
     unmatched = list(_find_unmatched_conditions(rule, history))
     remarks = [*dict.fromkeys(compared), *unmatched]
     if not any(remark.place == "where" for remark in unmatched):
@@ -61,22 +61,9 @@ def find_data_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, list
     return remarks
 
 
-def _list_expressions(rule: CompiledRule) -> Iterator[tuple[str, str]]:
-    """Yields (place, text) of every expression of the rule."""
-    spec = rule.spec
-    yield "where", spec.where or ""
-    for measure in spec.measures:
-        yield f"measures.{measure.name}", measure.text
-    yield "when", spec.when or ""
-    if spec.sequence is not None:
-        for at, step in enumerate(spec.sequence.steps):
-            yield f"sequence.steps[{at}].{'absent' if step.absent else 'where'}", step.condition
-        yield "sequence.until", spec.sequence.until or ""
-
-
-def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) -> Iterator[Remark]:
+def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) -> Iterator[Problem]:
     """Yields a remark for each string literal compared with a field or an expression that never had this value."""
-    for node in parse(text, WIDEST_LIMITS).find_all(*_COMPARISONS) if text else ():
+    for node in parse(text, WIDEST_LIMITS).find_all(*_COMPARISONS):
         if isinstance(node, exp.In):
             pairs = [(node.this, other) for other in node.expressions]
         else:
@@ -95,7 +82,7 @@ def _find_unseen_values(place: str, text: str, stream: Stream, history: Events) 
                 seen = _count_values(expression, history)
                 if literal.name not in seen:
                     name = column.name if isinstance(column, exp.Column) else sql
-                    yield Remark(
+                    yield Problem(
                         place,
                         f"{quote_value(literal.name)} was never seen in {name}; {_suggest_value(literal.name, seen)}",
                     )
@@ -118,13 +105,13 @@ def _suggest_value(text: str, seen: Mapping[str, int]) -> str:
     return f"there are {listed}{', ...' if len(seen) > _MAX_LISTED else ''}"
 
 
-def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[Remark]:
+def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[Problem]:
     """Yields a remark for each condition on single events that no event satisfies."""
     candidates: Mask = np.ones(len(history), dtype=bool)
     if rule.where is not None:
         candidates = history.value(rule.where).is_true()
         if not candidates.any():
-            yield Remark("where", f"matched none of {count_noun(len(history), 'event')}; the rule would see nothing")
+            yield Problem("where", f"matched none of {count_noun(len(history), 'event')}; the rule would see nothing")
             return
     parts = [(f"measures.{m.name}", "the filter", m.feature.filter) for m in rule.measures]
     if rule.sequence is not None:
@@ -134,22 +121,22 @@ def _find_unmatched_conditions(rule: CompiledRule, history: Events) -> Iterator[
         parts.append(("sequence.until", "the condition", rule.sequence.until))
     for place, what, part in parts:
         if part is not None and not (history.value(part).is_true() & candidates).any():
-            yield Remark(place, f"{what} matched none of {count_noun(int(candidates.sum()), 'event')}")
+            yield Problem(place, f"{what} matched none of {count_noun(int(candidates.sum()), 'event')}")
 
 
-def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists) -> Iterator[Remark]:
+def _find_replay_remarks(rule: CompiledRule, stream: Stream, events: pa.Table, lists: Lists) -> Iterator[Problem]:
     """Replays the rule over the events. Yields its errors, and a remark if it raises no alert."""
     probe: dict[str, Any] = {name: value for name, value in rule.spec.document.items() if name not in _IGNORED_KEYS}
     result = replay([probe], events, stream, lists)
     for row in result.errors:
         if row.action == "failed":
-            yield Remark("", row.message)
+            yield Problem("", row.message)
     if not result.alerts:
         place = "sequence" if rule.spec.kind == SEQUENCE else "when" if rule.spec.when else "window"
         times = events[stream.event_time]
         first, last = (to_text(value) for value in _find_span(times))
         reason = "no window has ended" if place == "window" else "nothing satisfied it"
-        yield Remark(
+        yield Problem(
             place,
             f"would have raised no alert over {count_noun(len(events), 'event')} from {first} to {last}: {reason}",
         )

@@ -16,7 +16,7 @@ from lookback.core.errors import Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.memberships import find_unknown_lists
-from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.remarks import find_remarks
 from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -244,7 +244,7 @@ class CheckedFile:
     file: str
     document: Mapping[str, Any]
     problems: Sequence[Problem] = ()
-    remarks: Sequence[Remark] = ()
+    remarks: Sequence[Problem] = ()
     tests: int = 0
     name: str = ""
 
@@ -308,24 +308,23 @@ def check_file(place: Workspace, file: str, events: int | None = None) -> Checke
     return CheckedFile(file, document, (), remarks, len(rule.spec.tests), rule.spec.rule_id)
 
 
-def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Remark]:
+def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Problem]:
     from lookback.data_remarks import find_data_remarks
     from lookback.spark.following.listfeed import read_contents
     from lookback.spark.lists import list_names
     from lookback.spark.tables.history import read_recent_events
 
-    unknown = find_unknown_lists(rule, list_names(tables)) if rule.lists else []
-    remarks = [Remark(problem.place, problem.message) for problem in unknown]
+    remarks = find_unknown_lists(rule, list_names(tables)) if rule.lists else []
     recent = read_recent_events(tables, stream, events) if tables.exists(stream.name) else ()
     if not len(recent):
         missing = f"{stream.name!r} has no events to check the rule against; ingest some first"
-        return [*remarks, Remark("stream", missing)]
+        return [*remarks, Problem("stream", missing)]
     return [*remarks, *find_data_remarks(rule, stream, recent, read_contents(tables, rule.lists))]
 
 
 def try_rule(
     tables: Tables, document: Mapping[str, Any], stream: Stream, events: int, progress: Progress | None = None
-) -> tuple[DocumentTrial, list[Remark]]:
+) -> tuple[DocumentTrial, list[Problem]]:
     """Runs a rule over the newest `events` events of its stream. Returns the result, and what no event satisfies."""
     from lookback.data_remarks import find_data_remarks
     from lookback.spark.following.listfeed import read_contents

@@ -12,12 +12,12 @@ import yaml
 
 from lookback import verbs
 from lookback.config import load_rule_document, parse_rule_text
-from lookback.core.errors import RuleError, SetupError
+from lookback.core.errors import Problem, RuleError, SetupError
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.gate import Condition, Gate, hash_document
 from lookback.core.rules.parameters import read_parameter
-from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.remarks import find_remarks
 from lookback.desk.rule.text import RuleText
 from lookback.notebook.showing import say, show_desk, show_frame
 from lookback.spark import activation, lists
@@ -134,7 +134,7 @@ def check_rule(workspace: Workspace, document: Mapping[str, Any]) -> CompiledRul
     return rule
 
 
-def _show_remarks(remarks: Sequence[Remark]) -> None:
+def _show_remarks(remarks: Sequence[Problem]) -> None:
     """Shows the remarks, if any, as a table."""
     if remarks:
         show(pd.DataFrame([{"place": each.place or "the document", "remark": each.message} for each in remarks]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from sqlglot import exp
 
@@ -32,18 +31,7 @@ _VALUE_AGGREGATES = {
 }
 
 
-@dataclass(frozen=True)
-class Remark:
-    """Something that a person should look at: `place` is a dotted path in the document, `message` says what to do."""
-
-    place: str
-    message: str
-
-    def __str__(self) -> str:
-        return str(Problem(self.place, self.message))
-
-
-def find_remarks(rule: CompiledRule) -> list[Remark]:
+def find_remarks(rule: CompiledRule) -> list[Problem]:
     """Finds the remarks that need no events, in the order of the rule's keys."""
     return [
         *_find_unused_parameters(rule),
@@ -57,29 +45,29 @@ def find_remarks(rule: CompiledRule) -> list[Remark]:
     ]
 
 
-def _find_unused_parameters(rule: CompiledRule) -> Iterator[Remark]:
+def _find_unused_parameters(rule: CompiledRule) -> Iterator[Problem]:
     texts = {
         key: value for key, value in rule.spec.document.items() if key not in ("parameters", "tests", *DESCRIPTIONS)
     }
     written = json.dumps(texts, ensure_ascii=False, default=str)
     for name in rule.spec.parameters:
         if not re.search(rf":{name}(?!\w)", written, re.ASCII):
-            yield Remark(f"parameters.{name}", f"nothing in the rule takes it; write :{name} where its value belongs")
+            yield Problem(f"parameters.{name}", f"nothing in the rule takes it; write :{name} where its value belongs")
 
 
-def _find_week_starts(rule: CompiledRule) -> Iterator[Remark]:
+def _find_week_starts(rule: CompiledRule) -> Iterator[Problem]:
     """Finds a window of whole weeks that starts on a Thursday by default."""
     window = rule.spec.window
     if not isinstance(window, TiledWindow) or window.slide % _WEEK or window.offset:
         return
-    yield Remark(
+    yield Problem(
         "window",
         f"a window of {format_duration(window.size)} begins on a Thursday, as 1 January 1970 was, at 00:00 UTC; write "
         f"`offset: {_TO_MONDAY // _DAY} days` for weeks from Monday, `offset: {_TO_SUNDAY // _DAY} days` for weeks from Sunday",
     )
 
 
-def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
+def _find_self_limits(rule: CompiledRule) -> Iterator[Problem]:
     """Finds a field compared with an aggregate of itself over a window that includes the event."""
     if rule.spec.kind != LOOKBACK or not rule.spec.when:
         return
@@ -92,16 +80,17 @@ def _find_self_limits(rule: CompiledRule) -> Iterator[Remark]:
             measure = measures[name]
             fields = _value_fields(measure)
             shared = sorted(field for field in fields if field.lower() in names)
-            if not shared or name in reported or not _holds_event(measure) or _is_record(node, measure):
+            window = measure.window
+            if not isinstance(window, Lookback) or window.delay or _is_record(node, measure):
+                continue
+            if not shared or name in reported:
                 continue
             reported.add(name)
-            window = measure.window
-            assert isinstance(window, Lookback)
             own = f"{{measure: {texts[measure.name]}, window: {{lookback: {format_duration(window.size)}, delay: 1 microsecond}}}}"
             aggregate = f"{_VALUE_AGGREGATES[measure.feature.function]} of {', '.join(sorted(fields))}"
             is_own = measure.feature.function == "last"
             effect = "it is compared with itself" if is_own else "an outlier moves its own limit"
-            yield Remark(
+            yield Problem(
                 "when",
                 f"{shared[0]} is compared with {measure.name}, {aggregate} over a window that holds the event itself, so "
                 f"{effect}; to leave the event out write `{measure.name}: {own}`",
@@ -117,10 +106,6 @@ def _value_fields(measure: CompiledMeasure) -> frozenset[str]:
     return feature.argument.named
 
 
-def _holds_event(measure: CompiledMeasure) -> bool:
-    return isinstance(measure.window, Lookback) and not measure.window.delay
-
-
 def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
     """Returns whether the comparison tests for the largest or smallest event, which needs the event in the window."""
     if measure.feature.function not in ("min", "max") or isinstance(node, (exp.GT, exp.LT, exp.Between)):
@@ -128,9 +113,9 @@ def _is_record(node: exp.Expr, measure: CompiledMeasure) -> bool:
     return isinstance(unwrap(node.this), exp.Column) and isinstance(unwrap(node.expression), exp.Column)
 
 
-def _find_misread_conditions(rule: CompiledRule) -> Iterator[Remark]:
+def _find_misread_conditions(rule: CompiledRule) -> Iterator[Problem]:
     """Finds conditions that cannot hold, or hold for NaN, and texts that are read without their backslashes."""
-    texts = list(_list_texts(rule))
+    texts = list(list_texts(rule))
     trees = [(place, text, parse(text, WIDEST_LIMITS)) for place, text in texts]
     types = {name: type_ for part in rule.expressions for name, type_ in part.types.items()}
     guarded = {
@@ -148,10 +133,10 @@ def _find_misread_conditions(rule: CompiledRule) -> Iterator[Remark]:
             "quotes twice as many"
             for lost in find_lost_backslashes(text)
         ]
-        yield from (Remark(place, message) for message in dict.fromkeys(found))
+        yield from (Problem(place, message) for message in dict.fromkeys(found))
 
 
-def _list_texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
+def list_texts(rule: CompiledRule) -> Iterator[tuple[str, str]]:
     """Lists the expressions of a rule as they are written, with their places."""
     spec = rule.spec
     if spec.where:
@@ -244,7 +229,7 @@ def _is_above(value: exp.Expr, low: exp.Expr, high: exp.Expr, types: Mapping[str
     return bool(compared.evaluate({}, 1).is_true()[0])
 
 
-def _find_shared_waits(rule: CompiledRule) -> Iterator[Remark]:
+def _find_shared_waits(rule: CompiledRule) -> Iterator[Problem]:
     """Finds an absence that looks among all events of the step before it, though each of these begins its own wait."""
     steps = () if rule.spec.sequence is None else rule.spec.sequence.steps
     if len(steps) < 2 or not steps[-1].absent or steps[-2].at_least > 1 or steps[-2].at_most == 1:
@@ -257,7 +242,7 @@ def _find_shared_waits(rule: CompiledRule) -> Iterator[Remark]:
             continue
         if name == "array_contains" or (name == "element_at" and isinstance(unwrap(arguments[1]), exp.Literal)):
             field = column.name
-            yield Remark(
+            yield Problem(
                 f"sequence.steps[{len(steps) - 1}].absent",
                 f"each event of {before} begins a wait, but {field} begins with the earliest event of the match, so what belongs "
                 f"to one event of {before} can end the wait of another; write element_at({field}, -1) for the event that began "
@@ -319,26 +304,26 @@ def _is_bounded(comparison: exp.Expr, name: str) -> bool:
     return False
 
 
-def _find_unasked_reports(rule: CompiledRule) -> Iterator[Remark]:
+def _find_unasked_reports(rule: CompiledRule) -> Iterator[Problem]:
     """Finds a rule whose every window is an alert that waits for a person."""
     if rule.spec.kind not in (EVENT, SEQUENCE) and not rule.spec.when and rule.spec.queue:
-        yield Remark(
+        yield Problem(
             "queue",
             "without `when` every window with an event raises an alert, and each waits for a person; write `queue: false` if "
             "they are reports, or a condition",
         )
 
 
-def _find_missing_tests(rule: CompiledRule) -> Iterator[Remark]:
+def _find_missing_tests(rule: CompiledRule) -> Iterator[Problem]:
     if not rule.spec.tests:
-        yield Remark(
+        yield Problem(
             "tests", "is missing; write an alert that you want and a near miss, so that a change cannot break them"
         )
 
 
-def _find_empty_lists(rule: CompiledRule) -> Iterator[Remark]:
+def _find_empty_lists(rule: CompiledRule) -> Iterator[Problem]:
     """Finds lists that the rule asks and that are empty in all of its tests."""
     filled = {name for test in rule.spec.tests for name, values in (test.get("lists") or {}).items() if values}
     if rule.spec.tests:
         for name in sorted(rule.lists - filled):
-            yield Remark("tests", f"list {name!r} is empty in every test; write `lists: {{{name}: [...]}}` into one")
+            yield Problem("tests", f"list {name!r} is empty in every test; write `lists: {{{name}: [...]}}` into one")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lookback.core.errors import Problem, RuleError
-from lookback.core.rules.remarks import Remark, find_remarks
+from lookback.core.rules.remarks import find_remarks
 from lookback.core.values.texts import count_noun
 from lookback.testing.rule_tests import check_rule
 from lookback.verbs import describe_checked
@@ -57,5 +57,5 @@ def find_nearest_place(place: str, known: Iterable[str]) -> str:
     return place
 
 
-def _place(found: Iterable[Problem | Remark], text: RuleText) -> list[RuleFinding]:
+def _place(found: Iterable[Problem], text: RuleText) -> list[RuleFinding]:
     return [RuleFinding(each.place, each.message, text.parsed.find_line(each.place)) for each in found]

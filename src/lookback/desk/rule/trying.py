@@ -20,7 +20,7 @@ from lookback.views import pictures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lookback.core.rules.remarks import Remark
+    from lookback.core.errors import Problem
     from lookback.desk.work import Work
     from lookback.spark.replay.backtest import Backtest
     from lookback.spark.rules import RulesTable
@@ -60,17 +60,17 @@ class TryingPanel:
         document, events = dict(self._read_document()), self._events.value
         stream, tables = self._rules.streams[str(document["stream"])], self._rules.tables
 
-        def work(progress: Callable[[str], None]) -> tuple[DocumentTrial, list[Remark]]:
+        def work(progress: Callable[[str], None]) -> tuple[DocumentTrial, list[Problem]]:
             progress(f"reading the newest {events:,} events")
             self._rules.check(document)
             return try_rule(tables, document, stream, events, progress)
 
-        def show(found: tuple[DocumentTrial, list[Remark]]) -> None:
+        def show(found: tuple[DocumentTrial, list[Problem]]) -> None:
             self._show_look(pictures.plot_trial(str(document["rule_id"]), found[0], stream.event_time), *found)
 
         self._work.start("Quick look", work, show)
 
-    def _show_look(self, figure: Figure, trial: DocumentTrial, remarks: Sequence[Remark]) -> None:
+    def _show_look(self, figure: Figure, trial: DocumentTrial, remarks: Sequence[Problem]) -> None:
         table = parts.TextTable(("event time", "severity", "key", "measures", "message"), name="lookback-look-alerts")
         table.show([_list_alert(row) for row in trial.alerts.tail(_MAX_SHOWN_ALERTS).iloc[::-1].to_dict("records")])
         notes = [parts.make_text(f"Remark: {each}") for each in remarks]
