@@ -6,6 +6,7 @@ Every set of characters is written out, so that no name of a class and no foldin
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -82,6 +83,18 @@ class Repeat:
 
 
 Tree = Characters | Anchor | LineEnd | Concatenation | Alternation | Group | Repeat
+
+
+def walk(tree: Tree) -> Iterator[Tree]:
+    """Yields a tree and all trees in it, in the order of the pattern."""
+    left = [tree]
+    while left:
+        yield (tree := left.pop())
+        match tree:
+            case Concatenation(parts=parts) | Alternation(branches=parts):
+                left += parts[::-1]
+            case Group(body=body) | Repeat(body=body):
+                left.append(body)
 
 
 _LIST = "list the characters in brackets, such as [a-z]"

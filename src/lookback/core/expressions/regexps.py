@@ -31,6 +31,7 @@ from lookback.core.expressions.patterns import (
     Parser,
     Repeat,
     Tree,
+    walk,
 )
 from lookback.core.expressions.signatures import Arguments, Call, require_count, require_type
 from lookback.core.values.columns import Values
@@ -282,39 +283,17 @@ def _check_places(tree: Tree, parser: Parser, group: int | None, *, is_last: boo
             for branch in branches:
                 _check_places(branch, parser, group, is_last=is_last)
         case Group(number=number, body=body):
-            if number == group and (inside := _find_line_end(body)):
+            if number == group and (ends := [each for each in walk(body) if isinstance(each, LineEnd)]):
                 remedy = r"put it behind the group and at the end of the pattern, or use \z, the end of the text"
-                parser.refuse(inside.at, "a $ in the extracted group", remedy)
+                parser.refuse(ends[0].at, "a $ in the extracted group", remedy)
             _check_places(body, parser, group, is_last=is_last)
         case Repeat(body=body, most=most, at=at):
             if group is not None and _can_be_empty(body):
                 parser.refuse(at, "a repeat of what can be empty", "let each repeat take at least one character")
-            if group and most != 1 and _has_group(body, group):
+            if group and most != 1 and any(isinstance(each, Group) and each.number == group for each in walk(body)):
                 # Java may keep there what a failed attempt took.
                 parser.refuse(at, "a repeat around the extracted group", "put the repeat into the group: ((?:...)*)")
             _check_places(body, parser, group, is_last=False)
-
-
-def _find_line_end(tree: Tree) -> LineEnd | None:
-    match tree:
-        case LineEnd():
-            return tree
-        case Concatenation(parts=parts) | Alternation(branches=parts):
-            return next(filter(None, map(_find_line_end, parts)), None)
-        case Group(body=body) | Repeat(body=body):
-            return _find_line_end(body)
-    return None
-
-
-def _has_group(tree: Tree, group: int) -> bool:
-    match tree:
-        case Group(number=number, body=body):
-            return number == group or _has_group(body, group)
-        case Concatenation(parts=parts) | Alternation(branches=parts):
-            return any(_has_group(part, group) for part in parts)
-        case Repeat(body=body):
-            return _has_group(body, group)
-    return False
 
 
 def _write(tree: Tree, group: int | None, line_end: str) -> str:
