@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -98,7 +98,8 @@ def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
         else:
             others.append(compile_like(pieces))
     if len(parts) >= _PARTS_AT_ONCE:
-        others.insert(0, _compile_parts(parts))
+        automaton = make_automaton(dict.fromkeys(parts, True))
+        others.insert(0, lambda text: next(automaton.iter(text), None) is not None)
         parts.clear()
     ends = tuple(tails)
     begins = tuple(heads)
@@ -115,13 +116,13 @@ def _compile_any(patterns: Sequence[Pieces]) -> Callable[[str], bool]:
     return matches
 
 
-def _compile_parts(parts: Sequence[str]) -> Callable[[str], bool]:
-    """Returns a function that tells whether a text contains any of these parts."""
+def make_automaton(values: Mapping[str, object]) -> ahocorasick.Automaton:
+    """Makes an automaton that finds texts in a text at once, each with its value."""
     automaton = ahocorasick.Automaton()
-    for part in parts:
-        automaton.add_word(part, True)
+    for text, value in values.items():
+        automaton.add_word(text, value)
     automaton.make_automaton()
-    return lambda text: next(automaton.iter(text), None) is not None
+    return automaton
 
 
 def quote_text(text: str) -> str:

@@ -17,13 +17,12 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-import ahocorasick
 import numpy as np
 from sqlglot import exp
 
 from lookback.core.expressions.compiling import CANONICAL, Expression
 from lookback.core.expressions.letters import change_to_lower
-from lookback.core.expressions.like import split_pattern
+from lookback.core.expressions.like import make_automaton, split_pattern
 from lookback.core.expressions.regexps import find_required_texts
 from lookback.core.expressions.syntax import parse, unwrap
 from lookback.core.values.columns import Column
@@ -80,7 +79,7 @@ class TextSearch:
         for clause, number in numbers.items():
             for field, is_lower, text in clause:
                 by_subject.setdefault((field, is_lower), {}).setdefault(text, []).append(number)
-        self._automata = {subject: _make_automaton(texts) for subject, texts in by_subject.items()}
+        self._automata = {subject: make_automaton(texts) for subject, texts in by_subject.items()}
 
     def find(self, columns: Mapping[str, Column]) -> dict[str, Int64s]:
         """Finds the rows for which conditions may hold.
@@ -127,14 +126,6 @@ def _intersect(parts: Sequence[Int64s]) -> Int64s:
 def prepare_search(conditions: tuple[Expression, ...]) -> TextSearch | None:
     """Prepares the search for some conditions; None if there are too few for it to pay."""
     return TextSearch(conditions) if len(conditions) >= _MIN_CONDITIONS else None
-
-
-def _make_automaton(texts: Mapping[str, Sequence[int]]) -> ahocorasick.Automaton:
-    automaton = ahocorasick.Automaton()
-    for text, numbers in texts.items():
-        automaton.add_word(text, tuple(numbers))
-    automaton.make_automaton()
-    return automaton
 
 
 @lru_cache(maxsize=20_000)
