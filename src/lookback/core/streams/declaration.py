@@ -240,16 +240,9 @@ class Stream:
         document.update({name: getattr(self, name) for name in _COUNTS})
         document["limits"] = self.limits.to_dict()
         document["source"] = dict(self.source)
-        if self.table:
-            document["table"] = self.table
-        if self.order_by:
-            document["order_by"] = list(self.order_by)
-        if self.shards is not None:
-            document["shards"] = self.shards
-        if self.value:
-            document["value"] = self.value
-        if self.lookups:
-            document["lookups"] = [lookup.to_dict() for lookup in self.lookups]
+        given = {"table": self.table, "order_by": list(self.order_by), "shards": self.shards, "value": self.value}
+        looked_up = {"lookups": [lookup.to_dict() for lookup in self.lookups]}
+        document.update({name: value for name, value in [*given.items(), *looked_up.items()] if value})
         if self.union is not None:
             document.update(self.union.to_dict())
         return document
