@@ -138,7 +138,7 @@ class Membership:
     @property
     def error_name(self) -> str:
         """The name under which a sequence stores if the call has an error; "" for a plain field, which has none."""
-        is_field = {self.text.sql} <= {f"cast({name_as_sql(name)} as string)" for name in self.text.fields}
+        is_field = self.text.sql in {f"cast({name_as_sql(name)} as string)" for name in self.text.fields}
         return "" if is_field else f"{self.name}:error"
 
     def evaluate(self, columns: Mapping[str, Column], times: Int64s, lists: Lists) -> Column:
@@ -292,7 +292,7 @@ def drop_uncertain(condition: Expression) -> Expression | None:
         text = membership.text
         if list_rounded(text):
             return None
-        if text.sql not in {f"cast({name_as_sql(name)} as string)" for name in text.fields}:
+        if membership.error_name:
             # If the text has an error, so has the condition.
             kept.append(f"{text.sql} is null or true")
     return recompile(" and ".join(f"({part})" for part in kept), dict(condition._schema)) if kept else None
