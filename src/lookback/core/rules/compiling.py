@@ -355,7 +355,7 @@ class _Binder:
         steps = self._rule.sequence.steps if self._rule.sequence else ()
         taken = dict.fromkeys((measure.name.lower() for measure in self._rule.measures), "a measure")
         taken |= dict.fromkeys((step.name.lower() for step in steps), "a step") | {WINDOW_COMPLETE: "reserved"}
-        parts, problems = bind_key(self._rule.group_by, self._stream, "group_by", taken)
+        parts, problems = bind_key(self._rule.group_by, self._stream, taken)
         self._problems.extend(problems)
         self._grouped = None if problems else {part.column: part.type for part in parts}
         return tuple(sorted(parts, key=lambda part: part.column))

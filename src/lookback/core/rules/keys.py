@@ -127,14 +127,13 @@ def list_entry_names(value: object) -> list[str]:
 
 
 def bind_key(
-    entries: Iterable[KeyEntry], stream: Stream, place: str, taken: Mapping[str, str]
+    entries: Iterable[KeyEntry], stream: Stream, taken: Mapping[str, str]
 ) -> tuple[list[KeyPart], list[Problem]]:
     """Binds the entries of a key to their stream.
 
     Args:
         entries: The entries.
         stream: The stream.
-        place: The place of the entries in the document.
         taken: Names in lower case that an expression cannot have beside those of fields, each with what has it.
 
     Returns:
@@ -144,7 +143,7 @@ def bind_key(
     fields = {name.lower(): name for name in stream.fields}
     columns = {name.partition(".")[0] for name in fields}
     for at, entry in enumerate(entries):
-        here, found, part = place, list[str](), None
+        here, found, part = "group_by", list[str](), None
         if not entry.expression:
             name = fields.get(entry.name.lower())
             if name is None:
@@ -154,7 +153,7 @@ def bind_key(
             else:
                 part = KeyPart(name, name, stream.fields[name], frozenset({name}))
         else:
-            here, owners = f"{place}[{at}].{entry.name}", {**taken, **dict.fromkeys(columns, "a field of the stream")}
+            here, owners = f"group_by[{at}].{entry.name}", {**taken, **dict.fromkeys(columns, "a field of the stream")}
             try:
                 part = _bind_expression(entry, stream)
             except ExpressionError as error:
@@ -176,7 +175,7 @@ def find_key(document: Mapping[str, Any], stream: Stream) -> tuple[KeyPart, ...]
     parameters = document.get("parameters")
     reading = Reading(Parameters(parameters if isinstance(parameters, Mapping) else {}), stream.limits)
     try:
-        parts, problems = bind_key(read_entries(document.get("group_by") or [], reading), stream, "group_by", {})
+        parts, problems = bind_key(read_entries(document.get("group_by") or [], reading), stream, {})
     except ValueError:
         return None
     return None if problems else tuple(sorted(parts, key=lambda part: part.column))
