@@ -74,14 +74,6 @@ class Clock:
         """The stream's latest declaration."""
         return self.declarations.last
 
-    def declared_for(self, commit: int) -> Stream:
-        """Returns the stream as it was declared when the events of a commit were judged."""
-        return self.declarations.after(commit - 1).stream
-
-    def highs_until(self, commit: int) -> dict[int, Mark]:
-        """Returns the marks of the commits up to this one."""
-        return {at: high for at, high in self.highs.items() if at <= commit}
-
     def advances_until(self, commit: int) -> list[tuple[int | None, int]]:
         """Returns the `advance` commands that took effect up to and including a commit."""
         return [each for each in self.advances if arrival_number(each[0]) <= commit]

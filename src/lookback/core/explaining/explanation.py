@@ -114,10 +114,6 @@ def explain_alert(evidence: Evidence, alert: Mapping[str, Any], rule_row: Mappin
     )
 
 
-def _format_recorded(measure: CompiledMeasure, text: str | None) -> str | None:
-    return None if text is None else measure.format_value(from_text(measure.type, text))
-
-
 @dataclass(frozen=True)
 class _Recomputed:
     """The row of a replay that is compared with the alert's row.
@@ -182,7 +178,7 @@ class _Recomputed:
         results, evidence, rule = [], self.evidence, self.evidence.rule
         for measure, spec in zip(rule.measures, rule.spec.measures, strict=True):
             first, last = self.bounds[measure.name]
-            positions = self.list_counted(measure)
+            positions, text = self.list_counted(measure), recorded.get(measure.name)
             results.append(
                 MeasureEvidence(
                     name=measure.name,
@@ -190,12 +186,12 @@ class _Recomputed:
                     words=describe_measure(measure),
                     window_start=to_utc(first),
                     window_end=to_utc(last if self.end_included else last + 1),
-                    recorded=recorded.get(measure.name),
+                    recorded=text,
                     recomputed=None if self.row is None else to_text(self.row.value_of(measure)),
                     events=evidence.frame(positions),
                     missing=int(evidence.is_deleted[positions].sum()),
                     end_included=self.end_included,
-                    shown=_format_recorded(measure, recorded.get(measure.name)),
+                    shown=None if text is None else measure.format_value(from_text(measure.type, text)),
                 )
             )
         return tuple(results)
@@ -342,7 +338,8 @@ def _explain_session(evidence: Evidence, alert: Mapping[str, Any], since: int) -
     notes = []
     if is_retracted:
         notes.append(f"Retracted: with the events of commit {commit} the condition no longer holds.")
-    if end == start + evidence.clock.declared_for(commit).max_session:
+    # As the stream was declared when the events of the commit were judged.
+    if end == start + evidence.clock.declarations.after(commit - 1).stream.max_session:
         notes.append("The session was closed because it reached the stream's maximum length (max_session).")
     if is_retracted and own and own[-1].is_retraction:
         merged = [

@@ -122,7 +122,7 @@ class _Replay:
         # The next commit drops state that no rule uses, even if the commit has no events.
         commits += [each.arrival for each in self._activations if each.arrival is not None]
         self._marks: dict[int, Mark | None] = dict.fromkeys(commits)
-        self._marks |= evidence.clock.highs_until(commit)
+        self._marks |= {at: high for at, high in evidence.clock.highs.items() if at <= commit}
 
     @cached_property
     def _activations(self) -> list[Activation]:

@@ -66,7 +66,8 @@ def describe_error(error: Exception) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - an error without a text must not stop other rules
         text = "(no text)"
-    return f"{type(error).__name__}: {_shorten(_ADDRESS.sub('0x', text))}{place}"
+    text = cut_end(to_one_line(_ADDRESS.sub("0x", text)), _MAX_TEXT_CHARACTERS)
+    return f"{type(error).__name__}: {text}{place}"
 
 
 def describe_failure(failure: Failure) -> str:
@@ -83,7 +84,3 @@ def describe_failure(failure: Failure) -> str:
             f"{events} could not be judged (overflow, division by zero or a cast); the first is {failure.first_event_id}"
         )
     return "; ".join(sentences)
-
-
-def _shorten(text: str) -> str:
-    return cut_end(to_one_line(text), _MAX_TEXT_CHARACTERS)

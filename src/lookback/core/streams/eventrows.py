@@ -70,7 +70,9 @@ def read_events(rows: object, stream: Stream, next_commit: int) -> tuple[Events,
         columns[POSITION] = _read_positions(_find_column(table, POSITION), count)
     events = Events.of(columns, commits, stream)
     committed_at = _find_column(table, "committed_at")
-    return events, None if committed_at is None else _read_commit_times(committed_at)
+    if committed_at is None:
+        return events, None
+    return events, _read_required("committed_at must be the time of a commit", TIMESTAMP, committed_at).values
 
 
 def _require_members(column: Column, union: Union) -> None:
@@ -179,11 +181,6 @@ def _read_positions(positions: Any, count: int) -> Column:
     if positions is None:
         return Column(BIGINT, np.arange(count, dtype=np.int64))
     return _read_column("position must be the place of a row in what was read", BIGINT, positions)
-
-
-def _read_commit_times(values: Any) -> Int64s:
-    times: Int64s = _read_required("committed_at must be the time of a commit", TIMESTAMP, values).values
-    return times
 
 
 def _read_required(requirement: str, type_: DataType, values: Any) -> Column:

@@ -233,7 +233,8 @@ class _List:
             if at:
                 shift = ADDRESS_BITS[version] - length
                 networks = [name_network(version, addresses[row][version] >> shift << shift, length) for row in at]
-                until[at] = np.maximum(until[at], self.ranges.find_until(_hash_texts(networks)))
+                keys = encode_keys([from_values(STRING, networks)], len(networks))
+                until[at] = np.maximum(until[at], self.ranges.find_until(keys))
         return until
 
 
@@ -425,10 +426,6 @@ def _change_values(before: _Values, rows: ListRows) -> _Values:
     for hashed, until, number in zip(keys.list_pairs(), rows.until.tolist(), rows.rows.tolist(), strict=True):
         net[hashed, until] += number
     return before.change(net)
-
-
-def _hash_texts(texts: Sequence[str]) -> Keys:
-    return encode_keys([from_values(STRING, list(texts))], len(texts))
 
 
 def _concat(arrays: Sequence[Int64s]) -> Int64s:
