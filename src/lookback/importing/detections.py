@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lookback.importing.conditions import Condition, list_fields
+from lookback.importing.conditions import And, Condition, Not, Or, Present, list_fields
 from lookback.importing.reasons import Reason
 
 
@@ -125,32 +125,6 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """Events of a key that satisfy several conditions one after another, in `seconds` from the first to the last.
-
-    counts: How many events each condition needs at least; empty if one is enough.
-    """
-
-    members: tuple[Condition, ...]
-    keys: tuple[Key, ...]
-    seconds: int
-    counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Missing:
-    """An event that satisfies the first member, and none of its key that satisfies another one up to `seconds` later.
-
-    counts: How many events the first member needs at least, all within `seconds`; empty if one is enough.
-    """
-
-    members: tuple[Condition, ...]
-    keys: tuple[Key, ...]
-    seconds: int
-    counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Gauge:
     """A measure of the events that satisfy one member.
 
@@ -210,18 +184,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """Steps one after another, as EQL takes them: each event once, and one match at a time waits at each step.
+    """Steps one after another.
 
     Attributes:
         microseconds: From the first event to the last at most.
         until: Events that end all matches of their key.
         absent: Events that must not come up to `microseconds` after the last step.
+        takes_once: Whether each event counts once, and one match at a time waits at each step, as in EQL.
+        shown: The fields that a message shows; empty for the key of the last step.
     """
 
     steps: tuple[Step, ...]
     microseconds: int
     until: Step | None = None
     absent: Step | None = None
+    takes_once: bool = True
+    shown: tuple[str, ...] = ()
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
@@ -229,8 +207,8 @@ class Chain:
         return (*self.steps, *(each for each in (self.until, self.absent) if each is not None))
 
 
-Correlation = Measured | Together | Ordered | Missing | Gauged
-Shape = Single | Correlation | Counted | Chain
+Correlation = Measured | Together | Gauged | Chain
+Shape = Single | Correlation | Counted
 
 
 @dataclass(frozen=True)
@@ -270,6 +248,37 @@ class Unread:
 def name_member(at: int) -> str:
     """Returns the name of a member's measure or step, counted from 0."""
     return f"part_{at + 1}"
+
+
+def make_chain(
+    members: Sequence[Condition],
+    keys: Sequence[Key],
+    seconds: int,
+    counts: Sequence[int] = (),
+    unwanted: Sequence[Condition] = (),
+) -> Chain:
+    """Makes a chain of which an event may take part in several matches.
+
+    Args:
+        members: What the events satisfy, one after another.
+        keys: With the fields of the members, and after them that of the unwanted ones.
+        seconds: From the first event to the last at most.
+        counts: How many events each member needs at least; empty if one is enough.
+        unwanted: After the last event, none must satisfy one of these for as long.
+    """
+    wanted, absent = [*members], None
+    if unwanted:
+        # The last event itself may be what must not come.
+        wanted[-1] = And((wanted[-1], Not(Or(tuple(unwanted)))))
+        absent = _make_step(Or(tuple(unwanted)), keys, len(members))
+    steps = [_make_step(each, keys, at, *counts[at : at + 1]) for at, each in enumerate(wanted)]
+    shown = tuple(key.name for key in keys)
+    return Chain(tuple(steps), seconds * 1_000_000, absent=absent, takes_once=False, shown=shown)
+
+
+def _make_step(condition: Condition, keys: Sequence[Key], at: int, count: int = 1) -> Step:
+    fields = tuple(key.fields[at] for key in keys)
+    return Step(And((condition, *map(Present, fields))), fields, count)
 
 
 def list_members(shape: Shape) -> tuple[Condition, ...]:

@@ -1,4 +1,4 @@
-"""Writes what only Elastic's rules have: suppression of single events, thresholds, and the sequences of EQL."""
+"""Writes sequences, and what only Elastic's rules have: suppression of single events, and thresholds."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def write_counted(shape: Counted, fields: FieldNames) -> dict[str, Any]:
 
 
 def write_chain(shape: Chain, fields: FieldNames) -> dict[str, Any]:
-    """Writes the steps of EQL; each with the fields of its own, where they differ from those of the first."""
+    """Writes steps; each with the fields of its own, where they differ from those of the first."""
     key = [fields.find(name) for name in shape.steps[0].fields]
     steps = [{"name": name_member(at), **_write_step(step, key, fields)} for at, step in enumerate(shape.steps)]
     if shape.absent is not None:
         steps.append({"name": name_member(len(steps)), **_write_step(shape.absent, key, fields, "absent")})
-    sequence: dict[str, Any] = {"within": format_duration(shape.microseconds), "take": "once", "steps": steps}
+    sequence: dict[str, Any] = {"within": format_duration(shape.microseconds)}
+    sequence |= {**({"take": "once"} if shape.takes_once else {}), "steps": steps}
     if shape.until is not None:
         sequence["until"] = _write_step(shape.until, key, fields)
     return {"group_by": write_keys(shape.steps[0].fields, fields), "sequence": sequence}
@@ -91,8 +92,8 @@ def find_array_keys(shape: Shape, fields: FieldNames) -> list[Reason]:
     return [Reason("array-key", name) for name in dict.fromkeys(arrays)][:1]
 
 
-def list_shown(shape: Correlation | Counted | Chain) -> list[str]:
+def list_shown(shape: Correlation | Counted) -> list[str]:
     """Lists the fields of the key that a message shows."""
     if isinstance(shape, Chain):
-        return [*shape.steps[-1].fields]
+        return [*(shape.shown or shape.steps[-1].fields)]
     return [*shape.keys] if isinstance(shape, Counted) else [key.name for key in shape.keys]

@@ -9,7 +9,7 @@ from lookback.core.errors import LookbackError
 from lookback.core.streams.alerts import Alert
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import to_utc
-from lookback.importing.detections import Detection, Example, Missing, Together
+from lookback.importing.detections import Chain, Detection, Example, Together
 from lookback.importing.fields import FieldNames
 from lookback.importing.reasons import Refusal
 from lookback.testing.harness import Harness
@@ -67,7 +67,7 @@ def _find_wait(detection: Detection) -> int:
     shape = detection.shape
     if isinstance(shape, Together):
         return shape.slide and shape.seconds + shape.slide
-    return shape.seconds if isinstance(shape, Missing) else 0
+    return shape.microseconds // _SECOND if isinstance(shape, Chain) and shape.absent is not None else 0
 
 
 def _write_alert(alert: Alert) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from lookback.importing.conditions import Condition, Text
-from lookback.importing.detections import Key, Missing, Ordered, Shape, Together, name_member
+from lookback.importing.detections import Chain, Key, Shape, Together, make_chain, name_member
 from lookback.importing.reasons import Reason, Refusal
 
 # The field that names the detection; --map says what it is called in the stream.
@@ -131,13 +131,13 @@ def _read_group(
     return Together(tuple(member.condition for member in members), keys, minutes * _MINUTE, " and ".join(wanted), slide)
 
 
-def _read_sequence(body: Mapping[str, Any], members: Sequence[Member], minutes: int) -> Ordered | Missing:
+def _read_sequence(body: Mapping[str, Any], members: Sequence[Member], minutes: int) -> Chain:
     if body.get("EventEvaluationOrder", "Chronological") != "Chronological":
         raise Refusal("unsupported", f"EventEvaluationOrder is {body['EventEvaluationOrder']!r:.60}")
     if any(member.is_absent for member in members[:-1]):
         raise Refusal("absence", "a signal that must not come is not the last of the sequence")
     transitions = _order_transitions(body.get("Transitions"), members)
-    conditions, counts = tuple(member.condition for member in members), tuple(member.count for member in members)
+    conditions, counts = [member.condition for member in members], [member.count for member in members]
     spans = [each.get("WithinTimeFrameMinutes") for each in transitions]
     given = [_read_count(span, "WithinTimeFrameMinutes") for span in spans if span is not None]
     if [span for span in given if span < minutes]:
@@ -148,10 +148,10 @@ def _read_sequence(body: Mapping[str, Any], members: Sequence[Member], minutes: 
         minutes = given[0]
     keys, seconds = _read_sequence_keys(transitions), minutes * _MINUTE
     if not members[-1].is_absent:
-        return Ordered(conditions, keys, seconds, counts)
+        return make_chain(conditions, keys, seconds, counts)
     if len(members) > 2:
         raise Refusal("absence", "more than one signal comes before the one that must not come")
-    return Missing(conditions, keys, seconds, counts[:1])
+    return make_chain(conditions[:1], keys, seconds, counts[:1], conditions[1:])
 
 
 def _order_transitions(transitions: Any, members: Sequence[Member]) -> list[Mapping[str, Any]]:

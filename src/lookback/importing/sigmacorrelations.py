@@ -16,7 +16,7 @@ from sigma.correlations import (
 )
 
 from lookback.importing.conditions import Condition
-from lookback.importing.detections import Correlation, Key, Measured, Missing, Ordered, Together, name_member
+from lookback.importing.detections import Chain, Correlation, Key, Measured, Together, make_chain, name_member
 from lookback.importing.reasons import Reason, Refusal
 
 _OPERATORS = {"LT": "<", "LTE": "<=", "GT": ">", "GTE": ">=", "EQ": "=", "NEQ": "<>"}
@@ -100,7 +100,7 @@ def _read_counted(
     if rule.type.name == "TEMPORAL_ORDERED":
         if not is_all:
             raise Refusal("unsupported", f"{operator} {number} of {len(members)} rules in order")
-        return Ordered(members, keys, rule.timespan.seconds), []
+        return make_chain(members, keys, rule.timespan.seconds), []
     names, losses = [name_member(at) for at in range(len(members))], _find_alias_loss(keys)
     if is_all:
         return Together(members, keys, rule.timespan.seconds, " and ".join(f"{name} > 0" for name in names)), losses
@@ -124,7 +124,7 @@ def _read_extended(
             raise Refusal("unsupported", "alternatives in order")
         order = sorted(set(wanted))
         ordered = tuple(Key(key.name, tuple(key.fields[at] for at in order)) for key in keys)
-        return Ordered(tuple(members[at] for at in order), ordered, seconds), []
+        return make_chain([members[at] for at in order], ordered, seconds), []
     return Together(members, keys, seconds, _write_wanted(parsed, places)), _find_alias_loss(keys)
 
 
@@ -149,7 +149,7 @@ def _read_missing(
     seconds: int,
     parts: Sequence[CorrelationConditionItem | SigmaRuleReference],
     places: dict[str, int],
-) -> Missing:
+) -> Chain:
     """Reads `a and not b and not c`. Raises Refusal for other conditions with `not`."""
     wanted = [places[each.reference] for each in parts if isinstance(each, SigmaRuleReference)]
     negated = [each.args[0] for each in parts if isinstance(each, CorrelationConditionNOT)]
@@ -160,7 +160,7 @@ def _read_missing(
         raise Refusal("absence", "the key is another field in each of the rules that must not come")
     order = [*wanted, *unwanted]
     ordered = tuple(Key(key.name, tuple(key.fields[at] for at in order)) for key in keys)
-    return Missing(tuple(members[at] for at in order), ordered, seconds)
+    return make_chain([members[wanted[0]]], ordered, seconds, unwanted=[members[at] for at in unwanted])
 
 
 def _write_wanted(parsed: CorrelationConditionItem | SigmaRuleReference, places: dict[str, int]) -> str:

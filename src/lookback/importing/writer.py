@@ -12,7 +12,7 @@ from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.descriptions import MAX_ENTRIES, MAX_TAG_CHARACTERS, MAX_URL_CHARACTERS
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.texts import collapse_spaces, cut_end
-from lookback.importing.conditions import And, Condition, Not, Or, Present
+from lookback.importing.conditions import And, Condition, Or, Present
 from lookback.importing.detections import (
     Chain,
     Counted,
@@ -20,8 +20,6 @@ from lookback.importing.detections import (
     Gauged,
     Key,
     Measured,
-    Missing,
-    Ordered,
     Origin,
     Shape,
     Single,
@@ -127,9 +125,7 @@ class Writer:
             return write_counted(shape, self.fields) if isinstance(shape, Counted) else write_chain(shape, self.fields)
         if isinstance(shape, Measured):
             return self._write_measured(shape)
-        if isinstance(shape, Gauged):
-            return self._write_gauged(shape)
-        return self._write_together(shape) if isinstance(shape, Together) else self._write_sequence(shape)
+        return self._write_gauged(shape) if isinstance(shape, Gauged) else self._write_together(shape)
 
     def _write_measured(self, shape: Measured) -> dict[str, Any]:
         keys, fields = self._write_keys(shape.members, shape.keys), [self.fields.write(each) for each in shape.fields]
@@ -222,26 +218,6 @@ class Writer:
             return write_condition(And((*any_member, *(Present(each[0]) for each in fields))), self.fields)
         own = [And((member, *(Present(key.fields[at]) for key in keys))) for at, member in enumerate(members)]
         return write_condition(Or(tuple(own)), self.fields)
-
-    def _write_sequence(self, shape: Ordered | Missing) -> dict[str, Any]:
-        """Writes steps; each with the fields of its own, where they differ from those of the first."""
-        names, members = self.fields, list(shape.members)
-        own = [[names.find(key.fields[at]) for key in shape.keys] for at in range(len(members))]
-        if isinstance(shape, Missing):
-            # The event itself may be what must not come.
-            unwanted = Or(tuple(members[1:]))
-            members, own = [And((members[0], Not(unwanted))), unwanted], own[:2]
-        steps: list[dict[str, Any]] = []
-        for at, member in enumerate(members):
-            there = (Present(name) for name in own[at])
-            is_absent = isinstance(shape, Missing) and at == 1
-            word = "absent" if is_absent else "where"
-            step: dict[str, Any] = {"name": name_member(at), word: write_condition(And((member, *there)), names)}
-            if at < len(shape.counts) and shape.counts[at] > 1:
-                step["at_least"] = shape.counts[at]
-            steps.append({**step, "key": own[at]} if own[at] != own[0] else step)
-        span = write_span(shape.seconds)
-        return {"group_by": own[0], "sequence": {"within": span, "steps": steps}}
 
 
 def _leave_out_empty(document: dict[str, Any]) -> dict[str, Any]:
