@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ipywidgets
 import pytest
+from widgets import TableReader
 
 from lookback.desk import parts
 
@@ -37,18 +38,29 @@ def all_widgets(widget: ipywidgets.Widget) -> list[ipywidgets.Widget]:
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_a_value_is_shown_as_text_alone(value: str):
-    table = parts.TextTable(["field", "value"])
-    table.show([["name", value]])
     status = parts.Status()
     status.show(value, "problem")
-    labels = [table.widget.children[-1], status.widget, parts.make_text(value)]
+    labels = [status.widget, parts.make_text(value)]
     for label in labels:
         assert type(label) is ipywidgets.Label
         # MathJax would read a formula between two dollars, and a formula can hold a link.
         assert {"mathjax_ignore", "tex2jax_ignore"} <= set(label._dom_classes)
         assert all(each.isprintable() for each in label.value if each != "\n")
         assert len(label.value) <= 2_100
-    assert labels[2].value == parts.clean_text(value)
+    assert labels[1].value == parts.clean_text(value)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_value_in_a_table_is_shown_as_text_alone(value: str):
+    place = ipywidgets.HTML()
+    parts.show_rows(place, ["field", value], [["name", value]], value)
+    reader = TableReader()
+    reader.feed(place.value)
+    assert reader.rows == [["field", parts.clean_text(value, 100)], ["name", parts.clean_text(value)]]
+    assert reader.tags == {"div", "table", "thead", "tbody", "tr", "th", "td"}
+    assert re.match(r'<div class="lookback-rows mathjax_ignore tex2jax_ignore" tabindex="0" [^<>]*>', place.value)
+    parts.show_rows(place, ["field", "value"], [], "none")
+    assert place.value == ""
 
 
 def test_a_short_printable_value_is_shown_as_it_is():
@@ -104,16 +116,6 @@ def test_a_problem_is_named_by_a_word_too():
     assert status.text == "recorded"
     assert "lookback-done" in status.widget._dom_classes
     assert "lookback-problem" not in status.widget._dom_classes
-
-
-def test_another_page_of_a_table_changes_texts_in_place():
-    table = parts.TextTable(["rule", "do"])
-    table.show([["a", parts.make_button("Pause", lambda: None, "Pause rule a")], ["b", ""]])
-    assert table.read() == [["a", "Pause"], ["b", ""]]
-    texts = [each for each in table.widget.children if isinstance(each, ipywidgets.Label)]
-    table.show([["c", "d"]])
-    assert table.read() == [["c", "d"]]
-    assert [each for each in table.widget.children if isinstance(each, ipywidgets.Label)] == texts[:4]
 
 
 def test_commands_and_notebooks_need_no_widgets_to_begin():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import ipywidgets
 import pytest
+from widgets import TableReader, read_rows
 
 from lookback.core.errors import ReviewError
 from lookback.desk.queue import PAGE_SIZE, QueuedAlert
@@ -97,26 +97,6 @@ class Records:
         return Snooze(alert.rule_id, None if whole_rule else alert.key, NOW, NOW + dt.timedelta(hours=8), reason, "kim")
 
 
-class TableReader(HTMLParser):
-    """Reads the rows of a table, and counts all tags."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.tags.add(tag)
-        if tag == "tr":
-            self.rows.append([])
-        elif tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_data(self, data: str) -> None:
-        if self.rows:
-            self.rows[-1][-1] += data
-
-
 def all_widgets(widget: Any) -> list[Any]:
     return [widget, *(each for child in getattr(widget, "children", ()) for each in all_widgets(child))]
 
@@ -145,9 +125,7 @@ class Person:
 
     def read_table(self, name: str) -> list[list[str]]:
         """The cells of a table as a browser reads them, its titles first."""
-        reader = TableReader()
-        reader.feed(self.find(name).value)
-        return reader.rows
+        return read_rows(self.find(name).value)
 
     @property
     def status(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from typing import Any
 
 
@@ -24,3 +25,30 @@ def find(desk: Any, name: str) -> Any:
 def field(desk: Any, place: str) -> Any:
     """Finds the control of a field of the form, such as `rule-id`."""
     return find(desk, f"field-{place}").children[0]
+
+
+class TableReader(HTMLParser):
+    """Reads the rows of a table, and counts all tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows:
+            self.rows[-1][-1] += data
+
+
+def read_rows(markup: str) -> list[list[str]]:
+    """Reads the cells of a table as a browser does, its titles first."""
+    reader = TableReader()
+    reader.feed(markup)
+    return reader.rows

@@ -76,8 +76,7 @@ class Authoring:
         area = make_area("YAML", "The rule as its file; write parts without a form field here", 32)
         self._yaml = FormPlace("yaml", area, self._read_yaml)
         self._words = parts.make_text("", "lookback-words")
-        columns = ("line", "place", "what to do")
-        self._findings = parts.TextTable(columns, "max-content max-content 1fr", "lookback-findings")
+        self._findings = parts.add_classes(ipywidgets.HTML(), "lookback-findings")
         self._add_widgets()
         self._choose_file()
         self._show(None)
@@ -99,7 +98,7 @@ class Authoring:
         opened = self._work.make_button("Open", self._open, hint, "lookback-open")
         undo = parts.make_button("Undo", self._undo, "Undo the last change of the rule", "lookback-undo")
         form = parts.make_column(self._form.widget, name="lookback-form")
-        check = parts.make_heading("Check"), self._words, self._findings.widget
+        check = parts.make_heading("Check"), self._words, self._findings
         text = parts.make_column(self._yaml.widget, *check, name="lookback-yaml")
         files = parts.make_row(self._files, opened, undo, name="lookback-open-row")
         status = parts.make_row(self._work.cancel_button, self._work.status.widget, name="lookback-status-row")
@@ -190,7 +189,8 @@ class Authoring:
         self._form.tell(self.checked.problems)
         remarks = [replace(each, message=f"Remark: {each.message}") for each in self.checked.remarks]
         found = [*self.checked.problems, *remarks]
-        self._findings.show([(each.line, each.place or "the document", each.message) for each in found])
+        rows = [(each.line, each.place or "the document", each.message) for each in found]
+        parts.show_rows(self._findings, ("line", "place", "what to do"), rows, "Problems and remarks")
 
     def _require_fine(self) -> Mapping[str, Any]:
         """Returns the document. Raises SetupError if it has problems."""

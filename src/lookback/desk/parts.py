@@ -44,7 +44,6 @@ _STYLE = """
   font-family: monospace; font-size: 12px; line-height: 1.5; }
 .lookback-desk .lookback-list-head { white-space: pre; overflow: hidden; padding-left: 4px; }
 .lookback-desk .lookback-named > label { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-.lookback-desk .lookback-table { align-items: start; justify-content: start; }
 .lookback-desk .lookback-rows { overflow: auto; max-height: 320px; }
 .lookback-desk .lookback-rows table { border-collapse: collapse; line-height: 1.4; }
 .lookback-desk .lookback-rows th, .lookback-desk .lookback-rows td {
@@ -67,7 +66,7 @@ def clean_text(value: object, most: int = _MAX_CHARACTERS) -> str:
 
 
 def make_text(value: object = "", *classes: str, layout: Any = None) -> Any:
-    """Makes a text with stable class names for tests and styles. Texts may share a `layout`; None gives it its own."""
+    """Makes a text with stable class names for tests and styles, as high as it is unless `layout` says otherwise."""
     label = ipywidgets.Label(clean_text(value), layout=layout or {"width": "auto", "height": "auto"})
     return add_classes(label, "lookback-text", *_NO_FORMULA, *classes)
 
@@ -226,45 +225,3 @@ class Filling:
     def observe(self, control: Any, act: Callable[[], None], name: str = "value") -> None:
         """Calls `act` after each change of a control outside the block."""
         control.observe(lambda _: None if self._depth else act(), name)
-
-
-class TextTable:
-    """A table whose cells are texts, or widgets such as buttons.
-
-    Texts are changed in place, so that another page of rows costs few messages. The browser does not know that the
-    cells form a table, so a widget in a row must name the row in its hint.
-    """
-
-    def __init__(self, columns: Sequence[str], widths: str = "", name: str = "") -> None:
-        """Makes an empty table with these column titles. `widths` is CSS's grid-template-columns."""
-        self._columns = len(columns)
-        # One layout for all texts: each would be another model in the browser.
-        self._layout = ipywidgets.Layout(width="auto", height="auto")
-        self._heads = [make_text(title, "lookback-head", layout=self._layout) for title in columns]
-        self._texts: list[Any] = []
-        layout = {"grid_template_columns": widths or f"repeat({len(columns)}, auto)", "grid_gap": "0 16px"}
-        grid = ipywidgets.GridBox(self._heads, layout={**layout, "width": "100%"})
-        self.widget = add_classes(grid, "lookback-table", *filter(None, [name]))
-
-    def show(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Shows rows with a cell per column: a widget, or a value to show as text. Without rows the table is hidden."""
-        self.widget.layout.display = "" if rows else "none"
-        cells, used = list(self._heads), 0
-        for row in rows:
-            for cell in row[: self._columns]:
-                if isinstance(cell, ipywidgets.Widget):
-                    cells.append(cell)
-                    continue
-                if used == len(self._texts):
-                    self._texts.append(make_text(layout=self._layout))
-                self._texts[used].value = clean_text(cell)
-                cells.append(self._texts[used])
-                used += 1
-        if tuple(cells) != tuple(self.widget.children):
-            self.widget.children = cells
-
-    def read(self) -> list[list[str]]:
-        """Returns the displayed texts row by row, without the titles; for a button its title."""
-        cells = self.widget.children[self._columns :]
-        shown = [str(getattr(cell, "value", getattr(cell, "description", ""))) for cell in cells]
-        return [shown[at : at + self._columns] for at in range(0, len(shown), self._columns)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lookback.spark.rules import RulesTable
 
 _STATUSES = ("active", "shadow", "paused", "draft")
+_COLUMNS = ("condition", "met", "figure", "what to do")
 
 
 class PublishingPanel:
@@ -38,13 +39,13 @@ class PublishingPanel:
         self._comment = text("Comment", "Why this version", "lookback-comment")
         hint = "With which status to publish"
         self._status = parts.make_field(ipywidgets.Dropdown, "Status", hint, "lookback-new-status", options=_STATUSES)
-        self._conditions = parts.TextTable(("condition", "met", "figure", "what to do"), name="lookback-gate-table")
-        self.widget = parts.make_column(*self._make_rows(), self._conditions.widget)
+        self._conditions = parts.add_classes(ipywidgets.HTML(), "lookback-gate-table")
+        self.widget = parts.make_column(*self._make_rows(), self._conditions)
         self.clear()
 
     def clear(self) -> None:
         """Clears the conditions."""
-        self._conditions.show([])
+        self._conditions.value = ""
 
     def _make_rows(self) -> tuple[Any, Any]:
         hint = "Append the next version to the rules table; a running stream applies it within seconds"
@@ -71,7 +72,7 @@ class PublishingPanel:
 
     def _show_conditions(self, conditions: Sequence[Condition]) -> None:
         rows = [(each.condition, "met" if each.met else "not met", each.figure, each.remedy) for each in conditions]
-        self._conditions.show(rows)
+        parts.show_rows(self._conditions, _COLUMNS, rows, "The conditions of the gate")
         missing = sum(not each.met for each in conditions)
         self._work.status.show(
             "The rule meets the gate." if not missing else f"{count_noun(missing, 'condition')} of the gate not met.",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lookback.desk.rule.tuning import Tuning
     from lookback.spark.replay.backtest import BacktestFigures
 
-
+_COLUMNS = ("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall")
 TakeValues = Callable[[Mapping[str, Any]], None]
 
 
@@ -26,8 +26,7 @@ class Sliders:
         self._tuning: Tuning | None = None
         self._budget: float | None = None
         self._sliders: dict[str, Any] = {}
-        columns = ("parameters", "alerts", "a day", "keys", "flagged", "positives", "precision", "recall")
-        self._table = parts.TextTable(columns, name="lookback-figures")
+        self._table = parts.add_classes(ipywidgets.HTML(), "lookback-figures")
         self._words = parts.make_text("", "lookback-chosen")
         names = ("lookback-alerts-picture", "lookback-precision-picture")
         self._pictures = [parts.make_picture(b"", "", name) for name in names]
@@ -49,7 +48,8 @@ class Sliders:
         self._tuning, self._budget = tuning, budget
         first = tuning.first_choice
         self._sliders = {name: self._make_slider(name, values, first[name]) for name, values in tuning.values.items()}
-        self._table.show([_list_figures(each, tuning.values) for each in tuning.figures])
+        rows = [_list_figures(each, tuning.values) for each in tuning.figures]
+        parts.show_rows(self._table, _COLUMNS, rows, "The figures of all variants")
         if self._sliders:
             self._draw(next(iter(self._sliders)))
             shown = [
@@ -57,11 +57,11 @@ class Sliders:
                 self._words,
                 parts.make_row(self._button),
                 *self._pictures,
-                self._table.widget,
+                self._table,
             ]
         else:
             note = "No parameter was varied: write a number under Parameters, and :name where its value belongs."
-            shown = [self._table.widget, parts.make_text(note)]
+            shown = [self._table, parts.make_text(note)]
         self.widget.children = [parts.make_heading("What if"), *shown]
 
     def _make_slider(self, name: str, values: Sequence[Any], first: Any) -> Any:

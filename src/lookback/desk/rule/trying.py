@@ -71,13 +71,14 @@ class TryingPanel:
         self._work.start("Quick look", work, show)
 
     def _show_look(self, figure: Figure, trial: DocumentTrial, remarks: Sequence[Problem]) -> None:
-        table = parts.TextTable(("event time", "severity", "key", "measures", "message"), name="lookback-look-alerts")
-        table.show([_list_alert(row) for row in trial.alerts.tail(_MAX_SHOWN_ALERTS).iloc[::-1].to_dict("records")])
+        table = parts.add_classes(ipywidgets.HTML(), "lookback-look-alerts")
+        rows = [_list_alert(row) for row in trial.alerts.tail(_MAX_SHOWN_ALERTS).iloc[::-1].to_dict("records")]
+        parts.show_rows(table, ("event time", "severity", "key", "measures", "message"), rows, "The newest alerts")
         notes = [parts.make_text(f"Remark: {each}") for each in remarks]
         notes += [parts.make_text(f"Problem: {row['message']}") for row in trial.errors.to_dict("records")]
         picture = parts.make_picture(b"", "", "lookback-picture")
         parts.show_figure(picture, figure)
-        self._look_result.children = [parts.make_heading("Quick look"), picture, table.widget, *notes]
+        self._look_result.children = [parts.make_heading("Quick look"), picture, table, *notes]
         alerts, judged = count_noun(len(trial.final_alerts), "alert"), count_noun(len(trial.events), "event")
         self._work.status.show(f"{alerts} of {judged} judged; nothing was written.", "done")
 
