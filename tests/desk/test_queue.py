@@ -19,8 +19,8 @@ from lookback.desk.queue import (
     QueuedAlert,
     QueueFilter,
     ReviewQueue,
-    ReviewSession,
     SessionStep,
+    find_step,
 )
 
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
@@ -202,20 +202,14 @@ def test_a_snooze_hides_what_it_covers():
     assert queue.snooze(lambda each: each.entity == "customer c1") == []
 
 
-def test_a_session_forgets_what_is_undone():
-    session = ReviewSession()
-    assert session.last is None
+def test_the_last_decision_on_an_alert_is_found():
     one = SessionStep((alert(0),), "benign", "", "kim", NOW)
     both = SessionStep((alert(0), alert(1)), "unclear", "", "kim", NOW)
-    session.add(one)
-    session.add(both)
-    assert session.last is both
-    assert session.find(alert(0).alert_id) is session.find(alert(1).alert_id) is both
-    session.drop_last()
-    assert session.last is session.find(alert(0).alert_id) is one
-    assert session.find(alert(1).alert_id) is None
-    session.drop_last()
-    assert session.last is session.find(alert(0).alert_id) is None
+    steps = [one, both]
+    assert find_step(steps, alert(0).alert_id) is find_step(steps, alert(1).alert_id) is both
+    assert find_step(steps[:1], alert(0).alert_id) is one
+    assert find_step(steps[:1], alert(1).alert_id) is None
+    assert find_step([], alert(0).alert_id) is None
 
 
 @given(

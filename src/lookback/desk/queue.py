@@ -242,26 +242,7 @@ class SessionStep:
     reviewed_at: dt.datetime
 
 
-class ReviewSession:
-    """The decisions of a session. The last one is undone first."""
-
-    def __init__(self) -> None:
-        self._steps: list[SessionStep] = []
-
-    def add(self, step: SessionStep) -> None:
-        """Adds a decision."""
-        self._steps.append(step)
-
-    def find(self, alert_id: str) -> SessionStep | None:
-        """Finds the last decision on an alert; None if there is none."""
-        newest = reversed(self._steps)
-        return next((step for step in newest if any(each.alert_id == alert_id for each in step.alerts)), None)
-
-    @property
-    def last(self) -> SessionStep | None:
-        """The decision that would be undone next; None if there is none."""
-        return self._steps[-1] if self._steps else None
-
-    def drop_last(self) -> None:
-        """Drops the last decision after it has been undone."""
-        self._steps.pop()
+def find_step(steps: Sequence[SessionStep], alert_id: str) -> SessionStep | None:
+    """Finds the last decision on an alert; None if there is none."""
+    newest = reversed(steps)
+    return next((step for step in newest if any(each.alert_id == alert_id for each in step.alerts)), None)

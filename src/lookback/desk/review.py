@@ -15,7 +15,7 @@ from lookback.desk import parts, sentences
 from lookback.desk.ahead import Ahead
 from lookback.desk.alert import AlertView
 from lookback.desk.listing import QueueView
-from lookback.desk.queue import QueuedAlert, QueueFilter, ReviewQueue, ReviewSession, SessionStep
+from lookback.desk.queue import QueuedAlert, QueueFilter, ReviewQueue, SessionStep, find_step
 from lookback.desk.records import AlertRecords, OpenedAlert
 from lookback.spark.review import Review, SeenAlert
 
@@ -30,7 +30,9 @@ class ReviewDesk:
     def __init__(self, records: AlertRecords, *, in_background: bool = True) -> None:
         """Reads the queue and opens its first alert. With `in_background` it explains the next alert ahead of time."""
         self.records = records
-        self.queue, self.session = ReviewQueue(), ReviewSession()
+        self.queue = ReviewQueue()
+        # The decisions of this session; the last one is undone first.
+        self.session: list[SessionStep] = []
         self.status = parts.Status()
         self._is_cut = False
         self._opened: OpenedAlert | None = None
@@ -125,7 +127,7 @@ class ReviewDesk:
             if done:
                 self._alert.clear_note()
                 step = SessionStep(done, disposition, note, self.records.reviewer, recorded.reviewed_at)
-                self.session.add(step)
+                self.session.append(step)
                 self._ahead.add(step, 1)
             self._seen_reviews.update(recorded.elsewhere)
             sentence = sentences.describe_recorded(recorded, disposition, done, is_single=len(alerts) == 1)
@@ -137,12 +139,12 @@ class ReviewDesk:
 
     def undo(self) -> None:
         """Withdraws the last decision of this session, and opens its first alert."""
-        step = self.session.last
         with self._working("Undoing ..."):
-            if step is None:
+            if not self.session:
                 raise ReviewError("Nothing to undo in this session.")
+            step = self.session[-1]
             left = self.records.undo(step)
-            self.session.drop_last()
+            self.session.pop()
             self._ahead.add(step, -1)
             self._ahead.drop()
             # An alert that is open with a later revision is in the queue already.
@@ -170,9 +172,8 @@ class ReviewDesk:
     def _show_later(self, alert: QueuedAlert) -> None:
         """Opens the later revision of a decided alert; your own earlier decision counts as seen."""
         self.queue.take_out([alert.alert_id])
-        last, step = self.records.find_last(alert.alert_id), self.session.last
-        assert step is not None
-        own = _make_review(step, alert.alert_id, alert.revision)
+        last = self.records.find_last(alert.alert_id)
+        own = _make_review(self.session[-1], alert.alert_id, alert.revision)
         self._seen_reviews[alert.alert_id] = (*self._seen_reviews.get(alert.alert_id, ()), own)
         self.queue.put_back([last])
         self._open(last)
@@ -217,7 +218,7 @@ class ReviewDesk:
 
     def _add_own_review(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Adds this session's decision to an alert of the same entity, which may have been read earlier."""
-        step = self.session.find(row["alert_id"])
+        step = find_step(self.session, row["alert_id"])
         if step is None or any(each.reviewed_at == step.reviewed_at for each in row["reviews"]):
             return row
         return {**row, "reviews": [*row["reviews"], _make_review(step, row["alert_id"], None)]}
