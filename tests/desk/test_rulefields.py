@@ -32,11 +32,11 @@ def test_what_the_fields_read_and_write_back_leaves_the_file_as_it_is(file: Path
     """Round trip: file -> form -> file."""
     text = before = RuleText.read(file)
     for name in ("rule_id", "description", "where", "when", "message", "suppress", "score", "runbook", "severity"):
-        text = rulefields.put_value(text, name, rulefields.read_value(text.document, name).value)
+        text = rulefields.put_value(name, text, rulefields.read_value(text.document, name).value)
     text = rulefields.put_group_by(text, rulefields.read_group_by(text.document) or ())
     text = rulefields.put_entities(text, rulefields.read_entities(text.document) or ())
     for name in ("tags", "references"):
-        text = rulefields.put_words(text, name, rulefields.read_words(text.document, name).value)
+        text = rulefields.put_words(name, text, rulefields.read_words(text.document, name).value)
     window = rulefields.read_window(text.document)
     assert window.is_whole
     if window.kind != "sequence":
@@ -47,7 +47,7 @@ def test_what_the_fields_read_and_write_back_leaves_the_file_as_it_is(file: Path
     for parameter in rulefields.read_parameters(text.document):
         text = rulefields.put_parameter(text, parameter.name, parameter.value)
     for name, default in (("early", False), ("reset_on_alert", False), ("warm_start", True)):
-        text = rulefields.put_flag(text, name, text.document.get(name, default), default)
+        text = rulefields.put_flag(name, text, text.document.get(name, default), default)
     assert text.text == before.text
 
 

@@ -85,14 +85,14 @@ def read_value(document: Mapping[str, Any], name: str) -> ValueField:
     return ValueField(name, _write(value) if is_single else "", is_single)
 
 
-def put_value(text: RuleText, name: str, written: str) -> RuleText:
+def put_value(name: str, text: RuleText, written: str) -> RuleText:
     """Writes the value of a key; an empty text removes the key. A score becomes a number if possible."""
     if not written:
         return text.remove([name])
     return text.put([name], int(written) if name == "score" and written.isascii() and written.isdigit() else written)
 
 
-def put_flag(text: RuleText, name: str, is_set: bool, default: bool = False) -> RuleText:
+def put_flag(name: str, text: RuleText, is_set: bool, default: bool = False) -> RuleText:
     """Writes true or false; the default removes the key unless the document spells it out."""
     if is_set == default and not isinstance(text.get(name), bool):
         return text.remove([name])
@@ -143,7 +143,7 @@ def read_words(document: Mapping[str, Any], name: str) -> ValueField:
     return ValueField(name, " ".join(value) if is_whole else "", is_whole)
 
 
-def put_words(text: RuleText, name: str, written: str) -> RuleText:
+def put_words(name: str, text: RuleText, written: str) -> RuleText:
     """Writes the words of a text as a list."""
     return put_list(text, name, written.split())
 

@@ -175,15 +175,17 @@ class RuleForm:
     def _add_values(self) -> None:
         for name, (title, hint) in _VALUES.items():
             control = make_area(title, hint, 2) if name in _LONG else _make_text_field(title, hint, layout=_SHORT)
-            self._add(name, control, partial(_read_value, name), _put(name))
+            self._add(name, control, partial(_read, rulefields.read_value, name), partial(rulefields.put_value, name))
         for name, (title, hint) in _WORDS.items():
             control = _make_text_field(title, hint, layout=parts.WIDE)
-            self._add(name, control, partial(_read_words, name), _put_words(name))
+            self._add(name, control, partial(_read, rulefields.read_words, name), partial(rulefields.put_words, name))
         for name, (title, hint, known) in _CHOICES.items():
-            self._add(name, _make_dropdown(title, hint), partial(_read_choice, name, known), _put(name))
+            read = partial(_read_choice, name, known)
+            self._add(name, _make_dropdown(title, hint), read, partial(rulefields.put_value, name))
         for name, (title, hint, default) in _FLAGS.items():
             control = parts.make_field(ipywidgets.Checkbox, title, hint, indent=False)
-            self._add(name, control, partial(_read_flag, name, default), _put_flag(name, default))
+            put = partial(rulefields.put_flag, name, default=default)
+            self._add(name, control, partial(_read_flag, name, default), put)
 
     def _add_keys(self) -> None:
         stream = _make_dropdown("Stream", "The stream whose events the rule judges")
@@ -358,26 +360,9 @@ class _Rows:
         self.widget.children = [row.widget for row in self.rows]
 
 
-def _put(name: str) -> Callable[[RuleText, Any], RuleText]:
-    return lambda text, value: rulefields.put_value(text, name, value)
-
-
-def _put_words(name: str) -> Callable[[RuleText, Any], RuleText]:
-    return lambda text, value: rulefields.put_words(text, name, value)
-
-
-def _put_flag(name: str, default: bool) -> Callable[[RuleText, Any], RuleText]:
-    return lambda text, value: rulefields.put_flag(text, name, value, default)
-
-
-def _read_value(name: str, document: Mapping[str, Any]) -> _Shown:
-    read = rulefields.read_value(document, name)
-    return read.value, read.is_whole
-
-
-def _read_words(name: str, document: Mapping[str, Any]) -> _Shown:
-    read = rulefields.read_words(document, name)
-    return read.value, read.is_whole
+def _read(read: Callable[..., rulefields.ValueField], name: str, document: Mapping[str, Any]) -> _Shown:
+    found = read(document, name)
+    return found.value, found.is_whole
 
 
 def _read_choice(name: str, known: Iterable[str], document: Mapping[str, Any]) -> _Shown:
