@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 
 from lookback.importing.conditions import (
@@ -27,6 +26,7 @@ from lookback.importing.conditions import (
 from lookback.importing.detections import Chain, Step
 from lookback.importing.reasons import Refusal
 from lookback.importing.terms import Terms, make_pattern
+from lookback.importing.tokens import Token, TokenReader
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/) | (?P<raw>\"\"\".*?\"\"\"(?:"{1,2}(?!"))?) | (?P<text>"(?:[^"\\\n]|\\.)*")
@@ -49,12 +49,6 @@ _RELATIONS = {"startswith": Relation.STARTS, "endswith": Relation.ENDS, "stringc
 Part = Condition | Operand | Literal | None
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-
-
 def read_eql(query: str, terms: Terms, category: str = "event.category") -> Condition | Chain:
     """Reads a query. category: the field of `process` in `process where ...`. Raises Refusal.
 
@@ -64,12 +58,12 @@ def read_eql(query: str, terms: Terms, category: str = "event.category") -> Cond
     return reader.read()
 
 
-class _EqlReader:
+class _EqlReader(TokenReader):
     """Reads one query, token by token: `not` binds before `and`, `and` before `or`."""
 
     def __init__(self, query: str, terms: Terms, category: str) -> None:
-        self._terms, self._category, self._at = terms, category, 0
-        self._tokens = [*_split(query), _Token("end", "")]
+        super().__init__(query, _TOKEN, lambda text: Refusal("eql", f"{text!r} is not understood"), terms)
+        self._category = category
 
     def read(self) -> Condition | Chain:
         """Reads the whole query."""
@@ -315,15 +309,7 @@ class _EqlReader:
 
     # Tokens ----------------------------------------------------------------------------------------------------------
 
-    def _peek(self, ahead: int = 0) -> _Token:
-        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
-
-    def _next(self) -> _Token:
-        token = self._peek()
-        self._at += token.kind != "end"
-        return token
-
-    def _next_of(self, kind: str) -> _Token:
+    def _next_of(self, kind: str) -> Token:
         if self._peek().kind != kind:
             raise self._refuse()
         return self._next()
@@ -346,19 +332,7 @@ class _EqlReader:
         return Refusal("eql", f"{self._peek().text or 'the end'!r:.60} is not understood after {before!r:.100}")
 
 
-def _split(query: str) -> list[_Token]:
-    found, at = [], 0
-    while at < len(query):
-        token = _TOKEN.match(query, at)
-        if token is None:
-            raise Refusal("eql", f"{query[at : at + 20]!r} is not understood")
-        if token.lastgroup != "space":
-            found.append(_Token(str(token.lastgroup), token[0]))
-        at = token.end()
-    return found
-
-
-def _read_text(token: _Token) -> str:
+def _read_text(token: Token) -> str:
     if token.kind == "raw":
         return token.text[3:-3]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lookback.importing.conditions import And, Condition, Not, Or, Pattern, Wildcard
 from lookback.importing.reasons import Refusal
 from lookback.importing.terms import Terms
+from lookback.importing.tokens import TokenReader
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+) | (?P<quoted>"(?:[^"\\]|\\.)*") | (?P<sign>[():{}]|<=|>=|<|>)
@@ -22,33 +22,16 @@ _SIGNS = '\\():<>"*{}'
 _KEYWORDS = ("and", "or", "not")
 
 
-@dataclass(frozen=True)
-class Token:
-    """A piece of a query. kind: quoted, sign, word or end."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
-
-    def is_word(self, *words: str) -> bool:
-        """Returns whether it is one of the words that join conditions."""
-        return self.kind == "word" and self.text.lower() in words
-
-
 def read_kql(query: str, terms: Terms) -> Condition:
     """Reads a query. Raises Refusal."""
-    return KqlReader(query, terms).read()
+    return _KqlReader(query, terms).read()
 
 
-class KqlReader:
+class _KqlReader(TokenReader):
     """Reads one query, token by token: `not` binds before `and`, `and` before `or`."""
 
-    language = "kql"
-
     def __init__(self, query: str, terms: Terms) -> None:
-        self._query, self._terms, self._at = query, terms, 0
-        self._tokens = [*self._split(query), Token("end", "", len(query), len(query))]
+        super().__init__(query, _TOKEN, lambda text: _refuse(f"{text!r} is not understood"), terms)
 
     def read(self) -> Condition:
         """Reads the whole query. Raises Refusal."""
@@ -56,19 +39,8 @@ class KqlReader:
             raise Refusal("nothing", "its query is empty")
         condition = self._read_or(lambda: self._read_expression(""))
         if self._peek().kind != "end":
-            raise self._refuse(f"an operator is missing before {self._peek().text!r:.60}")
+            raise _refuse(f"an operator is missing before {self._peek().text!r:.60}")
         return condition
-
-    def _split(self, query: str) -> list[Token]:
-        found, at = [], 0
-        while at < len(query):
-            token = _TOKEN.match(query, at)
-            if token is None:
-                raise self._refuse(f"{query[at : at + 20]!r} is not understood")
-            if token.lastgroup != "space":
-                found.append(Token(str(token.lastgroup), token[0], at, token.end()))
-            at = token.end()
-        return found
 
     def _read_or(self, read: Callable[[], Condition]) -> Condition:
         parts = [self._read_and(read)]
@@ -129,32 +101,31 @@ class KqlReader:
             self._at += 1
             return (_unescape_quoted(token.text[1:-1]),)
         first = token
-        while token.kind == "word" and not token.is_word(*_KEYWORDS):
-            last, self._at = token, self._at + 1
+        while token.kind == "word" and token.text.lower() not in _KEYWORDS:
+            last = self._next()
             token = self._peek()
         if token is first:
-            raise self._refuse(f"a value is missing before {token.text!r:.60}")
+            raise _refuse(f"a value is missing before {token.text!r:.60}")
         return _unescape(self._query[first.start : last.end])
 
-    def _peek(self) -> Token:
-        return self._tokens[self._at]
-
     def _take_word(self, word: str) -> bool:
-        return self._take(self._peek().is_word(word))
+        return self._take("word", word)
 
     def _take_sign(self, sign: str) -> bool:
-        return self._take(self._peek().kind == "sign" and self._peek().text == sign)
+        return self._take("sign", sign)
 
-    def _take(self, is_there: bool) -> bool:
+    def _take(self, kind: str, text: str) -> bool:
+        is_there = (self._peek().kind, self._peek().text.lower()) == (kind, text)
         self._at += is_there
         return is_there
 
     def _expect(self, sign: str) -> None:
         if not self._take_sign(sign):
-            raise self._refuse(f"{sign} is missing before {self._peek().text!r:.60}")
+            raise _refuse(f"{sign} is missing before {self._peek().text!r:.60}")
 
-    def _refuse(self, text: str) -> Refusal:
-        return Refusal(self.language, text)
+
+def _refuse(text: str) -> Refusal:
+    return Refusal("kql", text)
 
 
 def make_test(field: str, pattern: Pattern, terms: Terms) -> Condition:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from lookback.importing.conditions import And, Condition, Not, Or, Pattern, Wildcard
 from lookback.importing.kql import make_test
 from lookback.importing.reasons import Refusal
 from lookback.importing.terms import Terms
+from lookback.importing.tokens import Token, TokenReader
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+) | (?P<quoted>"(?:[^"\\]|\\.)*") | (?P<regex>/(?:[^/\\]|\\.)+/)
-    | (?P<range>[\[{]\s*(\S+)\s+TO\s+(\S+?)\s*[\]}]) | (?P<sign>&&|\|\||[():!]|>=|<=|>|<)
-    | (?P<word>(?:[^\s\\():"\[\]{}/^~!<>]|\\.)+)""",
+    | (?P<range>[\[{]\s*\S+\s+TO\s+\S+?\s*[\]}]) | (?P<sign>&&|\|\||[():!]|>=|<=|>|<)
+    | (?P<word>(?![-+])(?:[^\s\\():"\[\]{}/^~!<>]|\\.)+)""",
     re.VERBOSE | re.DOTALL,
 )
 _WORDS = {"AND": "and", "&&": "and", "OR": "or", "||": "or", "NOT": "not", "!": "not"}
-
-
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
 
 
 def read_lucene(query: str, terms: Terms) -> Condition:
@@ -30,23 +24,23 @@ def read_lucene(query: str, terms: Terms) -> Condition:
     return _LuceneReader(query, terms).read()
 
 
-class _LuceneReader:
+class _LuceneReader(TokenReader):
     def __init__(self, query: str, terms: Terms) -> None:
-        self._terms, self._tokens = terms, _split(query)
+        super().__init__(query, _TOKEN, _refuse, terms)
 
     def read(self) -> Condition:
         """Reads the whole query."""
-        if not self._tokens:
+        if self._peek().kind == "end":
             raise Refusal("nothing", "its query is empty")
         condition = self._read_joined(None)
-        if self._tokens:
-            raise _refuse(self._tokens[0].text)
+        if self._peek().kind != "end":
+            raise _refuse(self._peek().text)
         return condition
 
     def _read_joined(self, field: str | None) -> Condition:
         """Reads parts that are joined by `AND`, or by `OR` or nothing; both together mean something else in Lucene."""
         parts, words = [self._read_part(field)], set[str]()
-        while self._tokens and self._tokens[0].text != ")":
+        while self._peek().text not in ("", ")"):
             words.add(self._take_word("and", "or") or "or")
             parts.append(self._read_part(field))
         if len(words) > 1:
@@ -66,18 +60,18 @@ class _LuceneReader:
             return self._read_field(token)
         return self._read_value(field, token)
 
-    def _read_field(self, token: _Token) -> Condition:
-        if token.kind != "word" or not self._tokens or self._tokens[0].text != ":":
+    def _read_field(self, token: Token) -> Condition:
+        if token.kind != "word" or self._peek().text != ":":
             raise Refusal("keywords", f"it looks for {token.text!r:.60} in no field by name")
         self._take()
         name = _unescape(token.text)
         if name == "_exists_":
             return self._terms.exists(_unescape(self._take().text))
-        if self._tokens and self._tokens[0].text == "(":
+        if self._peek().text == "(":
             return self._read_part(name)
         return self._read_value(name, self._take())
 
-    def _read_value(self, field: str, token: _Token) -> Condition:
+    def _read_value(self, field: str, token: Token) -> Condition:
         if token.kind == "quoted":
             return self._terms.equals(field, _unescape(token.text[1:-1]))
         if token.kind == "regex":
@@ -96,31 +90,18 @@ class _LuceneReader:
         given = [self._terms.compares(field, operator, value) for operator, value in bounds if value != "*"]
         return And(tuple(given)) if given else self._terms.exists(field)
 
-    def _take(self) -> _Token:
-        if not self._tokens:
+    def _take(self) -> Token:
+        if self._peek().kind == "end":
             raise _refuse("the end")
-        return self._tokens.pop(0)
+        return self._next()
 
     def _take_word(self, *words: str) -> str:
         """Takes one of the words that join parts; empty if another token is there."""
-        word = _WORDS.get(self._tokens[0].text, "") if self._tokens else ""
+        word = _WORDS.get(self._peek().text, "")
         if word in words:
             self._take()
             return word
         return ""
-
-
-def _split(query: str) -> list[_Token]:
-    found, at = [], 0
-    while at < len(query):
-        token = _TOKEN.match(query, at)
-        if token is None or (token.lastgroup == "word" and token[0][0] in "+-"):
-            raise _refuse(query[at : at + 20])
-        if not token["space"]:
-            kind = next(name for name, text in token.groupdict().items() if text)
-            found.append(_Token(kind, token[0]))
-        at = token.end()
-    return found
 
 
 def _make_pattern(text: str) -> Pattern:
