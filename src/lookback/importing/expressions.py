@@ -7,7 +7,7 @@ it false: `not coalesce(x, false)`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 from lookback.core.expressions.letters import change_to_lower
@@ -31,7 +31,6 @@ from lookback.importing.conditions import (
     Present,
     Regex,
     Relation,
-    Test,
     Text,
     TimePart,
     Wildcard,
@@ -162,8 +161,8 @@ def _write_values(tests: Sequence[Condition], field: str, type_: DataType, quant
         if type_.is_numeric:
             return _TEST, _write_in(field, numbers)
         return _TEST, _write_in(as_text(field, type_), map(write_text, numbers))
-    assert not isinstance(first, (And, Or, Not, Given))
-    return _TEST, _VALUES[type(first)](first, field, type_)
+    assert not isinstance(first, (And, Or, Not, Given, Fields, Compared))
+    return _TEST, _write_value(first, field, type_)
 
 
 def _write_texts(tests: Sequence[Text], field: str, type_: DataType, quantity: str) -> Sql:
@@ -248,56 +247,29 @@ def _as_number(text: str, type_: DataType) -> str | None:
     return text if (_WHOLE if type_.is_integer else _FRACTION).fullmatch(text) else None
 
 
-def _write_number(test: Test, field: str, type_: DataType) -> str:
-    assert isinstance(test, Number)
-    if type_.is_numeric:
-        return f"{field} {test.operator} {test.number}"
-    if type_ != STRING:
-        raise Refusal("type", f"{field} is {type_}, and is compared with the number {test.number}")
-    return f"try_cast({field} as {DECIMAL}) {test.operator} {test.number}"
-
-
-def _write_flag(test: Test, field: str, type_: DataType) -> str:
-    assert isinstance(test, Flag)
-    word = "true" if test.is_true else "false"
-    if type_.name == "boolean":
-        return f"{field} = {word}"
-    if type_.is_numeric:
+def _write_value(test: Number | Flag | Present | Regex | Listed | TimePart, field: str, type_: DataType) -> str:
+    """Writes a test of one value."""
+    if isinstance(test, Present):
+        return f"{field} is not null"
+    if isinstance(test, Number):
+        if not type_.is_numeric and type_ != STRING:
+            raise Refusal("type", f"{field} is {type_}, and is compared with the number {test.number}")
+        number = field if type_.is_numeric else f"try_cast({field} as {DECIMAL})"
+        return f"{number} {test.operator} {test.number}"
+    if isinstance(test, TimePart):
+        if type_.name not in ("timestamp", "date"):
+            raise Refusal("type", f"{field} is {type_}, and the rule asks for its {test.part}; declare it as timestamp")
+        return f"{test.part}({field}) = {test.number}"
+    if isinstance(test, Flag) and type_.is_numeric:
         return f"{field} = {int(test.is_true)}"
-    return f"lower({as_text(field, type_)}) = '{word}'"
-
-
-def _write_regex(test: Test, field: str, type_: DataType) -> str:
-    assert isinstance(test, Regex)
-    flags = f"(?{test.flags})" if test.flags else ""
-    return f"{as_text(field, type_)} rlike {write_text(flags + test.pattern)}"
-
-
-def _write_listed(test: Test, field: str, type_: DataType) -> str:
-    assert isinstance(test, Listed)
+    if isinstance(test, Flag):
+        word = "true" if test.is_true else "false"
+        return f"{field} = {word}" if type_.name == "boolean" else f"lower({as_text(field, type_)}) = '{word}'"
     text = as_text(field, type_)
+    if isinstance(test, Regex):
+        flags = f"(?{test.flags})" if test.flags else ""
+        return f"{text} rlike {write_text(flags + test.pattern)}"
     return f"in_list({text if test.is_cased else f'lower({text})'}, {write_text(test.list)})"
-
-
-def _write_time_part(test: Test, field: str, type_: DataType) -> str:
-    assert isinstance(test, TimePart)
-    if type_.name not in ("timestamp", "date"):
-        raise Refusal("type", f"{field} is {type_}, and the rule asks for its {test.part}; declare it as timestamp")
-    return f"{test.part}({field}) = {test.number}"
-
-
-def _write_presence(_: Test, field: str, __: DataType) -> str:
-    return f"{field} is not null"
-
-
-_VALUES: dict[type, Callable[[Test, str, DataType], str]] = {
-    Number: _write_number,
-    Flag: _write_flag,
-    Present: _write_presence,
-    Regex: _write_regex,
-    Listed: _write_listed,
-    TimePart: _write_time_part,
-}
 
 
 def _write_relation(test: Fields | Compared, names: FieldNames, array: str | None) -> str:
