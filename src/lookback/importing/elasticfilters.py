@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lookback.importing.conditions import And, Condition, Not, Or, Pattern, Wildcard
+from lookback.importing.conditions import And, Condition, Not, Or, Wildcard
 from lookback.importing.reasons import Refusal
-from lookback.importing.terms import Terms
+from lookback.importing.terms import Terms, make_escaped_pattern
 
 _RANGES = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
@@ -47,7 +46,7 @@ def _read_query(query: Mapping[str, Any], terms: Terms) -> Condition:
     text = _as_text(next((options[key] for key in ("value", "query", "wildcard") if key in options), value))
     is_cased = not options.get("case_insensitive")
     if kind == "wildcard":
-        return terms.fits(field, _read_wildcards(text), is_cased=is_cased)
+        return terms.fits(field, make_escaped_pattern(text), is_cased=is_cased)
     if kind == "prefix":
         return terms.fits(field, (text, Wildcard.ANY), is_cased=is_cased)
     return terms.equals(field, text, is_cased=is_cased)
@@ -69,13 +68,6 @@ def _read_bound(field: str, key: str, value: Any, terms: Terms) -> Condition:
     if key not in _RANGES:
         raise Refusal("filter", f"{key} in the range of {field}")
     return terms.compares(field, _RANGES[key], _as_text(value))
-
-
-def _read_wildcards(text: str) -> Pattern:
-    """Reads a text in which a backslash takes its meaning from the sign after it."""
-    kinds = {"*": Wildcard.ANY, "?": Wildcard.ONE}
-    pieces = re.findall(r"\\.|[*?]|[^\\*?]+|\\", text, re.DOTALL)
-    return tuple(kinds[each] if each in kinds else re.sub(r"^\\(?=.)", "", each, flags=re.DOTALL) for each in pieces)
 
 
 def _as_list(value: Any) -> list[Any]:

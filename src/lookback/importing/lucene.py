@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from lookback.importing.conditions import And, Condition, Not, Or, Pattern, Wildcard
+from lookback.importing.conditions import And, Condition, Not, Or
 from lookback.importing.kql import make_test
 from lookback.importing.reasons import Refusal
-from lookback.importing.terms import Terms
+from lookback.importing.terms import Terms, make_escaped_pattern
 from lookback.importing.tokens import Token, TokenReader
 
 _TOKEN = re.compile(
@@ -82,7 +82,7 @@ class _LuceneReader(TokenReader):
             return self._terms.compares(field, token.text, self._take().text)
         if token.kind != "word":
             raise _refuse(token.text)
-        return make_test(field, _make_pattern(token.text), self._terms)
+        return make_test(field, make_escaped_pattern(token.text), self._terms)
 
     def _read_range(self, field: str, text: str) -> Condition:
         low, high = text[1:-1].split(" TO ")
@@ -102,12 +102,6 @@ class _LuceneReader(TokenReader):
             self._take()
             return word
         return ""
-
-
-def _make_pattern(text: str) -> Pattern:
-    kinds = {"*": Wildcard.ANY, "?": Wildcard.ONE}
-    pieces = re.findall(r"\\.|[*?]|[^\\*?]+", text, re.DOTALL)
-    return tuple(kinds[each] if each in kinds else _unescape(each) for each in pieces)
 
 
 def _unescape(text: str) -> str:

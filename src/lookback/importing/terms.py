@@ -21,6 +21,7 @@ _ADDRESSES = ("ip", "resolved_ip")
 _CASELESS, _KEYWORD, _TEXT = ".caseless", ".keyword", ".text"
 # The operators that Lucene's regular expressions have beyond the usual ones.
 _LUCENE_SIGNS = '#@&<>~"'
+_WILDCARDS = {"*": Wildcard.ANY, "?": Wildcard.ONE}
 
 
 class Terms:
@@ -78,11 +79,15 @@ class Terms:
             self.losses.append(reason)
 
 
-def make_pattern(text: str, signs: str = "*?") -> Pattern:
-    """Makes a pattern of a text in which some signs are wildcards, and none can be escaped."""
-    kinds = {"*": Wildcard.ANY, "?": Wildcard.ONE}
-    parts = re.split(f"([{re.escape(signs)}])", text)
-    return tuple(kinds[part] if part in signs else part for part in parts if part) or ("",)
+def make_pattern(text: str) -> Pattern:
+    """Makes a pattern of a text in which `*` and `?` are wildcards, and none can be escaped."""
+    return tuple(_WILDCARDS.get(part, part) for part in re.split(r"([*?])", text) if part) or ("",)
+
+
+def make_escaped_pattern(text: str) -> Pattern:
+    """Makes a pattern of a text in which a backslash takes its meaning from the sign after it."""
+    pieces = re.findall(r"\\.|[*?]|[^\\*?]+|\\", text, re.DOTALL)
+    return tuple(_WILDCARDS.get(each) or (each[1:] if each[0] == "\\" and each[1:] else each) for each in pieces)
 
 
 def translate_regex(pattern: str) -> str:
