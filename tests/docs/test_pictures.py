@@ -25,7 +25,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.streams.declarations import Declarations
 from lookback.core.streams.eventrows import read_events
 from lookback.core.values.columns import to_text
-from lookback.testing.trial import run_trial
+from lookback.testing.trial import DocumentTrial, run_trial
 from lookback.views import pictures, whatif
 from lookback.views.timeline import plot_key_timeline
 
@@ -343,10 +343,14 @@ def test_near_misses_of_a_sequence_are_hollow_in_the_row_of_the_step_that_they_f
     assert sum(len(line.get_xdata()) for line in axes.lines if set(line.get_ydata()) == {2}) == len(others)
 
 
+def plot_trial(events: pd.DataFrame, alerts: pd.DataFrame, **measured: Any) -> Figure:
+    return pictures.plot_trial("often", DocumentTrial(events, alerts, pd.DataFrame(), alerts, **measured), "at")
+
+
 def test_what_a_rule_would_flag_shows_share_and_top_keys():
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
 
-    figure = pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at")
+    figure = plot_trial(pd.DataFrame(rows()), alerts)
 
     assert png(figure)
     said = texts(figure)
@@ -357,8 +361,8 @@ def test_what_a_rule_would_flag_shows_share_and_top_keys():
 
 def test_nothing_flagged_and_no_events_are_drawn_too():
     none = lookback.replay([RULE], [], STREAM).alerts.to_pandas()
-    assert "0 alerts" in texts(pictures.plot_flagged(pd.DataFrame(rows()), none, "at"))
-    assert png(pictures.plot_flagged(pd.DataFrame(), none, "at"))
+    assert "0 alerts" in texts(plot_trial(pd.DataFrame(rows()), none))
+    assert png(plot_trial(pd.DataFrame(), none))
     assert "no alerts" in texts(pictures.plot_alerts_over_time(none))
 
 
@@ -372,7 +376,7 @@ def test_values_stand_against_the_limit_with_what_was_flagged_marked():
     )
     alerts = lookback.replay([RULE], rows(), STREAM).alerts.to_pandas()
 
-    figure = pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at", values=values, name="total", limits=(5.0,))
+    figure = plot_trial(pd.DataFrame(rows()), alerts, values=values, name="total", limits=(5.0,))
 
     assert png(figure)
     upper = figure.axes[0]
@@ -385,7 +389,7 @@ def test_values_stand_against_the_limit_with_what_was_flagged_marked():
 def test_values_below_zero_are_not_cut_off():
     values = pd.DataFrame({"event_time": [START, START], "value": [-3.0, 2.0], "flagged": [False, True]})
     none = lookback.replay([RULE], [], STREAM).alerts.to_pandas()
-    figure = pictures.plot_flagged(pd.DataFrame(rows()), none, "at", values=values, name="total")
+    figure = plot_trial(pd.DataFrame(rows()), none, values=values, name="total")
     assert figure.axes[0].get_ylim()[0] < -3
 
 
@@ -542,10 +546,8 @@ def draw(folder: str) -> None:
         "session": plot_key_timeline(explanation(SESSION)),
         "sequence": plot_key_timeline(explanation(SEQUENCE)),
         "absence": plot_key_timeline(explanation(SILENCE)),
-        "flagged": pictures.plot_flagged(pd.DataFrame(rows()), alerts, "at"),
-        "values": pictures.plot_flagged(
-            pd.DataFrame(rows()), done.final_alerts, "at", values=done.values, name=done.name, limits=done.limits
-        ),
+        "flagged": plot_trial(pd.DataFrame(rows()), alerts),
+        "values": pictures.plot_trial("often", done, "at"),
         "precision": pictures.plot_precision(REVIEWS),
         "events": pictures.plot_events_over_time(pd.DataFrame(rows())["at"]),
         "alerts": pictures.plot_alerts_over_time(spread),

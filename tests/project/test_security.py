@@ -29,6 +29,7 @@ from lookback.core.state.shard import MANIFEST, ShardState
 from lookback.core.streams.blocks import unpack_events, unpack_failures, unpack_table
 from lookback.core.streams.declaration import Stream
 from lookback.core.values.pages import decode_page, encode_page
+from lookback.testing.trial import DocumentTrial
 from lookback.views import pictures
 from lookback.views.terminal import format_cell
 
@@ -352,5 +353,5 @@ def test_a_message_cannot_steer_the_terminal() -> None:
 def test_a_key_with_dollar_signs_is_no_formula() -> None:
     events = pd.DataFrame({"at": [pd.Timestamp("2026-03-01", tz="UTC")]})
     alerts = pd.DataFrame({"event_id": ["1"], "event_time": events["at"], "key": [{"k": r"$\frac{a_{$ <script>"}]})
-    figure = pictures.plot_flagged(events, alerts, "at", title="$x_{$")
+    figure = pictures.plot_trial("$x_{$", DocumentTrial(events, alerts, pd.DataFrame(), alerts), "at")
     figure.savefig(io.BytesIO(), format="png")

@@ -82,32 +82,22 @@ def plot_events_over_time(times: Iterable[object], title: str = "Events over tim
     return figure
 
 
-def plot_flagged(
-    events: pd.DataFrame,
-    alerts: pd.DataFrame,
-    event_time: str,
-    title: str = "What the rule would have flagged",
-    *,
-    values: pd.DataFrame | None = None,
-    name: str = "",
-    limits: Iterable[float] = (),
-) -> Figure:
+def plot_trial(rule_id: str, trial: DocumentTrial, event_time: str) -> Figure:
     """Plots what a rule would have flagged: values against the limit, alerts over time, and the keys with most alerts.
 
-    `events` are the trial's events, with their times in the column `event_time`. `alerts` are rows with event_id,
-    event_time and key (a mapping), such as Result.alerts.to_pandas(). `values`, `name` and `limits` are from a Trial;
-    without values, events over time are plotted instead.
+    The trial's events have their times in the column `event_time`. Without values, events over time are plotted instead.
     """
+    events, alerts, values = trial.events, trial.final_alerts, trial.values
     figure = make_figure(5.2)
     grid = figure.add_gridspec(2, 2, width_ratios=(2.6, 1), height_ratios=(2, 1))
     upper, top = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[:, 1])
     lower = figure.add_subplot(grid[1, 0], sharex=upper)
     times = to_utc_index(events[event_time] if len(events) else [])
     raised = to_utc_index(alerts["event_time"] if len(alerts) else [])
-    if values is None or values["value"].isna().all():
+    if values["value"].isna().all():
         _draw_histogram(upper, times, times, BLUE, "events")
     else:
-        _draw_values(upper, values, name, limits)
+        _draw_values(upper, values, trial.name, trial.limits)
     _draw_histogram(lower, raised, times, RED, "alerts")
     upper.tick_params(labelbottom=False)
     format_time_axis(lower)
@@ -116,15 +106,8 @@ def plot_flagged(
     if len(alerts) and alerts["event_id"].isna().any():
         # Alerts on windows are not about single events, so their share of events would mean nothing.
         share = f"over {len(events):,} events"
-    set_titles(figure, title, f"{count_noun(len(alerts), 'alert')}, {share}")
+    set_titles(figure, f"{rule_id}: what it would have flagged", f"{count_noun(len(alerts), 'alert')}, {share}")
     return figure
-
-
-def plot_trial(rule_id: str, trial: DocumentTrial, event_time: str) -> Figure:
-    """Plots what a rule would have flagged in a trial, as `plot_flagged` does."""
-    title = f"{rule_id}: what it would have flagged"
-    measured: dict[str, Any] = {"values": trial.values, "name": trial.name, "limits": trial.limits}
-    return plot_flagged(trial.events, trial.final_alerts, event_time, title, **measured)
 
 
 def _draw_histogram(axes: Axes, times: pd.DatetimeIndex, among: pd.DatetimeIndex, colour: str, label: str) -> None:
