@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lookback.core.operations.receivers import Receiver
     from lookback.core.streams.declaration import Stream
     from lookback.spark.batches.sink import BatchReport
+    from lookback.spark.ingest.topics import TopicIngest
+    from lookback.spark.ingest.unions import UnionIngest
     from lookback.spark.operations.catalog import SetUpStep
     from lookback.spark.operations.forget import ForgetReport
     from lookback.spark.operations.grants import Grantees
@@ -189,6 +191,21 @@ def make_notifier(place: Workspace, since: str = "") -> Notifier:
     for stream in streams:
         place.tables.require(stream)
     return Notifier(place.tables, [stream.name for stream in streams], senders, start)
+
+
+def open_ingest(
+    place: Workspace, checkpoint: str | None = None, *, skip_lost: bool = False, **options: Any
+) -> TopicIngest | UnionIngest | None:
+    """Opens the ingest of the stream's topic, or of its members' events, with `every` and `progress`; None for files."""
+    from lookback.spark.ingest.fields import reads_kafka
+    from lookback.spark.ingest.topics import TopicIngest
+    from lookback.spark.ingest.unions import UnionIngest
+
+    stream = place.stream
+    if reads_kafka(stream):
+        place.kafka = True
+        return TopicIngest(place.tables, stream, checkpoint, skip_lost=skip_lost, **options)
+    return None if stream.union is None else UnionIngest(place.tables, place.streams, stream, checkpoint, **options)
 
 
 def prepare_evaluation(

@@ -33,6 +33,8 @@ from lookback.views.terminal import describe_change, format_json, print_document
 if TYPE_CHECKING:
     from lookback.spark.batches.sink import BatchReport
     from lookback.spark.ingest.report import IngestReport
+    from lookback.spark.ingest.topics import TopicIngest
+    from lookback.spark.ingest.unions import UnionIngest
 
 
 def add_commands(commands: Commands) -> None:
@@ -85,7 +87,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def _ingest(options: CommandOptions) -> None:
-    from lookback.spark.ingest.fields import reads_kafka
     from lookback.spark.ingest.files import ingest, require_ingest, retry_rejected
 
     place = options.open_workspace()
@@ -94,11 +95,9 @@ def _ingest(options: CommandOptions) -> None:
         raise SetupError("--retry-rejected reads the files in rejected_events; omit PATH and --format")
     if options.retry_rejected:
         report = retry_rejected(place.tables, stream, progress=options.progress)
-    elif reads_kafka(stream) and not (options.path or options.format):
-        place.kafka = True
-        report = _ingest_topic(options, place)
-    elif stream.union is not None and not (options.path or options.format):
-        report = _ingest_union(options, place)
+    elif run := _open_ingest(options, place):
+        stop_on_signals(run.request_stop)
+        report = run.run()
     elif options.skip_lost:
         raise SetupError(f"--skip-lost is for Kafka topics, and stream {stream.name!r} reads files")
     elif options.new or options.every:
@@ -183,34 +182,11 @@ def _draft_stream(options: CommandOptions) -> int:
     return FOUND_PROBLEMS if problems else 0
 
 
-def _ingest_topic(options: CommandOptions, place: verbs.Workspace) -> IngestReport:
-    from lookback.spark.ingest.topics import TopicIngest
-
-    run = TopicIngest(
-        place.tables,
-        place.stream,
-        options.checkpoint,
-        every=options.every,
-        skip_lost=options.skip_lost,
-        progress=options.progress,
-    )
-    stop_on_signals(run.request_stop)
-    return run.run()
-
-
-def _ingest_union(options: CommandOptions, place: verbs.Workspace) -> IngestReport:
-    from lookback.spark.ingest.unions import UnionIngest
-
-    run = UnionIngest(
-        place.tables,
-        place.streams,
-        place.stream,
-        options.checkpoint,
-        every=options.every,
-        progress=options.progress,
-    )
-    stop_on_signals(run.request_stop)
-    return run.run()
+def _open_ingest(options: CommandOptions, place: verbs.Workspace) -> TopicIngest | UnionIngest | None:
+    if options.path or options.format:
+        return None
+    how = {"every": options.every, "progress": options.progress}
+    return verbs.open_ingest(place, options.checkpoint, skip_lost=options.skip_lost, **how)
 
 
 def _ingest_new_files(options: CommandOptions, place: verbs.Workspace) -> None:

@@ -21,8 +21,6 @@ from lookback.places import find_local_path
 from lookback.spark.checkpoints.checkpoint import Checkpoint
 from lookback.spark.ingest.fields import reads_kafka
 from lookback.spark.ingest.files import ingest, ingest_continuously, retry_rejected
-from lookback.spark.ingest.topics import TopicIngest
-from lookback.spark.ingest.unions import UnionIngest
 from lookback.spark.operations.status import read_stream_figures, with_account
 from lookback.views import pictures
 from lookback.views.display import show, text, to_frame
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from lookback.desk.streams import StreamDesk
     from lookback.spark.batches.sink import BatchReport
     from lookback.spark.ingest.report import IngestReport
+    from lookback.spark.ingest.topics import TopicIngest
+    from lookback.spark.ingest.unions import UnionIngest
     from lookback.spark.stream.metrics import Metrics
     from lookback.spark.stream.pipeline import Evaluation
 
@@ -75,13 +75,9 @@ def ingest_files(
     or continuous. Raises SetupError for an unknown mode, and for mode new or continuous with a single file.
     """
     stream, repeats = workspace.stream, every if mode == "continuous" else None
-    if check_mode(mode, "once", "new", "continuous", "retry") != "retry" and reads_kafka(stream) and not path:
-        run = TopicIngest(workspace.tables, stream, workspace.checkpoint("kafka"), every=repeats, progress=say)
+    reads_files = check_mode(mode, "once", "new", "continuous", "retry") == "retry" or path
+    if not reads_files and (run := verbs.open_ingest(workspace, every=repeats, progress=say)):
         return _run_for(run, repeats, minutes)
-    if mode != "retry" and stream.union is not None and not path:
-        checkpoint = workspace.checkpoint("union")
-        union = UnionIngest(workspace.tables, workspace.streams, stream, checkpoint, every=repeats, progress=say)
-        return _run_for(union, repeats, minutes)
     source, kind = _find_source(workspace, path), _find_format(workspace, path, format)
     if mode in ("new", "continuous") and Path(source).is_file():
         raise SetupError(f"mode {mode} watches a folder for new files, and {source} is one file; name its folder")
