@@ -69,7 +69,7 @@ def judge_as_stream() -> dict[str, list[bytes]]:
         for label in LABELS:
             rules = [("rule", json.dumps(vars(change)).encode()) for change in CHANGES] if last == 2 else []
             pages: Any = stores[label]
-            shard = Shard(declarations, {stream.name: stream}, LABELS, Path("declared-blocks"), label, pages, pages)
+            shard = Shard(declarations, {stream.name: stream}, LABELS, Path("declared-blocks"), label, pages)
             found = shard.judge([pd.DataFrame([*sent[label], *rules], columns=["kind", "payload"])])
             for kind, payload in zip(found["kind"], found["payload"], strict=True):
                 answers[kind].append(payload)

@@ -184,7 +184,7 @@ def judge_in_stream(folder: Path) -> list[str]:
     change = ("rule", json.dumps(vars(BURSTS[0])).encode())
     for row in blocks.to_pylist():
         pages: Any = _Pages()
-        shard = Shard(Declarations.of(STREAM), STREAMS, SHARDS, folder, row["shard"], pages, pages)
+        shard = Shard(Declarations.of(STREAM), STREAMS, SHARDS, folder, row["shard"], pages)
         answers = shard.judge([pd.DataFrame([(row["kind"], row["payload"]), change], columns=["kind", "payload"])])
         packed = answers["payload"][answers["kind"] == ALERTS]
         found += [alert for payload in packed for alert in unpack_table(payload)["event_id"].to_pylist()]
