@@ -260,7 +260,7 @@ def make_chain(
     """Makes a chain of which an event may take part in several matches.
 
     Args:
-        members: What the events satisfy, one after another.
+        members: The conditions of the steps, in their order.
         keys: With the fields of the members, and after them that of the unwanted ones.
         seconds: From the first event to the last at most.
         counts: How many events each member needs at least; empty if one is enough.

@@ -26,7 +26,7 @@ class TokenReader:
     Args:
         query: The query.
         pattern: A token, with a group for each kind; those of the kind space are left out.
-        refuse: Returns the Refusal of a piece that is no token.
+        refuse: Makes the Refusal of text that is not a token.
         terms: Makes the tests of fields.
     """
 

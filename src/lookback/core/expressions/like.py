@@ -21,7 +21,7 @@ from lookback.core.values.types import BOOLEAN, STRING
 # The limit for a part between two `%` of a LIKE pattern if it has `_`, since it is compared at every position of the
 # text.
 MAX_LIKE_PART_CHARACTERS = 100
-# From so many texts on, an automaton that looks for all at once is faster than one search after another.
+# With at least this many texts, one search for all of them (Aho-Corasick) is faster than a search for each.
 _PARTS_AT_ONCE = 9
 
 

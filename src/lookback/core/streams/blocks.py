@@ -46,15 +46,15 @@ _TYPES = {
 }
 
 
-def make_schema(rows: type[Any], **others: pa.DataType) -> pa.Schema:
-    """Makes the columns of a dataclass of rows. others: the types of columns that are not the usual ones."""
-    types = {name: _TYPES[annotation.removesuffix(" | None")] for name, annotation in rows.__annotations__.items()}
-    return pa.schema({**types, **others})
+def make_columns(rows: type[Any], **types: pa.DataType) -> pa.Schema:
+    """Makes the columns of a dataclass of rows. Their types follow from the annotations, except for those in `types`."""
+    usual = {name: _TYPES[annotation.removesuffix(" | None")] for name, annotation in rows.__annotations__.items()}
+    return pa.schema({**usual, **types})
 
 
 # The last field is set when the row is written.
-ALERTS_SCHEMA = pa.schema([*make_schema(Alert, revision=pa.int32(), change=pa.int32())][:-1])
-LATE_SCHEMA = make_schema(LateEvent)
+ALERTS_SCHEMA = pa.schema([*make_columns(Alert, revision=pa.int32(), change=pa.int32())][:-1])
+LATE_SCHEMA = make_columns(LateEvent)
 # The fields of AlertOrder that are not among the columns above; `merge_alerts` sorts by them.
 _ORDER_COLUMNS = pa.schema(
     [("order_phase", pa.int8()), ("order_time", pa.int64()), ("order_event", pa.string()), ("order_key", pa.string())]

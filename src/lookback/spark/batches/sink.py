@@ -20,7 +20,7 @@ from lookback.core.rules.roles import name_role
 from lookback.core.rules.rulelog import LogRow
 from lookback.core.streams.alerts import ACTION_STRENGTHS, Failure
 from lookback.core.streams.arrival import late_sort_key
-from lookback.core.streams.blocks import LATE_SCHEMA, make_schema, merge_alerts, unpack_failures, unpack_late
+from lookback.core.streams.blocks import LATE_SCHEMA, make_columns, merge_alerts, unpack_failures, unpack_late
 from lookback.core.streams.metrics import RuleCounts
 from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lookback.spark.tables.lakehouse import Tables
 
 _TIME = pa.timestamp("us", tz="UTC")
-_LOG_SCHEMA = make_schema(LogRow)
+_LOG_SCHEMA = make_columns(LogRow)
 _LOG = logging.getLogger("lookback")
 # The tables that a batch writes.
 OUTPUTS = ("rule_log", "late_events", "alerts")
