@@ -97,15 +97,7 @@ public class S3LogStore extends S3SingleDriverLogStore {
         }
         FutureTask task = getTask(listed, files);
         task.run();
-        byte[] content = null;
-        try {
-            content = (byte[]) FutureIO.awaitFuture((Future) task);
-        } finally {
-            if (content == null) {
-                CONTENTS.remove(nameContent(listed));
-            }
-        }
-        return iterate(new ByteArrayInputStream(content));
+        return iterate(new ByteArrayInputStream((byte[]) FutureIO.awaitFuture((Future) task)));
     }
 
     /** Returns what reads a file, or has read it. */
@@ -115,12 +107,21 @@ public class S3LogStore extends S3SingleDriverLogStore {
             if (task == null) {
                 task = new FutureTask(new Callable() {
                     public Object call() throws IOException {
-                        InputStream stream = open(listed, files);
+                        byte[] content = null;
                         try {
-                            return IOUtils.toByteArray(stream);
+                            InputStream stream = open(listed, files);
+                            try {
+                                content = IOUtils.toByteArray(stream);
+                            } finally {
+                                stream.close();
+                            }
                         } finally {
-                            stream.close();
+                            // What failed is tried anew by the next one who reads it.
+                            if (content == null) {
+                                CONTENTS.remove(nameContent(listed));
+                            }
                         }
+                        return content;
                     }
                 });
                 CONTENTS.put(nameContent(listed), task);
