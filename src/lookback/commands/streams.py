@@ -185,8 +185,9 @@ def _draft_stream(options: CommandOptions) -> int:
 def _open_ingest(options: CommandOptions, place: verbs.Workspace) -> TopicIngest | UnionIngest | None:
     if options.path or options.format:
         return None
-    how = {"every": options.every, "progress": options.progress}
-    return verbs.open_ingest(place, options.checkpoint, skip_lost=options.skip_lost, **how)
+    return verbs.open_ingest(
+        place, options.checkpoint, every=options.every, skip_lost=options.skip_lost, progress=options.progress
+    )
 
 
 def _ingest_new_files(options: CommandOptions, place: verbs.Workspace) -> None:

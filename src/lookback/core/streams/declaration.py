@@ -240,9 +240,14 @@ class Stream:
         document.update({name: getattr(self, name) for name in _COUNTS})
         document["limits"] = self.limits.to_dict()
         document["source"] = dict(self.source)
-        given = {"table": self.table, "order_by": list(self.order_by), "shards": self.shards, "value": self.value}
-        looked_up = {"lookups": [lookup.to_dict() for lookup in self.lookups]}
-        document.update({name: value for name, value in [*given.items(), *looked_up.items()] if value})
+        given: dict[str, Any] = {
+            "table": self.table,
+            "order_by": list(self.order_by),
+            "shards": self.shards,
+            "value": self.value,
+            "lookups": [lookup.to_dict() for lookup in self.lookups],
+        }
+        document.update({name: value for name, value in given.items() if value})
         if self.union is not None:
             document.update(self.union.to_dict())
         return document
