@@ -141,27 +141,74 @@ def test_c13_2_a_large_commit_and_a_replaced_file(server: S3Server) -> None:
     assert read(server, "large/_delta_log/_last_checkpoint") == b"new\n"
 
 
+def list_log(opened: tuple[Any, Any, Any], folder: str, name: str) -> list[str]:
+    jvm, store, conf = opened
+    found = store.listFrom(jvm.org.apache.hadoop.fs.Path(f"{folder}/{name}"), conf)
+    return [each.getPath().toString().removeprefix(f"{folder}/") for each in iter_java(found)]
+
+
 def test_c13_3_a_log_is_listed_from_where_it_is_read(server: S3Server) -> None:
     folder = "s3a://bucket/listed/_delta_log"
     for version in range(1_100):
         find(server, f"bucket/listed/_delta_log/{version:020}.json").write_bytes(b"{}")
-    with open_log_store(server.settings) as (jvm, store, conf):
-
-        def list_from(name: str, within: str = folder) -> list[str]:
-            found = store.listFrom(jvm.org.apache.hadoop.fs.Path(f"{within}/{name}"), conf)
-            return [each.getPath().toString().removeprefix(f"{within}/") for each in iter_java(found)]
-
+    with open_log_store(server.settings) as opened:
         with server.count_requests() as counts:
-            assert list_from(f"{1_098:020}.json") == [f"{1_098:020}.json", f"{1_099:020}.json"]
+            assert list_log(opened, folder, f"{1_098:020}.json") == [f"{1_098:020}.json", f"{1_099:020}.json"]
         assert counts == {"list log of listed": 1}
-        assert len(list_from(f"{0:020}.")) == 1_100
-        assert list_from(f"{1_100:020}.") == []
+        assert len(list_log(opened, folder, f"{0:020}.")) == 1_100
+        assert list_log(opened, folder, f"{1_100:020}.") == []
         with pytest.raises(Py4JJavaError, match="No such file or directory"):
-            list_from("0.json", "s3a://bucket/nowhere/_delta_log")
+            list_log(opened, "s3a://bucket/nowhere/_delta_log", "0.json")
         # VACUUM lists data from the name NUL, and goes into the folders.
         for name in ("part-0.parquet", "_change_data/cdc-0.parquet"):
             find(server, f"bucket/listed/{name}").write_bytes(b"data")
-        assert list_from("\0", "s3a://bucket/listed") == ["_change_data", "_delta_log", "part-0.parquet"]
+        assert list_log(opened, "s3a://bucket/listed", "\0") == ["_change_data", "_delta_log", "part-0.parquet"]
+
+
+def test_c13_3_of_a_long_log_only_the_newest_commits_are_listed_again(server: S3Server) -> None:
+    folder = "s3a://bucket/long/_delta_log"
+    commits = [f"{version:020}.json" for version in range(1_500)]
+
+    def commit(version: int, text: str) -> None:
+        find(server, f"bucket/long/_delta_log/{commits[version]}").write_bytes(text.encode())
+
+    for version in range(1_400):
+        commit(version, f"first {version}")
+    with open_log_store(server.settings) as opened:
+        assert list_log(opened, folder, f"{0:020}.") == commits[:1_400]
+        commit(1_400, "by another writer")
+        with server.count_requests() as counts:
+            assert list_log(opened, folder, f"{7:020}.") == commits[7:1_401]
+        # All of them are two pages.
+        assert counts == {"list log of long": 1}
+        # Another table in its place.
+        for version in range(1_401):
+            find(server, f"bucket/long/_delta_log/{commits[version]}").unlink()
+        assert list_log(opened, folder, f"{1_300:020}.") == []
+        for version in range(60):
+            commit(version, f"second {version}")
+        assert list_log(opened, folder, f"{7:020}.") == commits[7:60]
+
+
+def test_a_commit_that_could_not_be_read_ahead_is_read_when_it_is_asked_for(server: S3Server) -> None:
+    folder = "s3a://bucket/ahead/_delta_log"
+    once = {"spark.hadoop.fs.s3a.retry.limit": "0", "spark.hadoop.fs.s3a.attempts.maximum": "1"}
+    for version in range(3):
+        find(server, f"bucket/ahead/_delta_log/{version:020}.json").write_bytes(f"commit {version}".encode())
+    with open_log_store({**server.settings, **once}) as (jvm, store, conf):
+
+        def read_commit(version: int) -> list[str]:
+            return list(iter_java(store.read(jvm.org.apache.hadoop.fs.Path(f"{folder}/{version:020}.json"), conf)))
+
+        list_log((jvm, store, conf), folder, f"{0:020}.")
+        server.set_weather(failures=[{"kind": "busy", "method": "GET", "match": f"{1:020}.json"}])
+        try:
+            with pytest.raises(Py4JJavaError, match="reduce your request rate"):
+                read_commit(1)
+            assert read_commit(0) == ["commit 0"]
+        finally:
+            server.set_weather()
+        assert [read_commit(version) for version in (1, 2)] == [["commit 1"], ["commit 2"]]
 
 
 def iter_java(found: Any) -> Iterator[Any]:

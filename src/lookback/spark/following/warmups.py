@@ -103,6 +103,8 @@ class WarmUps:
     _jobs: dict[Waiting, _Job] = field(default_factory=dict)
     _pending: tuple[Waiting, ...] = ()
     _gone: dict[str, int] = field(default_factory=dict)
+    # Whether there may be parcels. A look is a request to a store, so not every batch looks.
+    _may_have_parcels: bool = True
     _next_look: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,7 +132,8 @@ class WarmUps:
         if report.warming != self._pending:
             self._pending = report.warming
             self.checkpoint.write_json(_PENDING, [list(each) for each in self._pending])
-        self._remove_stale(report.batch_id)
+        if self._may_have_parcels or self._pending:
+            self._remove_stale(report.batch_id)
 
     def follow(self) -> None:
         """Builds missing histories, and names the next piece once the stream has loaded the previous one; called often.
@@ -305,7 +308,9 @@ class WarmUps:
 
     def _remove_stale(self, batch_id: int) -> None:
         """Removes the parcels of versions that have warmed up, once the batch that loaded them is finished."""
+        is_building = any(job.thread is not None and job.thread.is_alive() for job in self._jobs.values())
         stale = self._list_stale()
+        self._may_have_parcels = bool(is_building or stale or self._pending)
         self._gone = {parcel: self._gone.get(parcel, batch_id) for parcel in stale}
         for parcel in [parcel for parcel in stale if self._gone[parcel] < batch_id]:
             self._parcels.remove(parcel)

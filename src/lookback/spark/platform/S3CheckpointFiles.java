@@ -3,6 +3,7 @@ package lookback;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.FileAlreadyExistsException;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 import org.apache.hadoop.conf.Configuration;
@@ -20,7 +21,11 @@ import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedChe
 public class S3CheckpointFiles extends FileSystemBasedCheckpointFileManager {
 
     // The names of the files in `offsets` and `commits`.
-    private static final Pattern BATCH = Pattern.compile(".*/(offsets|commits)/[0-9]+");
+    private static final Pattern BATCH = Pattern.compile(".*/(offsets|commits)/([0-9]+)");
+
+    // The batch that was written last. Before Spark writes the next one it looks whether that is there, which its PUT finds
+    // out too.
+    private volatile long lastBatch = -2;
 
     public S3CheckpointFiles(Path path, Configuration conf) {
         super(path, conf);
@@ -31,15 +36,19 @@ public class S3CheckpointFiles extends FileSystemBasedCheckpointFileManager {
             return super.createAtomic(path, overwrites);
         }
         try {
-            return new Draft(new S3File(fs(), path, overwrites));
+            return new Draft(this, path, new S3File(fs(), path, overwrites));
         } catch (IOException error) {
             throw new UncheckedIOException(error);
         }
     }
 
     public boolean exists(Path path) {
-        if (!BATCH.matcher(path.toString()).matches()) {
+        Matcher batch = BATCH.matcher(path.toString());
+        if (!batch.matches()) {
             return super.exists(path);
+        }
+        if (Long.parseLong(batch.group(2)) == lastBatch + 1) {
+            return false;
         }
         try {
             // Not a folder, for which S3A would list.
@@ -51,10 +60,14 @@ public class S3CheckpointFiles extends FileSystemBasedCheckpointFileManager {
 
     private static class Draft extends CheckpointFileManager.CancellableFSDataOutputStream {
 
+        private final S3CheckpointFiles files;
+        private final Matcher batch;
         private final S3File file;
 
-        Draft(S3File file) {
+        Draft(S3CheckpointFiles files, Path path, S3File file) {
             super(file);
+            this.files = files;
+            this.batch = BATCH.matcher(path.toString());
             this.file = file;
         }
 
@@ -64,6 +77,9 @@ public class S3CheckpointFiles extends FileSystemBasedCheckpointFileManager {
             } catch (FileAlreadyExistsException error) {
                 // Spark catches Hadoop's exception of that name.
                 throw new org.apache.hadoop.fs.FileAlreadyExistsException(error.getMessage());
+            }
+            if (batch.matches()) {
+                files.lastBatch = Long.parseLong(batch.group(2));
             }
         }
 

@@ -13,6 +13,7 @@ import java.util.Collections;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.UUID;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutorService;
@@ -59,6 +60,12 @@ public class S3LogStore extends S3SingleDriverLogStore {
     private static final int MAX_CONTENTS = 200;
     private static final int MAX_CONTENT_BYTES = 65536;
     private static final Map LISTED = makeCache(MAX_LISTED);
+    // The last long listing of each log. What it has of the newest versions is listed anew.
+    private static final int MAX_LOGS = 100;
+    private static final int RECENT_FILES = 50;
+    private static final int RECENT_VERSIONS = 10;
+    private static final long MAX_LISTING_NANOS = 60L * 1000 * 1000 * 1000;
+    private static final Map LOGS = makeCache(MAX_LOGS);
     private static final Map CONTENTS = makeCache(MAX_CONTENTS);
     // Who reads a commit reads the next ones: with 30 ms a request, eight commits take 40 ms instead of 300.
     private static final int COMMITS_AHEAD = 8;
@@ -181,7 +188,12 @@ public class S3LogStore extends S3SingleDriverLogStore {
         file.close();
     }
 
-    /** Lists the files of a log from `path` on; without its older files, whose number grows. */
+    /**
+     * Lists the files of a log from `path` on. Delta asks for the last 1,000 versions in each batch of several commits, which
+     * takes S3 a while, so for a minute only the newest are listed and the others are remembered, if the newest commit that
+     * was listed before is still there: the log is the same one then, and its commits never change. A checkpoint that
+     * another process adds late is missing for that minute; Delta takes the one before.
+     */
     public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
         S3AFileSystem files = (S3AFileSystem) path.getFileSystem(conf);
         Path folder = files.makeQualified(path).getParent();
@@ -189,13 +201,34 @@ public class S3LogStore extends S3SingleDriverLogStore {
         if (files.getBucket().endsWith(UNORDERED_BUCKET) || !folder.getName().equals("_delta_log")) {
             return super.listFrom(path, conf);
         }
+        String name = path.getName();
+        Listing before = (Listing) LOGS.get(folder.toString());
+        if (before != null && before.isRecent() && before.first.compareTo(name) <= 0 && name.compareTo(before.tail) < 0) {
+            TreeMap<String, FileStatus> tail = list(files, folder, before.tail);
+            if (before.isOf(tail)) {
+                Listing whole = new Listing(before.first, before.listed);
+                whole.files.putAll(before.files.headMap(before.tail));
+                whole.add(tail);
+                LOGS.put(folder.toString(), whole);
+                return whole.files.tailMap(name).values().iterator();
+            }
+        }
+        TreeMap<String, FileStatus> found = list(files, folder, name);
+        if (VERSION.matcher(name).lookingAt() && found.size() > RECENT_FILES) {
+            Listing whole = new Listing(name, System.nanoTime());
+            whole.add(found);
+            LOGS.put(folder.toString(), whole);
+        }
+        return found.values().iterator();
+    }
+
+    /** Lists the files of a log from a name on; without its older files, whose number grows. */
+    private static TreeMap<String, FileStatus> list(S3AFileSystem files, Path folder, String name) throws IOException {
         String prefix = files.pathToKey(folder) + "/";
-        String first = prefix + path.getName();
-        String before = prefix + nameBefore(path.getName());
         ListObjectsV2Request.Builder request = ListObjectsV2Request.builder()
-            .bucket(files.getBucket()).prefix(prefix).delimiter("/").startAfter(before);
+            .bucket(files.getBucket()).prefix(prefix).delimiter("/").startAfter(prefix + nameBefore(name));
         S3Client client = files.getS3AInternals().getAmazonS3Client("list a log");
-        ArrayList<FileStatus> found = new ArrayList<FileStatus>();
+        TreeMap<String, FileStatus> found = new TreeMap<String, FileStatus>();
         try {
             ListObjectsV2Response page;
             String token = null;
@@ -205,14 +238,15 @@ public class S3LogStore extends S3SingleDriverLogStore {
                 isEmpty &= page.contents().isEmpty();
                 for (Object each : page.contents()) {
                     S3Object object = (S3Object) each;
-                    if (object.key().compareTo(first) >= 0) {
-                        Path file = new Path(folder, object.key().substring(prefix.length()));
+                    String key = object.key().substring(prefix.length());
+                    if (key.compareTo(name) >= 0) {
+                        Path file = new Path(folder, key);
                         FileStatus status = new S3AFileStatus(
                             object.size().longValue(), object.lastModified().toEpochMilli(), file,
                             files.getDefaultBlockSize(folder), null, object.eTag(), null
                         );
-                        found.add(status);
-                        if (COMMIT.matcher(file.getName()).matches()) {
+                        found.put(key, status);
+                        if (COMMIT.matcher(key).matches()) {
                             LISTED.put(file.toString(), status);
                         }
                     }
@@ -228,7 +262,45 @@ public class S3LogStore extends S3SingleDriverLogStore {
         } catch (SdkException error) {
             throw S3AUtils.translateException("list", folder, error);
         }
-        return found.iterator();
+        return found;
+    }
+
+    /** The files of a log from a name on, as they were at a time. */
+    private static class Listing {
+
+        final String first;
+        final long listed;
+        final TreeMap<String, FileStatus> files = new TreeMap<String, FileStatus>();
+        // The newest commit, and the name from which the next listing asks the store.
+        FileStatus newest = null;
+        String tail = "";
+
+        Listing(String first, long listed) {
+            this.first = first;
+            this.listed = listed;
+        }
+
+        void add(TreeMap<String, FileStatus> found) {
+            files.putAll(found);
+            for (Object each : found.descendingMap().values()) {
+                Matcher commit = COMMIT.matcher(((FileStatus) each).getPath().getName());
+                if (commit.matches() && commit.group(2).equals("json")) {
+                    newest = (FileStatus) each;
+                    tail = nameVersion(Math.max(0L, Long.parseLong(commit.group(1)) - RECENT_VERSIONS));
+                    return;
+                }
+            }
+        }
+
+        boolean isRecent() {
+            return System.nanoTime() - listed < MAX_LISTING_NANOS;
+        }
+
+        /** Returns whether the log is still the one that was listed: another one has other commits. */
+        boolean isOf(TreeMap<String, FileStatus> found) {
+            FileStatus now = newest == null ? null : (FileStatus) found.get(newest.getPath().getName());
+            return now != null && ((S3AFileStatus) now).getETag().equals(((S3AFileStatus) newest).getETag());
+        }
     }
 
     /**
