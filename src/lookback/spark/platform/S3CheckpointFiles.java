@@ -23,8 +23,7 @@ public class S3CheckpointFiles extends FileSystemBasedCheckpointFileManager {
     // The names of the files in `offsets` and `commits`.
     private static final Pattern BATCH = Pattern.compile(".*/(offsets|commits)/([0-9]+)");
 
-    // The batch that was written last. Before Spark writes the next one it looks whether that is there, which its PUT finds
-    // out too.
+    // The batch that was written last. Before Spark writes the next one it looks whether that is there, as its PUT does.
     private volatile long lastBatch = -2;
 
     public S3CheckpointFiles(Path path, Configuration conf) {

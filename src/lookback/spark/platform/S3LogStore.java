@@ -8,7 +8,6 @@ import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
@@ -60,13 +59,13 @@ public class S3LogStore extends S3SingleDriverLogStore {
     private static final int MAX_CONTENTS = 200;
     private static final int MAX_CONTENT_BYTES = 65536;
     private static final Map LISTED = makeCache(MAX_LISTED);
+    private static final Map CONTENTS = makeCache(MAX_CONTENTS);
     // The last long listing of each log. What it has of the newest versions is listed anew.
     private static final int MAX_LOGS = 100;
     private static final int RECENT_FILES = 50;
     private static final int RECENT_VERSIONS = 10;
     private static final long MAX_LISTING_NANOS = 60L * 1000 * 1000 * 1000;
     private static final Map LOGS = makeCache(MAX_LOGS);
-    private static final Map CONTENTS = makeCache(MAX_CONTENTS);
     // Who reads a commit reads the next ones: with 30 ms a request, eight commits take 40 ms instead of 300.
     private static final int COMMITS_AHEAD = 8;
     private static final ExecutorService READERS = Executors.newFixedThreadPool(COMMITS_AHEAD, new Daemons());
@@ -77,8 +76,8 @@ public class S3LogStore extends S3SingleDriverLogStore {
 
     /**
      * Reads a commit or its sum with one request if it was listed, and with none if it was read before: Delta reads the
-     * last commits of a log several times in a batch. A commit never changes. If another table comes to be in the place of one, the
-     * next listing shows other files.
+     * last commits of a log several times in a batch. A commit never changes. If another table comes to be in the place
+     * of one, the next listing shows other files.
      */
     public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
         FileStatus listed = (FileStatus) LISTED.get(path.toString());
@@ -189,10 +188,10 @@ public class S3LogStore extends S3SingleDriverLogStore {
     }
 
     /**
-     * Lists the files of a log from `path` on. Delta asks for the last 1,000 versions in each batch of several commits, which
-     * takes S3 a while, so for a minute only the newest are listed and the others are remembered, if the newest commit that
-     * was listed before is still there: the log is the same one then, and its commits never change. A checkpoint that
-     * another process adds late is missing for that minute; Delta takes the one before.
+     * Lists the files of a log from `path` on. Delta asks for the last 1,000 versions in each batch of several commits,
+     * which takes S3 a while. So for a minute only the newest are listed and the others are remembered, if the newest
+     * commit that was listed before is still there: the log is the same one then, and its commits never change. A
+     * checkpoint that another process adds late is missing for that minute; Delta takes the one before.
      */
     public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
         S3AFileSystem files = (S3AFileSystem) path.getFileSystem(conf);
@@ -203,7 +202,7 @@ public class S3LogStore extends S3SingleDriverLogStore {
         }
         String name = path.getName();
         Listing before = (Listing) LOGS.get(folder.toString());
-        if (before != null && before.isRecent() && before.first.compareTo(name) <= 0 && name.compareTo(before.tail) < 0) {
+        if (before != null && before.isRecent() && before.reaches(name)) {
             TreeMap<String, FileStatus> tail = list(files, folder, before.tail);
             if (before.isOf(tail)) {
                 Listing whole = new Listing(before.first, before.listed);
@@ -294,6 +293,11 @@ public class S3LogStore extends S3SingleDriverLogStore {
 
         boolean isRecent() {
             return System.nanoTime() - listed < MAX_LISTING_NANOS;
+        }
+
+        /** Returns whether it has names from this one on that need not be listed again. */
+        boolean reaches(String name) {
+            return first.compareTo(name) <= 0 && name.compareTo(tail) < 0;
         }
 
         /** Returns whether the log is still the one that was listed: another one has other commits. */
