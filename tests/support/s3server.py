@@ -202,6 +202,6 @@ def _cut(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    # Moto's dispatcher, which finds the service of each request, takes three times as long as a PUT.
+    # With moto's dispatcher, which finds the service of each request, a PUT takes 3.6 ms of a core instead of 1.2.
     app = Weather(create_backend_app("s3"))
     run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=Handler)

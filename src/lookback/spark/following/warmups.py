@@ -242,6 +242,7 @@ class WarmUps:
             job.thread = threading.Thread(
                 target=self._make, args=(waiting, job), name=f"history-{waiting.rule_id}", daemon=True
             )
+            self._may_have_parcels = True
             job.thread.start()
 
     def _make(self, waiting: Waiting, job: _Job, *, is_beside: bool = True) -> None:
@@ -308,9 +309,12 @@ class WarmUps:
 
     def _remove_stale(self, batch_id: int) -> None:
         """Removes the parcels of versions that have warmed up, once the batch that loaded them is finished."""
+        # A history may begin meanwhile, in another thread, and sets it again.
+        self._may_have_parcels = False
         is_building = any(job.thread is not None and job.thread.is_alive() for job in self._jobs.values())
         stale = self._list_stale()
-        self._may_have_parcels = bool(is_building or stale or self._pending)
+        if is_building or stale or self._pending:
+            self._may_have_parcels = True
         self._gone = {parcel: self._gone.get(parcel, batch_id) for parcel in stale}
         for parcel in [parcel for parcel in stale if self._gone[parcel] < batch_id]:
             self._parcels.remove(parcel)
