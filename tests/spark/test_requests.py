@@ -16,7 +16,7 @@ WINDOW = 10
 # The first batch whose requests count.
 FIRST = 5
 # Of a batch that alerts.
-MOST_REQUESTS = 40
+MOST_REQUESTS = 32
 # What takes place once in some seconds, not in each batch: the heartbeat of the owner, looks at rules and lists, rows of
 # metrics, and Spark's upkeep of the state. On a slow machine a batch has more of it.
 BY_TIME = ("owner", "head log of rules", "log of lists", "of metrics", "list state", "head state")

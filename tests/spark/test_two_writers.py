@@ -165,29 +165,48 @@ def test_c13_3_a_log_is_listed_from_where_it_is_read(server: S3Server) -> None:
         assert list_log(opened, "s3a://bucket/listed", "\0") == ["_change_data", "_delta_log", "part-0.parquet"]
 
 
-def test_c13_3_of_a_long_log_only_the_newest_commits_are_listed_again(server: S3Server) -> None:
+def test_c13_3_a_stream_remembers_what_it_has_listed_of_a_log(server: S3Server) -> None:
     folder = "s3a://bucket/long/_delta_log"
-    commits = [f"{version:020}.json" for version in range(1_500)]
+    commits = [f"{version:020}.json" for version in range(1_103)]
 
     def commit(version: int, text: str) -> None:
         find(server, f"bucket/long/_delta_log/{commits[version]}").write_bytes(text.encode())
 
-    for version in range(1_400):
+    for version in range(1_100):
         commit(version, f"first {version}")
-    with open_log_store(server.settings) as opened:
-        assert list_log(opened, folder, f"{0:020}.") == commits[:1_400]
-        commit(1_400, "by another writer")
-        with server.count_requests() as counts:
-            assert list_log(opened, folder, f"{7:020}.") == commits[7:1_401]
+    with open_log_store(server.settings) as reader:
+        jvm, store, conf = reader
+
+        def list_from(version: int, requests: int, age: str = "10m") -> list[str]:
+            following = jvm.org.apache.hadoop.conf.Configuration(conf)
+            following.set("fs.lookback.max.list.age", age)
+            with server.count_requests() as counts:
+                listed = list_log((jvm, store, following), folder, f"{version:020}.")
+            assert counts.get("list log of long", 0) == requests
+            return listed
+
         # All of them are two pages.
-        assert counts == {"list log of long": 1}
+        assert list_from(0, 2) == commits[:1_100]
+        commit(1_100, "by another writer")
+        assert list_from(1_090, 0) == commits[1_090:1_100]
+        # Who asks for what is new sees it, by one request.
+        assert list_from(1_100, 1) == [commits[1_100]]
+        assert list_from(1_090, 0) == commits[1_090:1_101]
+        # So does a stream that did not ask for a while, also of the whole log.
+        commit(1_101, "by another writer")
+        assert list_from(7, 1, "1ns") == commits[7:1_102]
+        # And who follows no log, and a stream that starts.
+        commit(1_102, "by another writer")
+        assert list_log(reader, folder, f"{1_090:020}.") == commits[1_090:1_103]
+        assert list_from(1_090, 0) == commits[1_090:1_102]
+        jvm.lookback.S3LogStore.forgetLists()
+        assert list_from(1_090, 1) == commits[1_090:1_103]
         # Another table in its place.
-        for version in range(1_401):
+        for version in range(1_103):
             find(server, f"bucket/long/_delta_log/{commits[version]}").unlink()
-        assert list_log(opened, folder, f"{1_300:020}.") == []
-        for version in range(60):
+        for version in range(1_095):
             commit(version, f"second {version}")
-        assert list_log(opened, folder, f"{7:020}.") == commits[7:60]
+        assert list_from(1_090, 2, "1ns") == commits[1_090:1_095]
 
 
 def test_a_commit_that_could_not_be_read_ahead_is_read_when_it_is_asked_for(server: S3Server) -> None:

@@ -20,6 +20,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -60,11 +61,11 @@ public class S3LogStore extends S3SingleDriverLogStore {
     private static final int MAX_CONTENT_BYTES = 65536;
     private static final Map LISTED = makeCache(MAX_LISTED);
     private static final Map CONTENTS = makeCache(MAX_CONTENTS);
-    // The last long listing of each log. What it has of the newest versions is listed anew.
+    // How old a list may be for a stream, and what it has listed of each log it follows; see `Followed`.
+    private static final String MAX_AGE = "fs.lookback.max.list.age";
     private static final int MAX_LOGS = 100;
-    private static final int RECENT_FILES = 50;
     private static final int RECENT_VERSIONS = 10;
-    private static final long MAX_LISTING_NANOS = 60L * 1000 * 1000 * 1000;
+    private static final long MAX_OLD_AGE_NANOS = 60L * 1000 * 1000 * 1000;
     private static final Map LOGS = makeCache(MAX_LOGS);
     // Who reads a commit reads the next ones: with 30 ms a request, eight commits take 40 ms instead of 300.
     private static final int COMMITS_AHEAD = 8;
@@ -187,12 +188,7 @@ public class S3LogStore extends S3SingleDriverLogStore {
         file.close();
     }
 
-    /**
-     * Lists the files of a log from `path` on. Delta asks for the last 1,000 versions in each batch of several commits,
-     * which takes S3 a while. So for a minute only the newest are listed and the others are remembered, if the newest
-     * commit that was listed before is still there: the log is the same one then, and its commits never change. A
-     * checkpoint that another process adds late is missing for that minute; Delta takes the one before.
-     */
+    /** Lists the files of a log from `path` on. A stream, which sets `MAX_AGE`, remembers what it has listed. */
     public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
         S3AFileSystem files = (S3AFileSystem) path.getFileSystem(conf);
         Path folder = files.makeQualified(path).getParent();
@@ -200,25 +196,24 @@ public class S3LogStore extends S3SingleDriverLogStore {
         if (files.getBucket().endsWith(UNORDERED_BUCKET) || !folder.getName().equals("_delta_log")) {
             return super.listFrom(path, conf);
         }
-        String name = path.getName();
-        Listing before = (Listing) LOGS.get(folder.toString());
-        if (before != null && before.isRecent() && before.reaches(name)) {
-            TreeMap<String, FileStatus> tail = list(files, folder, before.tail);
-            if (before.isOf(tail)) {
-                Listing whole = new Listing(before.first, before.listed);
-                whole.files.putAll(before.files.headMap(before.tail));
-                whole.add(tail);
-                LOGS.put(folder.toString(), whole);
-                return whole.files.tailMap(name).values().iterator();
+        long maxAge = conf.getTimeDuration(MAX_AGE, 0L, TimeUnit.NANOSECONDS);
+        if (maxAge == 0) {
+            return list(files, folder, path.getName()).values().iterator();
+        }
+        Followed log;
+        synchronized (LOGS) {
+            log = (Followed) LOGS.get(folder.toString());
+            if (log == null) {
+                log = new Followed(folder);
+                LOGS.put(folder.toString(), log);
             }
         }
-        TreeMap<String, FileStatus> found = list(files, folder, name);
-        if (VERSION.matcher(name).lookingAt() && found.size() > RECENT_FILES) {
-            Listing whole = new Listing(name, System.nanoTime());
-            whole.add(found);
-            LOGS.put(folder.toString(), whole);
-        }
-        return found.values().iterator();
+        return log.list(files, path.getName(), maxAge);
+    }
+
+    /** Forgets what streams have listed, so that one that starts now sees all that was committed before. */
+    public static void forgetLists() {
+        LOGS.clear();
     }
 
     /** Lists the files of a log from a name on; without its older files, whose number grows. */
@@ -264,46 +259,69 @@ public class S3LogStore extends S3SingleDriverLogStore {
         return found;
     }
 
-    /** The files of a log from a name on, as they were at a time. */
-    private static class Listing {
+    /**
+     * A log that a stream follows. In a batch of several commits Delta lists it six times, the last 1,000 commits among
+     * them. So a request is sent only for what is new, or after `maxAge`, and it lists the newest versions. The others are remembered for a minute, as long as the newest commit is still there: the log is the same
+     * one then, and its commits never change. A checkpoint that another process adds late is missing for that minute;
+     * Delta takes the one before.
+     */
+    private static class Followed {
 
-        final String first;
-        final long listed;
-        final TreeMap<String, FileStatus> files = new TreeMap<String, FileStatus>();
-        // The newest commit, and the name from which the next listing asks the store.
-        FileStatus newest = null;
-        String tail = "";
+        private final Path folder;
+        private TreeMap<String, FileStatus> known = new TreeMap<String, FileStatus>();
+        // The name from which `known` has all files, and the version of the newest commit.
+        private String first;
+        private long newest = -1;
+        // When the log was listed last, and when from `first` on.
+        private long listed;
+        private long listedWhole;
 
-        Listing(String first, long listed) {
-            this.first = first;
-            this.listed = listed;
+        Followed(Path folder) {
+            this.folder = folder;
         }
 
-        void add(TreeMap<String, FileStatus> found) {
-            files.putAll(found);
-            for (Object each : found.descendingMap().values()) {
-                Matcher commit = COMMIT.matcher(((FileStatus) each).getPath().getName());
-                if (commit.matches() && commit.group(2).equals("json")) {
-                    newest = (FileStatus) each;
-                    tail = nameVersion(Math.max(0L, Long.parseLong(commit.group(1)) - RECENT_VERSIONS));
-                    return;
+        synchronized Iterator<FileStatus> list(S3AFileSystem files, String name, long maxAge) throws IOException {
+            long now = System.nanoTime();
+            boolean reaches = newest >= 0 && first.compareTo(name) <= 0 && now - listedWhole < MAX_OLD_AGE_NANOS;
+            if (!reaches || name.compareTo(nameVersion(newest)) >= 0 || now - listed > maxAge) {
+                TreeMap<String, FileStatus> found = null;
+                if (reaches) {
+                    String tail = nameVersion(Math.max(0L, newest - RECENT_VERSIONS));
+                    tail = tail.compareTo(first) < 0 ? first : tail;
+                    found = S3LogStore.list(files, folder, tail);
+                    if (isSame(found)) {
+                        found.putAll(known.headMap(tail));
+                    } else {
+                        found = null;
+                    }
                 }
+                if (found == null) {
+                    found = S3LogStore.list(files, folder, name);
+                    first = name;
+                    listedWhole = now;
+                }
+                known = found;
+                listed = now;
+                newest = findNewest();
             }
-        }
-
-        boolean isRecent() {
-            return System.nanoTime() - listed < MAX_LISTING_NANOS;
-        }
-
-        /** Returns whether it has names from this one on that need not be listed again. */
-        boolean reaches(String name) {
-            return first.compareTo(name) <= 0 && name.compareTo(tail) < 0;
+            return known.tailMap(name).values().iterator();
         }
 
         /** Returns whether the log is still the one that was listed: another one has other commits. */
-        boolean isOf(TreeMap<String, FileStatus> found) {
-            FileStatus now = newest == null ? null : (FileStatus) found.get(newest.getPath().getName());
-            return now != null && ((S3AFileStatus) now).getETag().equals(((S3AFileStatus) newest).getETag());
+        private boolean isSame(TreeMap<String, FileStatus> found) {
+            String name = nameVersion(newest) + ".json";
+            FileStatus now = (FileStatus) found.get(name);
+            return now != null && ((S3AFileStatus) now).getETag().equals(((S3AFileStatus) known.get(name)).getETag());
+        }
+
+        private long findNewest() {
+            for (String name : known.descendingKeySet()) {
+                Matcher commit = COMMIT.matcher(name);
+                if (commit.matches() && commit.group(2).equals("json")) {
+                    return Long.parseLong(commit.group(1));
+                }
+            }
+            return -1;
         }
     }
 

@@ -22,6 +22,9 @@ S3_JAR = Path(__file__).with_name("s3.jar")
 _S3_LOG_STORE = "lookback.S3LogStore"
 # Writes the files of a query's checkpoint on S3, for sessions with that log store.
 S3_CHECKPOINT_FILES = "lookback.S3CheckpointFiles"
+# An option of a stream, for the log store: Delta passes on what begins with `fs.`. Commits that are new to the stream
+# are listed in any case. A batch takes two seconds where a request takes 30 ms.
+_FOLLOWS = {"fs.lookback.max.list.age": "2s"}
 # Sets one log store for all storages. Delta refuses it beside a setting for one of them.
 _ANY_STORE = "spark.delta.logStore.class"
 # The safe log stores of each storage, and Delta's default.
@@ -53,6 +56,16 @@ def has_log_store(spark: SparkSession, place: ObjectPath) -> bool:
     """Returns whether a session has Lookback's log store, and so its JAR, for a place."""
     names = _spell(_name_setting("s3a"))
     return place.scheme == "s3a" and any(spark.conf.get(name, None) == _S3_LOG_STORE for name in names)
+
+
+def choose_follower_options(spark: SparkSession, folder: str) -> dict[str, str]:
+    """Returns the options by which a new stream tells the log store for S3 that it follows a table's log."""
+    place = parse_place(folder)
+    if isinstance(place, Path) or not has_log_store(spark, place):
+        return {}
+    assert spark._jvm is not None
+    spark._jvm.lookback.S3LogStore.forgetLists()
+    return dict(_FOLLOWS)
 
 
 def require_one_winner(spark: SparkSession, folder: str, settings: Mapping[str, str]) -> None:

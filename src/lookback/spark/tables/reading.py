@@ -10,6 +10,8 @@ from delta.tables import DeltaTable
 from lookback.core.streams import alerts
 from lookback.core.streams.fields import nest_parts
 from lookback.questions import read_question, write_text
+from lookback.spark.platform.logstores import choose_follower_options
+from lookback.spark.platform.session import is_connect
 from lookback.spark.tables.addresses import AddressedTables
 from lookback.spark.tables.logfiles import commit_file, find_last_commit, read_actions
 from lookback.spark.tables.schemas import PRODUCT_TABLES
@@ -82,6 +84,8 @@ class ReadableTables(AddressedTables):
         to the Delta source, such as maxFilesPerTrigger.
         """
         changes = {"startingVersion": str(starting_version), **(options or {})}
+        if self.is_place(name) and not is_connect(self.spark):
+            changes |= choose_follower_options(self.spark, self.path_or_name(name))
         return self._select_changes(self._read_feed(self.spark.readStream, name, changes), name)
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
