@@ -9,6 +9,7 @@ a Delta log was there. `PUT /-/weather` takes a JSON object with `delay` (second
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from moto.s3.models import S3Backend
 from werkzeug.serving import run_simple
 
 _BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -65,6 +67,19 @@ class Failure:
     rate: float = 1.0
     method: str = ".*"
     match: str = ""
+
+
+_list_objects = S3Backend.list_objects_v2
+
+
+def list_few_objects(
+    backend: S3Backend, bucket: Any, *, prefix: str | None, start_after: str | None, **page: Any
+) -> Any:
+    """Lists like moto, which looks at every key of a bucket: of 5,000 that took 30 ms of a core, and takes 13."""
+    begin, after = prefix or "", start_after or ""
+    few = copy.copy(bucket)
+    few.keys = {name: bucket.keys[name] for name in bucket.keys if name.startswith(begin) and name > after}
+    return _list_objects(backend, few, prefix=prefix, start_after=start_after, **page)
 
 
 class Weather:
@@ -203,5 +218,6 @@ def _cut(connection: socket.socket) -> None:
 
 if __name__ == "__main__":
     # With moto's dispatcher, which finds the service of each request, a PUT takes 3.6 ms of a core instead of 1.2.
+    S3Backend.list_objects_v2 = list_few_objects
     app = Weather(create_backend_app("s3"))
     run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=Handler)
