@@ -261,9 +261,9 @@ public class S3LogStore extends S3SingleDriverLogStore {
 
     /**
      * A log that a stream follows. In a batch of several commits Delta lists it six times, the last 1,000 commits among
-     * them. So a request is sent only for what is new, or after `maxAge`, and it lists the newest versions. The others are remembered for a minute, as long as the newest commit is still there: the log is the same
-     * one then, and its commits never change. A checkpoint that another process adds late is missing for that minute;
-     * Delta takes the one before.
+     * them. So a request is sent only for what is new, or after `maxAge`, and it lists the newest versions. The others are
+     * remembered for a minute, as long as the newest commit is still there: the log is the same one then, and its commits
+     * never change. A checkpoint that another process adds late is missing for that minute; Delta takes the one before.
      */
     private static class Followed {
 
