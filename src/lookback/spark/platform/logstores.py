@@ -58,8 +58,8 @@ def has_log_store(spark: SparkSession, place: ObjectPath) -> bool:
     return place.scheme == "s3a" and any(spark.conf.get(name, None) == _S3_LOG_STORE for name in names)
 
 
-def choose_follower_options(spark: SparkSession, folder: str) -> dict[str, str]:
-    """Returns the options by which a new stream tells the log store for S3 that it follows a table's log."""
+def begin_following(spark: SparkSession, folder: str) -> dict[str, str]:
+    """Lets a new stream follow a table's log by the log store for S3. Returns the options for its Delta source."""
     place = parse_place(folder)
     if isinstance(place, Path) or not has_log_store(spark, place):
         return {}

@@ -10,7 +10,7 @@ from delta.tables import DeltaTable
 from lookback.core.streams import alerts
 from lookback.core.streams.fields import nest_parts
 from lookback.questions import read_question, write_text
-from lookback.spark.platform.logstores import choose_follower_options
+from lookback.spark.platform.logstores import begin_following
 from lookback.spark.platform.session import is_connect
 from lookback.spark.tables.addresses import AddressedTables
 from lookback.spark.tables.logfiles import commit_file, find_last_commit, read_actions
@@ -85,7 +85,7 @@ class ReadableTables(AddressedTables):
         """
         changes = {"startingVersion": str(starting_version), **(options or {})}
         if self.is_place(name) and not is_connect(self.spark):
-            changes |= choose_follower_options(self.spark, self.path_or_name(name))
+            changes |= begin_following(self.spark, self.path_or_name(name))
         return self._select_changes(self._read_feed(self.spark.readStream, name, changes), name)
 
     def read_changes(self, name: str, starting_version: int, ending_version: int | None = None) -> DataFrame:
