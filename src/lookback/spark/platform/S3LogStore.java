@@ -284,17 +284,7 @@ public class S3LogStore extends S3SingleDriverLogStore {
             long now = System.nanoTime();
             boolean reaches = newest >= 0 && first.compareTo(name) <= 0 && now - listedWhole < MAX_OLD_AGE_NANOS;
             if (!reaches || name.compareTo(nameVersion(newest)) >= 0 || now - listed > maxAge) {
-                TreeMap<String, FileStatus> found = null;
-                if (reaches) {
-                    String tail = nameVersion(Math.max(0L, newest - RECENT_VERSIONS));
-                    tail = tail.compareTo(first) < 0 ? first : tail;
-                    found = S3LogStore.list(files, folder, tail);
-                    if (isSame(found)) {
-                        found.putAll(known.headMap(tail));
-                    } else {
-                        found = null;
-                    }
-                }
+                TreeMap<String, FileStatus> found = reaches ? listAgain(files) : null;
                 if (found == null) {
                     found = S3LogStore.list(files, folder, name);
                     first = name;
@@ -305,6 +295,18 @@ public class S3LogStore extends S3SingleDriverLogStore {
                 newest = findNewest();
             }
             return known.tailMap(name).values().iterator();
+        }
+
+        /** Lists the newest versions and adds the others, or returns null if another log is in the place of this one. */
+        private TreeMap<String, FileStatus> listAgain(S3AFileSystem files) throws IOException {
+            String tail = nameVersion(Math.max(0L, newest - RECENT_VERSIONS));
+            tail = tail.compareTo(first) < 0 ? first : tail;
+            TreeMap<String, FileStatus> found = S3LogStore.list(files, folder, tail);
+            if (!isSame(found)) {
+                return null;
+            }
+            found.putAll(known.headMap(tail));
+            return found;
         }
 
         /** Returns whether the log is still the one that was listed: another one has other commits. */
