@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -131,6 +132,33 @@ def test_the_tests_that_are_run_on_each_runtime_are_there(monkeypatch: pytest.Mo
         for path in tool._list_paths(tests):
             file, _, name = path.partition("::")
             assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_tests_that_are_run_on_each_runtime_import_only_what_is_installed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "dev/tools")
+    tool = importlib.import_module("runtimes")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    there = set.intersection(
+        *({canonical(Requirement(each).name) for each in runtime.packages} for runtime in tool.RUNTIMES.values())
+    )
+    missing = {canonical(Requirement(each).name) for each in extras} - there
+    modules = [
+        name
+        for name, dists in importlib.metadata.packages_distributions().items()
+        if missing & {*map(canonical, dists)}
+    ]
+    assert "deltalake" in modules
+    tests = sorted({Path(path.partition("::")[0]).stem for path in tool._list_paths(tool._TESTS)})
+    script = f"import sys; sys.modules.update(dict.fromkeys({modules})); import conftest, {', '.join(tests)}"
+    paths = [ROOT / each for each in ("tests/spark", "src", "tests", "tests/support", ".")]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}, capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("room", ["core", "spark"])
