@@ -48,6 +48,7 @@ WINDOW_REMEDIES = {
     "lead": "no event sees a later one; write a sequence whose last step is the later event",
     "first_value": "write first(x) in measures",
     "last_value": "write last(x) in measures",
+    **dict.fromkeys(("countdistinct", "count_distinct", "nunique"), "write count(distinct x) in measures"),
 }
 _NUMBER_SUFFIX = re.compile(r"([0-9]+|[0-9]*\.[0-9]+|[0-9]+\.)(L|S|Y|D|F|BD)", re.IGNORECASE | re.ASCII)
 _SUFFIX_TYPES = {"L": "bigint", "S": "smallint", "Y": "tinyint", "D": "double", "F": "float", "BD": "decimal(18,2)"}

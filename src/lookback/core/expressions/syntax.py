@@ -294,6 +294,23 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
+# What people write from another language, and what SQL has in its place.
+_FOREIGN = {
+    "&&": "write 'and'",
+    "=>": "write '>='",
+    "\u2265": "write '>='",
+    "\u2264": "write '<='",
+    "\u2260": "write '<>'",
+    "~": "write 'rlike'",
+    "matches": "write 'rlike'",
+    "contains": "write contains(field, 'text')",
+    "startswith": "write startswith(field, 'text')",
+    "endswith": "write endswith(field, 'text')",
+    "distinct": "to count different values write count(distinct field), in measures",
+    "where": "to count only some events write count(*) filter (where ...), in measures",
+}
+
+
 def _explain_parse_error(text: str, error: SqlglotError) -> str:
     details = getattr(error, "errors", None)
     if not details:
@@ -311,10 +328,8 @@ def _explain_parse_error(text: str, error: SqlglotError) -> str:
     after = f" after {before!r}" if before else ""
     is_keyword = _WORD.fullmatch(highlight) and not is_bare_name(highlight)
     field = f"; if {highlight} is a field, write it in backticks: {quote_identifier(highlight)}" if is_keyword else ""
-    return (
-        f"the expression cannot be read at {highlight!r}{after}; look there for a missing operator, quote or comma, "
-        f"or leave the rest out{field or unquoted}"
-    )
+    remedy = _FOREIGN.get(highlight.lower(), "look there for a missing operator, quote or comma, or leave the rest out")
+    return f"the expression cannot be read at {highlight!r}{after}; {remedy}{field or unquoted}"
 
 
 # Words after a comparison, up to the parse error, that look like a text without quotes.
