@@ -244,7 +244,7 @@ class _Demo:
             "Next steps:\n"
             f"   .venv/bin/lookback --root {root} alerts --queue\n"
             f"   .venv/bin/lookback --root {root} rules list\n"
-            "   .venv/bin/lookback rules check conf/rules/*.yml"
+            "   .venv/bin/lookback rules check conf/rules"
         )
 
 

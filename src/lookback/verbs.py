@@ -5,18 +5,17 @@ An operation that `lookback.spark` offers as one call has no second name here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lookback.config import Settings, load_receivers, load_rule_document
-from lookback.core.errors import Problem, RuleError, SetupError
+from lookback.config import Settings, load_receivers
+from lookback.core.errors import Problem, SetupError
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.memberships import find_unknown_lists
-from lookback.core.rules.remarks import find_remarks
 from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
 from lookback.core.values.times import parse_calendar_time, to_utc
@@ -254,18 +253,6 @@ def prepare_evaluation(
     return Evaluation(tables, stream, place.streams, folder, options, **how), metrics
 
 
-@dataclass(frozen=True)
-class CheckedFile:
-    """A rule's file with its document, its problems or remarks, and the number of its own tests."""
-
-    file: str
-    document: Mapping[str, Any]
-    problems: Sequence[Problem] = ()
-    remarks: Sequence[Problem] = ()
-    tests: int = 0
-    name: str = ""
-
-
 def describe_checked(rule: CompiledRule) -> str:
     """Says that a rule can be published, and describes it in words."""
     tests = f"; {len(rule.spec.tests)} of its own tests passed" if rule.spec.tests else ""
@@ -310,22 +297,8 @@ def list_snoozes(tables: Tables, *, with_ended: bool = False) -> list[dict[str, 
     return [row for row in show_snoozes(tables) if with_ended or row["state"] != EXPIRED]
 
 
-def check_file(place: Workspace, file: str, events: int | None = None) -> CheckedFile:
-    """Checks the rule in a file and runs its own tests. Compares it with the newest `events` events, unless None."""
-    from lookback.testing.rule_tests import check_rule
-
-    document = load_rule_document(file)
-    try:
-        rule = check_rule(document, place.streams)
-    except RuleError as error:
-        return CheckedFile(file, document, error.problems, name=error.name)
-    remarks = find_remarks(rule)
-    if events is not None:
-        remarks += _check_against_data(rule, place.streams[rule.spec.stream], place.tables, events)
-    return CheckedFile(file, document, (), remarks, len(rule.spec.tests), rule.spec.rule_id)
-
-
-def _check_against_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Problem]:
+def find_remarks_on_data(rule: CompiledRule, stream: Stream, tables: Tables, events: int) -> list[Problem]:
+    """Returns remarks on a rule beside the newest `events` events of its stream and the lists that there are."""
     from lookback.data_remarks import find_data_remarks
     from lookback.spark.following.listfeed import read_contents
     from lookback.spark.lists import list_names

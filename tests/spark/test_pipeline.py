@@ -19,7 +19,7 @@ from lookback.spark.batches.dispatch import find_shard_labels
 from lookback.spark.batches.sink import BatchReport
 from lookback.spark.checkpoints.checkpoint import Checkpoint, repartition
 from lookback.spark.following.rulewatch import RulesWatch
-from lookback.spark.newwindows import find_cold_measures
+from lookback.spark.newwindows import NewWindows
 from lookback.spark.operations.status import event_account
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream import pipeline
@@ -418,9 +418,10 @@ def test_c3_8_push_can_warn_of_a_long_window_that_starts_empty(ready: Tables) ->
     long["when"] = "n > 1 or m > 1"
     long["message"] = ""
     append(ready, make_events(1, seed=1))
-    assert find_cold_measures(rules, long) == ["n"]
+    assert NewWindows(rules).find_cold_measures(rules.check(long)) == ["n"]
     rules.push(long)
-    assert find_cold_measures(rules, rule("other", window="7 days")) == ["top"]  # sums are kept already
+    other = rules.check(rule("other", window="7 days"))
+    assert NewWindows(rules).find_cold_measures(other) == ["top"]  # sums are kept already
 
 
 def test_shard_labels_land_on_their_own_partitions(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ from lookback.core.streams.declaration import Stream
 from lookback.core.values.times import parse_time
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.explaining.evidence import find_first_within
-from lookback.spark.newwindows import find_cold_measures
+from lookback.spark.newwindows import NewWindows
 from lookback.spark.review import (
     count_older,
     decisions,
@@ -565,21 +565,25 @@ def test_a_timeline_goes_back_as_many_days_as_asked(tables: Tables):
 @pytest.mark.long
 def test_push_can_warn_of_what_starts_empty_and_takes_over_a_day_to_fill_whatever_the_kind(tables: Tables):
     rules = RulesTable(tables, STREAMS)
+
+    def find_cold(document: dict[str, Any]) -> list[str]:
+        return NewWindows(rules).find_cold_measures(rules.check(document))
+
     base = {"rule_id": "long", "stream": "spends", "group_by": ["customer"]}
     measures = {"n": "count(*)", "total": "sum(amount)"}
     steps = [{"name": "any", "where": "true"}]
     tiles = {**base, "window": {"tumbling": "2 days"}, "measures": {"n": "count(*)"}}
-    assert find_cold_measures(rules, {**base, "window": {"tumbling": "1 day"}, "measures": measures}) == []
-    assert find_cold_measures(rules, {**base, "window": {"session": "2 hours"}, "measures": measures}) == []
+    assert find_cold({**base, "window": {"tumbling": "1 day"}, "measures": measures}) == []
+    assert find_cold({**base, "window": {"session": "2 hours"}, "measures": measures}) == []
     # Nobody could have kept rows of a stream that has none.
     sessions = {**base, "window": {"session": "2 days"}, "measures": measures}
-    assert find_cold_measures(rules, sessions) == []
+    assert find_cold(sessions) == []
     commit(tables, [event(1, 0)])
-    assert find_cold_measures(rules, sessions) == ["n", "total"]
-    assert find_cold_measures(rules, {**base, "sequence": {"within": "2 days", "steps": steps}}) == ["sequence"]
-    assert find_cold_measures(rules, tiles) == ["n"]
+    assert find_cold(sessions) == ["n", "total"]
+    assert find_cold({**base, "sequence": {"within": "2 days", "steps": steps}}) == ["sequence"]
+    assert find_cold(tiles) == ["n"]
     rules.push(tiles)
-    assert find_cold_measures(rules, {**tiles, "rule_id": "other", "measures": measures}) == ["total"]
+    assert find_cold({**tiles, "rule_id": "other", "measures": measures}) == ["total"]
 
 
 def alert_row(number: int, **changes: Any) -> dict[str, Any]:

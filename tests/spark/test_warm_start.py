@@ -21,7 +21,7 @@ from lookback.core.values.columns import to_text
 from lookback.core.values.times import to_utc
 from lookback.spark.explaining.explanations import explain
 from lookback.spark.following.warmups import Request
-from lookback.spark.newwindows import describe_history, describe_young_stream
+from lookback.spark.newwindows import NewWindows
 from lookback.spark.operations.status import read_stream_figures, read_warm_ups
 from lookback.spark.replay import histories
 from lookback.spark.replay.histories import leave_out_settled, make_history
@@ -29,12 +29,12 @@ from lookback.spark.replay.history import History
 from lookback.spark.replay.proof import prove
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
+from lookback.spark.tables.lakehouse import Tables
 from payins import MORE_RULES, RULES, STREAM, STREAMS, append, make_events, replayed_alerts, rule, stored_alerts, window
 
 if TYPE_CHECKING:
     from alert_rows import AlertRow
     from lookback.core.streams.declaration import Stream
-    from lookback.spark.tables.lakehouse import Tables
 
 pytestmark = pytest.mark.spark
 
@@ -202,6 +202,14 @@ def test_c11_1_a_history_that_cannot_be_made_lets_the_version_start_cold(tables:
         assert all(row.holds for row in proofs.rows)
 
 
+def describe_history(rules: RulesTable, document: dict[str, Any]) -> str:
+    return NewWindows(rules).describe_history(rules.check(document))
+
+
+def describe_young_stream(rules: RulesTable, document: dict[str, Any]) -> str:
+    return NewWindows(rules).describe_young_stream(rules.check(document))
+
+
 def test_push_says_what_history_there_is(tables: Tables) -> None:
     tables.create(STREAM)
     append(tables, part(1, 12))
@@ -247,6 +255,28 @@ def test_c3_8_push_warns_where_a_window_is_longer_than_the_stream(tables: Tables
     )
     assert describe_young_stream(rules, {**years, "effective_from": full}) == ""
     assert describe_young_stream(rules, {**years, "when": "n >= 1"}) == ""
+
+
+def test_push_reads_the_tables_once_for_all_rules(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables.create(STREAM)
+    append(tables, part(1, 12))
+    rules = RulesTable(tables, STREAMS)
+    logged = {"stream": STREAM.name, "rule_id": "other", "version": 1, "action": "activated", "message": ""}
+    tables.append_rows([{**logged, "arrival": None, "logged_at": dt.datetime.now(dt.timezone.utc)}], "rule_log")
+    read, found = [], []
+    of_tables, of_rules = Tables.read, RulesTable.rows
+    monkeypatch.setattr(Tables, "read", lambda self, name, *rest: read.append(name) or of_tables(self, name, *rest))
+    monkeypatch.setattr(RulesTable, "rows", lambda self, *rest: read.append("rules") or of_rules(self, *rest))
+    windows, document = NewWindows(rules), {**LONG, "when": "n >= 1 and window_complete", "window": "2 days"}
+    for rule_id in ("a", "b", "c"):
+        rule = rules.check({**document, "rule_id": rule_id})
+        found.append(
+            [windows.find_cold_measures(rule), windows.describe_history(rule), windows.describe_young_stream(rule)]
+        )
+    assert all(found[0])
+    assert found == [found[0]] * 3
+    # Of the events: whether there are any, the first and last, and those that the windows reach.
+    assert sorted(read) == sorted(["rule_log", "rules", *[STREAM.name] * 3])
 
 
 _HOUR, _DAY = 3_600_000_000, 86_400_000_000

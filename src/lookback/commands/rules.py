@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from difflib import unified_diff
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
@@ -28,13 +28,17 @@ from lookback.config import load_rule_document
 from lookback.core.errors import LookbackError, SetupError
 from lookback.core.rules.descriptions import has_tag
 from lookback.core.rules.document import read_rule
+from lookback.core.rules.remarks import find_remarks
 from lookback.core.rules.techniques import describe_coverage, find_coverage
 from lookback.core.values.texts import count_noun, join_words
 from lookback.views.terminal import describe_redundant, print_document, print_json, print_table
 
 if TYPE_CHECKING:
+    from lookback.core.errors import Problem
+    from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
+    from lookback.testing.rule_tests import CheckedFile
 
 _Result = TypeVar("_Result")
 _REPORT_OPTIONS = ("max_alerts_per_day", "since", "until")
@@ -49,12 +53,12 @@ def add_commands(commands: Commands) -> None:
 
 def _add_subcommands(commands: Commands) -> None:
     push = commands.add("push", _push_rules, "check rules and publish their next versions")
-    option(push, "files", nargs="+")
+    option(push, "files", "files of rules, or folders of them", nargs="+")
     option(push, "--status", default="active", choices=["active", "draft", "shadow", "paused"])
     add_author(push)
     flag(push, "--cold", "do not fill its windows from history: they fill from now on")
     check = commands.add("check", _check_rules, "check rules and run their own tests; nothing is written")
-    option(check, "files", nargs="+")
+    option(check, "files", "files of rules, or folders of them", nargs="+")
     text = "remark on conditions that no event satisfies, such as a text that was never seen in its field"
     flag(check, "--against-data", text)
     text = "how many of the newest events --against-data reads (50000)"
@@ -130,17 +134,47 @@ def _read_rules(options: CommandOptions, read: Callable[[RulesTable], _Result]) 
     return place.answer(lambda tables: read(place.find_rules(tables)))
 
 
+def _list_files(options: CommandOptions) -> list[str]:
+    """Returns the files that are given, and those in the folders that are given and below."""
+    from lookback.importing.rulefiles import find_files
+
+    # A file that does not exist fails by itself, where it is read.
+    return [
+        file
+        for given in options.files
+        for file in ([str(each.path) for each in find_files([given])] if Path(given).is_dir() else [given])
+    ]
+
+
 def _check_rules(options: CommandOptions) -> int:
-    # `push` also checks, but has none of these options.
-    if getattr(options, "backtest", False):
+    if options.backtest:
         return _report_rules(options)
-    if given := [name for name in _REPORT_OPTIONS if getattr(options, name, None) is not None]:
+    if given := [name for name in _REPORT_OPTIONS if getattr(options, name) is not None]:
         raise SetupError(f"--{given[0].replace('_', '-')} needs a backtest: add --backtest")
-    place, events = options.open_workspace(), options.events if getattr(options, "against_data", False) else None
-    checked = [verbs.check_file(place, file, events) for file in options.files]
-    for each in checked:
-        (_print_findings_json if options.wants_json else _print_findings)(each)
-    return FOUND_PROBLEMS if any(each.problems for each in checked) else 0
+    events = options.events if options.against_data else None
+    return FOUND_PROBLEMS if _check_files(options, options.open_workspace(), events) is None else 0
+
+
+def _check_files(
+    options: CommandOptions, place: verbs.Workspace, events: int | None = None
+) -> list[CompiledRule] | None:
+    """Checks rules, beside the newest `events` events unless None, and prints what is found. None if one is invalid."""
+    from lookback.testing.rule_tests import check_files
+
+    rules: list[CompiledRule] = []
+    files = _list_files(options)
+    for checked in check_files(files, place.streams):
+        remarks = [] if checked.rule is None else find_remarks(checked.rule)
+        if checked.rule is not None and events is not None:
+            stream = place.streams[checked.rule.spec.stream]
+            remarks += verbs.find_remarks_on_data(checked.rule, stream, place.tables, events)
+        (_print_findings_json if options.wants_json else _print_findings)(checked, remarks)
+        if checked.rule is not None and not checked.problems:
+            rules.append(checked.rule)
+    failed = len(files) - len(rules)
+    if failed and len(files) > 1:
+        warn(f"{failed:,} of {len(files):,} files have problems")
+    return None if failed else rules
 
 
 def _report_rules(options: CommandOptions) -> int:
@@ -157,7 +191,7 @@ def _report_rules(options: CommandOptions) -> int:
     gate = gate if most is None else replace(gate, max_alerts_per_day=most)
     since, until = options.read_time("since"), options.read_time("until")
     within = None if since is None and until is None else Range(since, until)
-    reports = report_rules(RulesTable(place.tables, streams), options.files, gate, within)
+    reports = report_rules(RulesTable(place.tables, streams), _list_files(options), gate, within)
     if options.wants_json:
         print_json(each.to_dict() for each in reports)
     else:
@@ -167,50 +201,58 @@ def _report_rules(options: CommandOptions) -> int:
     return 0 if all(each.passes for each in reports) else FOUND_PROBLEMS
 
 
-def _print_findings(checked: verbs.CheckedFile) -> None:
-    if checked.problems:
-        lines = [f"Rule {checked.name!r}: {problem}" for problem in checked.problems]
-        print("\n".join([f"{checked.file}:", *lines]), file=sys.stderr)
+def _print_findings(checked: CheckedFile, remarks: Sequence[Problem]) -> None:
+    if checked.rule is None or checked.problems:
+        # A file that cannot be read has no name, and the message begins with the file.
+        lines = [f"{checked.file}:", *(f"Rule {checked.name!r}: {problem}" for problem in checked.problems)]
+        for line in lines if checked.name else map(str, checked.problems):
+            warn(line)
         return
-    print(f"{checked.file}: rule {checked.name!r} is valid ({count_noun(checked.tests, 'test')})")
-    print_lines(*(f"remark: rule {checked.name!r}: {remark}" for remark in checked.remarks))
+    print(f"{checked.file}: rule {checked.name!r} is valid ({count_noun(len(checked.rule.spec.tests), 'test')})")
+    print_lines(*(f"remark: rule {checked.name!r}: {remark}" for remark in remarks))
 
 
-def _print_findings_json(checked: verbs.CheckedFile) -> None:
-    rule = {"file": checked.file, "rule_id": str(checked.document.get("rule_id"))}
-    found = [("problem", each) for each in checked.problems] + [("remark", each) for each in checked.remarks]
+def _print_findings_json(checked: CheckedFile, remarks: Sequence[Problem]) -> None:
+    found = [("problem", each) for each in checked.problems] + [("remark", each) for each in remarks]
     rows: list[dict[str, Any]] = [
         {"level": level, "place": each.place, "message": each.message} for level, each in found
     ]
-    print_json({**rule, **row} for row in rows or [{"level": "fine", "tests": checked.tests}])
+    if not rows and checked.rule is not None:
+        rows = [{"level": "fine", "tests": len(checked.rule.spec.tests)}]
+    print_json({"file": checked.file, "rule_id": checked.name, **row} for row in rows)
 
 
 def _push_rules(options: CommandOptions) -> int:
-    from lookback.spark.newwindows import describe_history, describe_past, describe_young_stream, find_cold_measures
+    from lookback.spark.newwindows import NewWindows
 
+    place = options.open_workspace()
     # The check needs no Spark, so it runs before anything is published.
-    if _check_rules(options):
+    checked = _check_files(options, place)
+    if checked is None:
         return FOUND_PROBLEMS
-    rules = options.open_workspace().rules
-    documents = [load_rule_document(file) for file in options.files]
-    for document in documents:
-        if options.cold:
-            document["warm_start"] = False
-        if cold := find_cold_measures(rules, document):
-            verb, text = "starts" if len(cold) == 1 else "start", describe_history(rules, document)
+    rules = place.rules
+    if options.cold:
+        checked = [rules.check({**rule.spec.document, "warm_start": False}) for rule in checked]
+    windows = NewWindows(rules)
+    for rule in checked:
+        name = rule.spec.rule_id
+        if cold := windows.find_cold_measures(rule):
+            verb, text = "starts" if len(cold) == 1 else "start", windows.describe_history(rule)
             empty = f"{join_words(cold)} {verb} empty, since no rule keeps the rows yet"
-            warn(f"warning: {document['rule_id']}: {empty}; {text}")
-        if young := describe_young_stream(rules, document):
-            warn(f"warning: {document['rule_id']}: {young}")
+            warn(f"warning: {name}: {empty}; {text}")
+        if young := windows.describe_young_stream(rule):
+            warn(f"warning: {name}: {young}")
     status = rules.choose_status(options.status)
-    published = rules.push_all(documents, status=status, author=options.author, comment=options.comment)
+    published = rules.push_all(
+        [rule.spec for rule in checked], status=status, author=options.author, comment=options.comment
+    )
     for rule_id, version in published:
         if options.wants_json:
             print_json([{"rule_id": rule_id, "version": version, "status": status}])
         else:
             print_lines(*verbs.describe_new_version(rules, rule_id, version, status=status))
     if status in ("active", "shadow") and not options.wants_json:
-        print_lines(*filter(None, [describe_past(rules, {document["stream"] for document in documents})]))
+        print_lines(*filter(None, [windows.describe_past({rule.spec.stream for rule in checked})]))
     return 0
 
 

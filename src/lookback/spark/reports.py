@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lookback.config import load_rule_document
-from lookback.core.errors import LookbackError, RuleError
+from lookback.core.errors import RuleError
 from lookback.core.rules.gate import Gate, Knowledge, check_gate
 from lookback.core.rules.remarks import find_remarks
 from lookback.core.values.durations import MICROSECONDS
 from lookback.spark.replay.backtest import BacktestFigures, Candidate, Range, backtest, find_last_days
-from lookback.testing.rule_tests import check_rule
+from lookback.testing.rule_tests import CheckedFile, check_files
 
 if TYPE_CHECKING:
     from lookback.core.rules.compiled import CompiledRule
@@ -62,9 +61,7 @@ def report_rules(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> list[RuleReport]:
-    """Checks the rules in files, runs their tests, and backtests the valid ones on the events of their streams.
-
-    An unreadable file or an invalid rule fails alone.
+    """Checks the rules in files, see `check_files`, and backtests the valid ones on the events of their streams.
 
     Args:
         rules: The rules table.
@@ -77,16 +74,9 @@ def report_rules(
     Raises:
         SetupError: If the events table of a stream is missing.
     """
-    reports: list[RuleReport] = []
-    compiled: dict[int, CompiledRule] = {}
-    seen: dict[str, str] = {}
-    for at, file in enumerate(files):
-        report, rule = _check_file(file, rules)
-        if rule is not None:
-            compiled[at] = rule
-            if (first := seen.setdefault(report.rule_id, file)) != file:
-                report.problems.append(f"{first} has a rule with the same rule_id; rename one of them (rule_id)")
-        reports.append(report)
+    checked = list(check_files(files, rules.streams))
+    reports = [_begin_report(each) for each in checked]
+    compiled = {at: each.rule for at, each in enumerate(checked) if each.rule is not None}
     for stream in dict.fromkeys(rule.spec.stream for rule in compiled.values()):
         own = {at: rule for at, rule in compiled.items() if rule.spec.stream == stream}
         chosen = within or _choose_range(rules, stream, gate)
@@ -102,17 +92,12 @@ def _choose_range(rules: RulesTable, stream: str, gate: Gate) -> Range:
     return (find_last_days(tables, declared, gate.backtest_days) if gate.backtest_days else None) or Range()
 
 
-def _check_file(file: str, rules: RulesTable) -> tuple[RuleReport, CompiledRule | None]:
-    try:
-        document = load_rule_document(file)
-    except LookbackError as error:
-        return RuleReport(file, problems=[str(error)]), None
-    try:
-        rule = check_rule(document, rules.streams)
-    except RuleError as error:
-        return RuleReport(file, str(document.get("rule_id", "")), problems=list(map(str, error.problems))), None
+def _begin_report(checked: CheckedFile) -> RuleReport:
+    problems, rule = list(map(str, checked.problems)), checked.rule
+    if rule is None:
+        return RuleReport(checked.file, checked.name, problems=problems)
     remarks = list(map(str, find_remarks(rule)))
-    return RuleReport(file, rule.spec.rule_id, len(rule.spec.tests), remarks=remarks), rule
+    return RuleReport(checked.file, checked.name, len(rule.spec.tests), problems=problems, remarks=remarks)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from lookback.core.errors import EventError, Problem, RuleError
+from lookback.config import load_rule_document
+from lookback.core.errors import EventError, Problem, RuleError, SetupError
 from lookback.core.expressions.compiling import Expression, recompile
 from lookback.core.rules.compiled import CompiledRule
 from lookback.core.rules.compiling import compile_rule
@@ -27,6 +28,45 @@ from lookback.testing.harness import Harness
 _COLUMNS = tuple(column.name for column in fields(Alert) if column.name != "decided_at")
 # The columns that a test's row may have in addition to the stream's fields.
 _EXTRA_COLUMNS = ("arrival", "committed_at")
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A rule's file after its check.
+
+    Attributes:
+        file: The path of the file.
+        name: Id of the rule; empty if the file cannot be read.
+        problems: What is wrong with the file or the rule; empty if the rule is valid.
+        rule: The rule; None if it is invalid. It is there if its only problem is an id that another file has.
+    """
+
+    file: str
+    name: str
+    problems: Sequence[Problem] = ()
+    rule: CompiledRule | None = None
+
+
+def check_files(files: Iterable[str], streams: Mapping[str, Stream]) -> Iterator[CheckedFile]:
+    """Checks the rules in files and runs their tests; see `check_rule`.
+
+    An unreadable file or an invalid rule fails alone. Of two valid rules with the same id, the later one fails.
+    """
+    seen: dict[str, str] = {}
+    for file in files:
+        try:
+            document = load_rule_document(file)
+        except SetupError as error:
+            yield CheckedFile(file, "", [Problem("", str(error))])
+            continue
+        try:
+            rule = check_rule(document, streams)
+        except RuleError as error:
+            yield CheckedFile(file, error.name, error.problems)
+            continue
+        first = seen.setdefault(rule.spec.rule_id, file)
+        twice = Problem("rule_id", f"{first} has a rule with the same rule_id; rename one of them")
+        yield CheckedFile(file, rule.spec.rule_id, () if first == file else [twice], rule)
 
 
 def check_rule(document: Mapping[str, Any] | Rule, streams: Mapping[str, Stream]) -> CompiledRule:

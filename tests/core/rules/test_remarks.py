@@ -436,7 +436,7 @@ def test_check_prints_remarks_and_ends_well(tmp_path: Path, capsys: pytest.Captu
 def test_check_as_json_says_the_level(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fine = CONF / "rules/large-payment.yml"
     rule = load_rule_document(fine)
-    (tmp_path / "remarked.yml").write_text(yaml.safe_dump({**rule, "tests": []}))
+    (tmp_path / "remarked.yml").write_text(yaml.safe_dump({**rule, "rule_id": "remarked", "tests": []}))
     (tmp_path / "wrong.yml").write_text(yaml.safe_dump({**rule, "window": "24h"}))
     files = [str(fine), str(tmp_path / "remarked.yml"), str(tmp_path / "wrong.yml")]
     assert main(["--conf", str(CONF), "--json", "rules", "check", *files]) == 1
@@ -446,4 +446,27 @@ def test_check_as_json_says_the_level(tmp_path: Path, capsys: pytest.CaptureFixt
         (files[2], "problem", "measures"),
     ]  # fmt: skip
     assert rows[0]["tests"] == len(rule["tests"])
-    assert {row["rule_id"] for row in rows} == {"large-payment"}
+    assert [row["rule_id"] for row in rows] == ["large-payment", "remarked", "large-payment", "large-payment"]
+
+
+def test_check_reads_folders_and_goes_on_after_a_file_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rule = load_rule_document(CONF / "rules/large-payment.yml")
+    (tmp_path / "below").mkdir()
+    documents = {"b-wrong.yml": {**rule, "window": "24h"}, "below/c-fine.yaml": rule, "below/d-again.yml": rule}
+    for name, document in documents.items():
+        (tmp_path / name).write_text(yaml.safe_dump(document))
+    (tmp_path / "a-torn.yml").write_text("rule_id: [")
+    (tmp_path / "notes.txt").write_text("no rule")
+    missing = tmp_path / "missing.yml"
+    assert main(["--conf", str(CONF), "rules", "check", str(tmp_path), str(missing)]) == 1
+    said = capsys.readouterr()
+    assert [line.split(":")[0] for line in said.out.splitlines()] == [str(tmp_path / "below/c-fine.yaml")]
+    torn, wrong, *_, again, twice, gone, count = said.err.splitlines()
+    assert torn.startswith(f"{tmp_path / 'a-torn.yml'}:1 is not YAML: ")
+    assert wrong == f"{tmp_path / 'b-wrong.yml'}:"
+    assert again == f"{tmp_path / 'below/d-again.yml'}:"
+    assert f"{tmp_path / 'below/c-fine.yaml'} has a rule with the same rule_id; rename one of them" in twice
+    assert gone.startswith(f"{missing} cannot be read: ")
+    assert count == "4 of 5 files have problems"
