@@ -18,6 +18,7 @@ from lookback.core.rules.compiling import compile_rule
 from lookback.core.rules.memberships import find_unknown_lists
 from lookback.core.rules.variants import read_varied, suggest_values
 from lookback.core.rules.wording import describe_rule
+from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
 from lookback.places import parse_place
 from lookback.senders import make_sender
@@ -280,6 +281,15 @@ def describe_published(rule_id: str, version: int, status: str, then: str = "") 
     if status == "draft":
         return f"{rule_id} version {version} is a draft: it is not in force yet{then}."
     return f"{rule_id} is published as version {version}, {status}."
+
+
+def require_rule(tables: Tables, rule_id: str) -> None:
+    """Raises SetupError if no version of a rule was ever published."""
+    ids = (
+        [row[0] for row in tables.run("SELECT DISTINCT rule_id FROM rules").collect()] if tables.exists("rules") else []
+    )
+    if rule_id not in ids:
+        raise SetupError(f"unknown rule {rule_id!r}; {suggest(rule_id, ids, '`lookback rules list` shows the rules')}")
 
 
 def list_queue_notes(tables: Tables, days: float) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lookback import cli
+from lookback import cli, verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 # Runs the commands given as JSON on the standard input, one after another; prints [code, standard error] of each.
@@ -106,6 +106,21 @@ def test_a_command_that_needs_spark_names_the_extra_and_the_others_work(conf: Pa
     sentence = "lookback: this command needs Spark and Delta, which are not installed here: pip install 'lookback-rules[local]'\n"
     assert {name: found[name] for name in COMMANDS} == {name: [2, sentence] for name in COMMANDS}
     assert {name: found[name][0] for name in WITHOUT} == dict.fromkeys(WITHOUT, 0)
+
+
+@pytest.mark.parametrize("command", [["backtest"], ["features", "--out", "x"]])
+def test_a_wrong_file_is_refused_before_spark_starts(
+    command: list[str], conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("Spark was asked")
+
+    monkeypatch.setattr(verbs.Workspace, "open_tables", start)
+    (tmp_path / "wrong.yml").write_text("rule_id: wrong\nstream: transactions\nwhere: amount >\n")
+    found = (("wrong.yml", 1, "something is missing at 'amount >'"), ("missing.yml", 2, "cannot be read"))
+    for name, code, sentence in found:
+        assert cli.main(["--conf", str(conf), *command, RULE, str(tmp_path / name)]) == code
+        assert sentence in capsys.readouterr().err
 
 
 def test_what_runs_on_a_cluster_needs_no_package_that_reads_tables_without_spark() -> None:

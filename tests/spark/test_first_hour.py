@@ -155,6 +155,10 @@ def test_the_first_hour(
     assert len(shell.objects("alerts", "--queue")) == 2
     assert shell.run("alerts", "--stream", "nothing") == 2
     assert "no stream 'nothing'" in shell.err
+    # A name that no rule ever had is a mistake; a rule without alerts is none.
+    assert shell.run("alerts", "--queue", "--rule", "unsual") == 2
+    assert "unknown rule 'unsual'; did you mean 'unusual'?" in shell.err
+    assert shell.run("alerts", "--queue", "--rule", "cold") == 0
 
     # The queue of notebook 4 is that of its stream.
     workspace: Any = type("Workspace", (), {"tables": tables, "stream": type("Stream", (), {"name": "others"})})

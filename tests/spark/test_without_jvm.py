@@ -114,6 +114,7 @@ def say(tables: Tables, words: list[str], capsys: pytest.CaptureFixture[str]) ->
 
 COMMANDS = [
     ["alerts"], ["alerts", "--rule", "by-customer"], ["alerts", "--queue"], ["alerts", "--queue", "--rule", ODD],
+    ["alerts", "--rule", "nope"],
     ["alerts", "--tag", "ATTACK.t1110"], ["alerts", "--queue", "--tag", "attack.T1110"], ["alerts", "--queue", "--tag", ODD],
     ["rules", "list", "--tag", "attack.t1078"], ["rules", "coverage"],
     ["alerts", "--queue", "--stream", "payins", "--days", "3000"], ["snoozes", "--all"], ["rules", "list"],

@@ -115,6 +115,8 @@ def _read_alerts(tables: Tables, options: CommandOptions) -> tuple[list[dict[str
 
         frame, note = list_alerts(tables, options.rule, options.stream, options.tag), ""
     rows = [row.asDict() for row in frame.toLocalIterator()]
+    if options.rule is not None and not rows:
+        verbs.require_rule(tables, options.rule)
     if options.limit is not None and options.limit < len(rows):
         left = f"{len(rows) - options.limit:,} more; without --limit all are listed"
         is_waiting = options.queue or options.reports

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from lookback.core.values.times import to_utc
 from lookback.views.terminal import print_json
 
 if TYPE_CHECKING:
+    from lookback.core.rules.compiled import CompiledRule
+    from lookback.core.streams.declaration import Stream
     from lookback.spark.replay.backtest import Backtest, BacktestFigures, Candidate
     from lookback.spark.replay.comparison import RunComparison
     from lookback.spark.rules import RulesTable
@@ -73,11 +75,12 @@ def _backtest(options: CommandOptions) -> None:
         raise SetupError(f"--vary: {error}") from None
     as_of = options.read_moment("as_of")
     within = Range(options.read_time("since"), options.read_time("until"), options.since_commit)
-    rules = RulesTable(place.tables, streams, place.settings.gate is not None)
-    candidates = [_load_candidate(each, rules) for each in options.rules]
-    against = None if options.against is None else _load_candidate(options.against, rules)
-    if against is not None and len(candidates) > 1:
+    if options.against is not None and len(options.rules) > 1:
         raise SetupError("--against compares one rule with another version of it; give only one FILE or ID")
+    files = _check_files([*options.rules, *filter(None, [options.against])], streams)
+    rules = RulesTable(place.tables, streams, place.settings.gate is not None)
+    candidates = [_find_candidate(each, files, rules) for each in options.rules]
+    against = None if options.against is None else _find_candidate(options.against, files, rules)
     stream = _find_stream([*candidates, *([] if against is None else [against])])
     with backtest(
         place.tables,
@@ -118,8 +121,9 @@ def _features(options: CommandOptions) -> None:
 
     place = options.open_workspace()
     since, until, as_of = options.read_time("since"), options.read_time("until"), options.read_moment("as_of")
+    files = _check_files(options.rules, place.streams)
     rules = RulesTable(place.tables, place.streams, place.settings.gate is not None)
-    candidates = [_load_candidate(each, rules) for each in options.rules]
+    candidates = [_find_candidate(each, files, rules) for each in options.rules]
     stream = place.streams[_find_stream(candidates)]
     # Refused before the work, and not only after it.
     require_new(place.tables.spark, options.out, options.format)
@@ -187,15 +191,21 @@ def _prove(options: CommandOptions) -> int:
     return FOUND_PROBLEMS if differs else 0
 
 
-def _load_candidate(text: str, rules: RulesTable) -> Candidate:
-    """Loads a rule from a file, or from the table by its id. Raises RuleError and SetupError."""
+def _check_files(names: Iterable[str], streams: Mapping[str, Stream]) -> dict[str, CompiledRule]:
+    """Checks the rules that are files, which needs no Spark. The other names are ids. Raises RuleError and SetupError."""
+    from lookback.testing.rule_tests import check_rule
+
+    files = [each for each in names if each.endswith((".yml", ".yaml")) or Path(each).exists()]
+    return {each: check_rule(load_rule_document(each), streams) for each in files}
+
+
+def _find_candidate(name: str, files: Mapping[str, CompiledRule], rules: RulesTable) -> Candidate:
+    """Returns the rule of a file, or of the table by its id. Raises RuleError."""
     from lookback.spark.replay.backtest import Candidate
 
-    file = Path(text)
-    if file.suffix in (".yml", ".yaml") or file.exists():
-        document = dict(rules.check(load_rule_document(file)).spec.document)
-        return Candidate(document, rules.next_version(str(document["rule_id"])))
-    row = rules.find_version(text)
+    if name in files:
+        return Candidate(dict(files[name].spec.document), rules.next_version(files[name].spec.rule_id))
+    row = rules.find_version(name)
     return Candidate(dict(rules.check(row.document or {}).spec.document), row.version)
 
 

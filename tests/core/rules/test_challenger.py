@@ -252,3 +252,11 @@ def test_c10_7_the_difference_of_two_versions_in_words() -> None:
         "suppress is new: '1 hour'",
     ]
     assert list_changes(after, after) == []
+    # Lists of the same length are compared item by item, others as a whole.
+    tests = {"tests": [{"name": "a", "events": [[1]]}, {"name": "b", "events": []}], "group_by": ["x"]}
+    more = {"tests": [{**test, "parameters": {"p": 1}} for test in tests["tests"]], "group_by": ["x", "y"]}
+    assert [str(change) for change in list_changes(tests, more)] == [
+        "tests[0].parameters is new: {'p': 1}",
+        "tests[1].parameters is new: {'p': 1}",
+        "group_by: ['x'] becomes ['x', 'y']",
+    ]

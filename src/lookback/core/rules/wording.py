@@ -38,16 +38,23 @@ class DocumentChange:
         return f"{self.place}: {self.before!r} becomes {self.after!r}"
 
 
-def list_changes(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> list[DocumentChange]:
-    """Lists the places at which two documents differ, such as `measures.total`, in the order of the documents."""
-    changes = []
-    for name in dict.fromkeys([*before, *after]):
-        here, old, new = f"{place}{name}", before.get(name), after.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changes += list_changes(old, new, f"{here}.")
-        elif old != new:
-            changes.append(DocumentChange(here, old, new))
-    return changes
+def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[DocumentChange]:
+    """Lists the places at which two documents differ, such as `measures.total`, in the order of the documents.
+
+    Lists of the same length are compared item by item, so a parameter that every test gets is not all of the tests.
+    """
+    return list(_find_changes(before, after, ""))
+
+
+def _find_changes(before: Any, after: Any, place: str) -> Iterator[DocumentChange]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in dict.fromkeys([*before, *after]):
+            yield from _find_changes(before.get(name), after.get(name), f"{place}.{name}" if place else str(name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for at, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _find_changes(old, new, f"{place}[{at}]")
+    elif before != after:
+        yield DocumentChange(place, before, after)
 
 
 _AGGREGATES = {
