@@ -68,11 +68,12 @@ def _compose(text: str, file: str, single: bool, loader: Any) -> list[Any]:
 
 _ALIKE = "indent the keys of one level alike, with spaces"
 _QUOTE_WHOLE = "put the whole value in double quotes, and texts in it in single ones"
+_NO_COLON = ("a key has no ':'", "write `key: value`, or indent the line if it continues a text")
 # Words of the parser's message, what is wrong in the line, and the remedy.
 _YAML_PROBLEMS = (
     ("'\\t' that cannot start", "the indentation has a tab", "indent with spaces only"),
     ("cannot start any token", "a text begins with a character that means something else", "put the text in quotes"),
-    ("expected a comment or a line break", "a text begins with > or |", "put the text in quotes"),
+    ("expected a comment or a line break", "a text begins with >, | or !", "put the text in quotes"),
     ("found undefined alias", "a text begins with *", "put the text in quotes"),
     ("constructor for the tag", "a text begins with !", "put the text in quotes"),
     ("found '<scalar>'", "text follows a closing quote or brace", _QUOTE_WHOLE),
@@ -81,11 +82,7 @@ _YAML_PROBLEMS = (
     ("expected ',' or", "an earlier bracket is not closed, or a comma is missing", "add it"),
     ("unexpected end of stream", "a quote is not closed", "close it"),
     ("unknown escape character", "a text in double quotes has a backslash", "use single quotes"),
-    (
-        "could not find expected ':'",
-        "a key has no ':'",
-        "write `key: value`, or indent the line if it continues a text",
-    ),
+    ("could not find expected ':'", *_NO_COLON),
     ("unhashable key", "a key is a list or a mapping", "write a name"),
 )
 
@@ -93,21 +90,28 @@ _YAML_PROBLEMS = (
 def _explain_yaml_error(file: str, text: str, error: yaml.MarkedYAMLError) -> SetupError:
     """Explains an error of the YAML parser: its place, what is wrong there, and the remedy."""
     problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
-    if "unexpected end of stream" in problem:
+    # The parser sees these two later than where they begin.
+    if "unexpected end of stream" in problem or "could not find expected ':'" in problem:
         mark = error.context_mark or mark
     if mark is None:
         return SetupError(f"{file} is not YAML: {problem}; put texts in quotes")
-    lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
+    lines, at = text.splitlines(), mark.line
+    before, line = (lines[each] if 0 <= each < len(lines) else "" for each in (at - 1, at))
     what, remedy = next(
         ((what, remedy) for words, what, remedy in _YAML_PROBLEMS if words in problem), (problem, "put texts in quotes")
     )
     if "mapping values are not allowed" in problem:
-        what, remedy = "it is indented differently from the key before it, or that key has no ':'", _ALIKE
+        what, remedy = "it is indented differently from the key before it", _ALIKE
         if ": " in line[: mark.column]:
             what, remedy = "a text has a ':' in it", "put the text in quotes"
+        elif before.strip() and ":" not in before and _count_spaces(before) <= _count_spaces(line):
+            (what, remedy), at, line = _NO_COLON, at - 1, before
     seen = line.strip() if len(line.strip()) <= 60 else f"{line.strip()[:57]}..."
-    return SetupError(f"{file}:{mark.line + 1} is not YAML: {what}, at {seen!r}; {remedy}")
+    return SetupError(f"{file}:{at + 1} is not YAML: {what}, at {seen!r}; {remedy}")
+
+
+def _count_spaces(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _count_nodes(node: Any, known: dict[int, int]) -> int:
