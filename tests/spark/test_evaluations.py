@@ -14,7 +14,7 @@ from lookback.spark.challenger import compare_versions
 from lookback.spark.explaining.counted import find_counted_events
 from lookback.spark.figures import RuleFigures
 from lookback.spark.labels import read_labels
-from lookback.spark.newwindows import describe_past
+from lookback.spark.newwindows import NewWindows
 from lookback.spark.review import explain, open_queue, record_review
 from lookback.spark.rules import RulesTable
 from lookback.spark.stream.pipeline import Evaluation, checkpoint_folder
@@ -207,11 +207,13 @@ def test_a_checkpoint_that_is_there_goes_on_and_what_was_judged_stays_judged(
     rules, folder = RulesTable(ready, STREAMS), checkpoint_folder(ready, STREAM)
     publish(ready, [{"rule_id": "all", "stream": STREAM.name, "where": "amount > 0"}])
     append(ready, [event("a", 0, 10, 1)])
-    assert describe_past(rules, [STREAM.name]) == ""
+    assert NewWindows(rules).describe_past([STREAM.name]) == ""
     for _ in range(2):
         Evaluation(ready, STREAM, STREAMS, folder, once=True, fresh=True).run()
     (text,) = (each for each in caplog.messages if "--fresh" in each)
     assert text.startswith(f"{folder} exists, so the evaluation goes on where it ended")
     assert ready.read("alerts").count() == 1
-    assert describe_past(rules, [STREAM.name]).startswith("events that were judged before are not judged again")
-    assert describe_past(rules, []) == ""
+    assert (
+        NewWindows(rules).describe_past([STREAM.name]).startswith("events that were judged before are not judged again")
+    )
+    assert NewWindows(rules).describe_past([]) == ""
