@@ -178,7 +178,7 @@ class _Tools:
         return await self._answer(["explain", _check_name("alert_id", alert_id)])
 
     async def explain_event(self, rule_id: str, event_id: str) -> list[str]:
-        """Say how a published rule judged an event, and so why there was no alert."""
+        """Say how a published rule judged an event, and why it raised no alert."""
         return await self._answer(
             ["explain", *_give("rule", rule_id or " ", _check_name), *_give("event", event_id or " ")]
         )

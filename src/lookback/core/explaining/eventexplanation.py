@@ -1,4 +1,4 @@
-"""What an explanation of one event says: parts of conditions, windows, and why there is no alert."""
+"""What an explanation of one event says: parts of conditions, windows, and why the rule raised no alert."""
 
 from __future__ import annotations
 

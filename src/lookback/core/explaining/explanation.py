@@ -154,7 +154,7 @@ class _Recomputed:
 
     @property
     def caused_by(self) -> int | None:
-        """The position of the event that caused the row; None if the watermark did, or there is no row."""
+        """The position of the event that caused the row; None if the watermark did, and without a row."""
         return None if self.row is None else self.evidence.position_of(self.row.place)
 
     @property

@@ -1,6 +1,6 @@
 """Lists of values, such as known terminals, as they are after a commit of table `lists`; `in_list` asks them.
 
-A value takes 24 bytes of memory: two halves of a hash, by which grouping keys are told apart too, and when it expires. Asking
+A value takes 24 bytes of memory: two halves of a hash, as in grouping keys, and when it expires. Asking
 takes a binary search, what events ask often is remembered, and applying a few changes copies no list.
 """
 

@@ -15,7 +15,7 @@ INTEGER = "([+-]?[0-9]+)([.]0*)?"
 NUMBER = "[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]{1,6})?"
 NOT_FINITE = "(?i)([+-]?(inf|infinity)|nan)"
 TRUE, FALSE = "(?i)(true|t|yes|y|1([.]0*)?)", "(?i)(false|f|no|n|0([.]0*)?)"
-# Year, month, day. There is no year 0.
+# Year, month, day. Years begin with 1.
 DATE = "(?!0000)([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})"
 _ZONE = "([Zz]|[Uu][Tt][Cc]|[Gg][Mm][Tt]|[+-][0-9]{2}(?::?[0-9]{2})?)"
 # A day and a time of day: hour, minute, second, fraction, zone. One digit is enough for month, day and hour.
