@@ -285,9 +285,9 @@ def describe_published(rule_id: str, version: int, status: str, then: str = "") 
 
 def require_rule(tables: Tables, rule_id: str) -> None:
     """Raises SetupError if no version of a rule was ever published."""
-    ids = (
-        [row[0] for row in tables.run("SELECT DISTINCT rule_id FROM rules").collect()] if tables.exists("rules") else []
-    )
+    from lookback.spark.rulerows import list_rule_ids
+
+    ids = list_rule_ids(tables)
     if rule_id not in ids:
         raise SetupError(f"unknown rule {rule_id!r}; {suggest(rule_id, ids, '`lookback rules list` shows the rules')}")
 

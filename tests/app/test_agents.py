@@ -74,8 +74,8 @@ def test_tools_answer_what_the_commands_print(conf: Path, capsys: pytest.Capture
         assert answer == (False, [printed(capsys, conf, "rules", "check", str(file)).replace(f"{file.parent}/", "")])
     assert json.loads(fine[1][0])["level"] == "fine"
     assert "unknown stream 'transaction'" in bad[1][0]
-    assert (no_yaml[0], json.loads(no_yaml[1][0])["level"]) == (False, "problem")
-    assert json.loads(no_yaml[1][0])["message"].startswith("rule.yml is not a rule")
+    assert no_yaml[0]
+    assert no_yaml[1][0].startswith("rule.yml is not a rule")
 
 
 HOSTILE = [
@@ -109,8 +109,7 @@ def test_hostile_calls_are_refused_in_a_sentence(conf: Path) -> None:
         if given == {"rule": "\ud800"}:
             continue  # the client cannot send it
         failed, texts = next(found)
-        # A text that is no rule has a problem, as the check of any rule may find.
-        assert failed or json.loads(texts[0])["level"] == "problem"
+        assert failed
         assert sentence in "\n".join(texts)
         assert "Traceback" not in texts[0]
         assert "pydantic" not in texts[0]

@@ -16,6 +16,7 @@ import yaml
 from lookback import verbs
 from lookback.commands.options import (
     FOUND_PROBLEMS,
+    WRONG_USE,
     CommandOptions,
     Commands,
     add_author,
@@ -25,7 +26,7 @@ from lookback.commands.options import (
     warn,
 )
 from lookback.config import load_rule_document
-from lookback.core.errors import LookbackError, SetupError
+from lookback.core.errors import LookbackError, Problem, SetupError
 from lookback.core.rules.descriptions import has_tag
 from lookback.core.rules.document import read_rule
 from lookback.core.rules.remarks import find_remarks
@@ -34,7 +35,6 @@ from lookback.core.values.texts import count_noun, join_words
 from lookback.views.terminal import describe_redundant, print_document, print_json, print_table
 
 if TYPE_CHECKING:
-    from lookback.core.errors import Problem
     from lookback.core.rules.compiled import CompiledRule
     from lookback.core.streams.declaration import Stream
     from lookback.spark.rules import RulesTable
@@ -138,12 +138,11 @@ def _list_files(options: CommandOptions) -> list[str]:
     """Returns the files that are given, and those in the folders that are given and below."""
     from lookback.importing.rulefiles import find_files
 
-    # A file that does not exist fails by itself, where it is read.
-    return [
-        file
-        for given in options.files
-        for file in ([str(each.path) for each in find_files([given])] if Path(given).is_dir() else [given])
-    ]
+    files: list[str] = []
+    for given in options.files:
+        # A file that does not exist fails by itself, where it is read.
+        files += [str(each.path) for each in find_files([given])] if Path(given).is_dir() else [given]
+    return files
 
 
 def _check_rules(options: CommandOptions) -> int:
@@ -152,29 +151,36 @@ def _check_rules(options: CommandOptions) -> int:
     if given := [name for name in _REPORT_OPTIONS if getattr(options, name) is not None]:
         raise SetupError(f"--{given[0].replace('_', '-')} needs a backtest: add --backtest")
     events = options.events if options.against_data else None
-    return FOUND_PROBLEMS if _check_files(options, options.open_workspace(), events) is None else 0
+    _, code = _check_files(options, options.open_workspace(), events)
+    return code
 
 
 def _check_files(
     options: CommandOptions, place: verbs.Workspace, events: int | None = None
-) -> list[CompiledRule] | None:
-    """Checks rules, beside the newest `events` events unless None, and prints what is found. None if one is invalid."""
+) -> tuple[list[CompiledRule], int]:
+    """Checks rules, beside the newest `events` events unless None, and prints what is found.
+
+    Returns the valid rules, and the exit code: WRONG_USE if a file cannot be read, FOUND_PROBLEMS if a rule is invalid.
+    """
     from lookback.testing.rule_tests import check_files
 
     rules: list[CompiledRule] = []
-    files = _list_files(options)
+    files, code = _list_files(options), 0
     for checked in check_files(files, place.streams):
-        remarks = [] if checked.rule is None else find_remarks(checked.rule)
-        if checked.rule is not None and events is not None:
-            stream = place.streams[checked.rule.spec.stream]
-            remarks += verbs.find_remarks_on_data(checked.rule, stream, place.tables, events)
+        rule, remarks = checked.rule, list[Problem]()
+        if rule is not None:
+            remarks = find_remarks(rule)
+            if events is not None:
+                stream = place.streams[rule.spec.stream]
+                remarks += verbs.find_remarks_on_data(rule, stream, place.tables, events)
         (_print_findings_json if options.wants_json else _print_findings)(checked, remarks)
-        if checked.rule is not None and not checked.problems:
-            rules.append(checked.rule)
-    failed = len(files) - len(rules)
-    if failed and len(files) > 1:
-        warn(f"{failed:,} of {len(files):,} files have problems")
-    return None if failed else rules
+        if rule is not None and not checked.problems:
+            rules.append(rule)
+        else:
+            code = max(code, FOUND_PROBLEMS if checked.name else WRONG_USE)
+    if code and len(files) > 1:
+        warn(f"{len(files) - len(rules):,} of {len(files):,} files have problems")
+    return rules, code
 
 
 def _report_rules(options: CommandOptions) -> int:
@@ -202,17 +208,20 @@ def _report_rules(options: CommandOptions) -> int:
 
 
 def _print_findings(checked: CheckedFile, remarks: Sequence[Problem]) -> None:
-    if checked.rule is None or checked.problems:
-        # A file that cannot be read has no name, and the message begins with the file.
-        lines = [f"{checked.file}:", *(f"Rule {checked.name!r}: {problem}" for problem in checked.problems)]
-        for line in lines if checked.name else map(str, checked.problems):
+    if not checked.name:
+        _print_unreadable(checked)
+    elif checked.rule is None or checked.problems:
+        for line in (f"{checked.file}:", *(f"Rule {checked.name!r}: {problem}" for problem in checked.problems)):
             warn(line)
-        return
-    print(f"{checked.file}: rule {checked.name!r} is valid ({count_noun(len(checked.rule.spec.tests), 'test')})")
-    print_lines(*(f"remark: rule {checked.name!r}: {remark}" for remark in remarks))
+    else:
+        print(f"{checked.file}: rule {checked.name!r} is valid ({count_noun(len(checked.rule.spec.tests), 'test')})")
+        print_lines(*(f"remark: rule {checked.name!r}: {remark}" for remark in remarks))
 
 
 def _print_findings_json(checked: CheckedFile, remarks: Sequence[Problem]) -> None:
+    if not checked.name:
+        _print_unreadable(checked)
+        return
     found = [("problem", each) for each in checked.problems] + [("remark", each) for each in remarks]
     rows: list[dict[str, Any]] = [
         {"level": level, "place": each.place, "message": each.message} for level, each in found
@@ -222,14 +231,20 @@ def _print_findings_json(checked: CheckedFile, remarks: Sequence[Problem]) -> No
     print_json({"file": checked.file, "rule_id": checked.name, **row} for row in rows)
 
 
+def _print_unreadable(checked: CheckedFile) -> None:
+    """Prints why a file cannot be read; the message begins with the file."""
+    for problem in checked.problems:
+        warn(str(problem))
+
+
 def _push_rules(options: CommandOptions) -> int:
     from lookback.spark.newwindows import NewWindows
 
     place = options.open_workspace()
     # The check needs no Spark, so it runs before anything is published.
-    checked = _check_files(options, place)
-    if checked is None:
-        return FOUND_PROBLEMS
+    checked, code = _check_files(options, place)
+    if code:
+        return code
     rules = place.rules
     if options.cold:
         checked = [rules.check({**rule.spec.document, "warm_start": False}) for rule in checked]
@@ -243,9 +258,7 @@ def _push_rules(options: CommandOptions) -> int:
         if young := windows.describe_young_stream(rule):
             warn(f"warning: {name}: {young}")
     status = rules.choose_status(options.status)
-    published = rules.push_all(
-        [rule.spec for rule in checked], status=status, author=options.author, comment=options.comment
-    )
+    published = rules.push_checked(checked, status=status, author=options.author, comment=options.comment)
     for rule_id, version in published:
         if options.wants_json:
             print_json([{"rule_id": rule_id, "version": version, "status": status}])

@@ -141,6 +141,13 @@ def find_failing_document(quarantine: Quarantine, rows: Sequence[Row], streams: 
     return None
 
 
+def list_rule_ids(tables: Tables) -> list[str]:
+    """Returns the ids of all rules that were ever published, in no order."""
+    if not tables.exists("rules"):
+        return []
+    return [row[0] for row in tables.run("SELECT DISTINCT rule_id FROM rules WHERE rule_id <> '*'").collect()]
+
+
 def find_rejected(tables: Tables, stream: str | None = None, rule_id: str | None = None) -> set[tuple[str, int]]:
     """Finds the versions, by rule_id and number, that a stream rejected and no stream applied; they are not in force.
 

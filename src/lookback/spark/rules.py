@@ -99,14 +99,12 @@ class RulesTable:
 
         return check_rule(document, self.streams)
 
-    def _check_with_lists(self, *documents: Mapping[str, Any] | Rule) -> list[CompiledRule]:
-        """Checks rules before publication; their lists must exist. Raises RuleError."""
-        rules = [self.check(document) for document in documents]
+    def _require_lists(self, rules: Sequence[CompiledRule]) -> None:
+        """Raises RuleError if a list of a rule does not exist."""
         names = list_names(self.tables) if any(rule.lists for rule in rules) else []
         for rule in rules:
             if rule.lists and (problems := find_unknown_lists(rule, names)):
                 raise RuleError(rule.spec.rule_id, problems)
-        return rules
 
     def push(
         self, document: Mapping[str, Any] | Rule, *, status: str = "active", author: str = "", comment: str = ""
@@ -142,7 +140,14 @@ class RulesTable:
             RuleError: If a rule is invalid. Nothing is written then.
             SetupError: If concurrent writers win every attempt.
         """
-        status, left = self.choose_status(status), self._check_with_lists(*documents)
+        return self.push_checked(list(map(self.check, documents)), status=status, author=author, comment=comment)
+
+    def push_checked(
+        self, rules: Sequence[CompiledRule], *, status: str = "active", author: str = "", comment: str = ""
+    ) -> list[tuple[str, int]]:
+        """Publishes rules that `check` has returned; see `push_all`, which checks them first."""
+        self._require_lists(rules)
+        status, left = self.choose_status(status), rules
         published: list[tuple[str, int]] = []
         while left:
             # What comes before the first rule that is there again.
@@ -223,7 +228,8 @@ class RulesTable:
                     {**test, "parameters": {**rule.parameters, **test.get("parameters", {})}} for test in rule.tests
                 ]
             status = self.choose_status("active" if current.status == "quarantined" else current.status)
-            (compiled,) = self._check_with_lists(document)
+            compiled = self.check(document)
+            self._require_lists([compiled])
             return status, _write_document(compiled, self.streams), _Approval()
 
         return self._publish(rule_id, make_row, author, comment)

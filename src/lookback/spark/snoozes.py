@@ -21,6 +21,7 @@ from lookback.core.rules.keys import list_entry_names
 from lookback.core.values.durations import parse_duration
 from lookback.core.values.suggestions import suggest
 from lookback.core.values.times import parse_calendar_time, to_utc
+from lookback.spark.rulerows import list_rule_ids
 from lookback.spark.tables.conflicts import change_table
 from lookback.spark.tables.sqltexts import to_timestamp
 
@@ -222,8 +223,9 @@ def _find_subject(
         "SELECT rule_id, key FROM alerts WHERE alert_id = :alert_id LIMIT 1", alert_id=subject
     ).collect()
     if not alerts:
-        ids = [row[0] for row in tables.run("SELECT DISTINCT rule_id FROM rules").collect() if row[0] != ANY_RULE]
-        hint = suggest(subject, ids, "`lookback rules list` shows the rules, `lookback alerts` the alerts")
+        hint = suggest(
+            subject, list_rule_ids(tables), "`lookback rules list` shows the rules, `lookback alerts` the alerts"
+        )
         raise ReviewError(f"unknown rule or alert {subject!r}; {hint}")
     rule_id, own = alerts[0]
     _check_fields(key, set(own), f"the key of alert {subject}")

@@ -460,7 +460,7 @@ def test_check_reads_folders_and_goes_on_after_a_file_that_cannot_be_read(
     (tmp_path / "a-torn.yml").write_text("rule_id: [")
     (tmp_path / "notes.txt").write_text("no rule")
     missing = tmp_path / "missing.yml"
-    assert main(["--conf", str(CONF), "rules", "check", str(tmp_path), str(missing)]) == 1
+    assert main(["--conf", str(CONF), "rules", "check", str(tmp_path), str(missing)]) == 2
     said = capsys.readouterr()
     assert [line.split(":")[0] for line in said.out.splitlines()] == [str(tmp_path / "below/c-fine.yaml")]
     torn, wrong, *_, again, twice, gone, count = said.err.splitlines()
